@@ -1,0 +1,53 @@
+"""Global checkpoint manifests (design §7): which entry each partition restores from.
+
+Store layout below `<store>/<topology uid>/`:
+  manifests/<seq:012d>.json          one Manifest, put-if-absent; the highest seq is the newest
+  entries/<segment id>/<partition>/<epoch:012d>-<digest>.json    one Entry (content-addressed)
+  state/<operator id>/<digest>.arrow  one bucket's table (content-addressed, Arrow IPC file)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRef:
+    """One partition's restore point: state after `epoch`. `object` is None for "starts empty"."""
+
+    epoch: int
+    object: str | None
+    digest: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The object an EntryRef names: where each bucket of each operator is, and the watermarks.
+
+    `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
+    `epoch`. `operators`: ids of the chain, so that another segmentation can find its state.
+    """
+
+    segment: str
+    partition: int
+    epoch: int
+    watermark: int
+    operators: tuple[str, ...]
+    objects: Mapping[str, Mapping[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one where a
+    descendant stands further back and pins the older one. `query_start`: query -> first epoch it
+    owes; `fence`: incarnation of the coordinator that wrote it."""
+
+    seq: int
+    epoch: int
+    generation: int
+    fence: int
+    time: str
+    entries: Mapping[str, tuple[EntryRef, ...]]
+    query_start: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,68 @@
+"""What goes into an engine and comes out of it (design §3, §4). Pure data, no Spark.
+
+A chain is a function: (state, input epochs) -> (state', output epochs), identical to the bit
+wherever and however often it is computed, and however many epochs one call takes (invariant I1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+BUCKETS = 64
+"""Buckets of an operator's state; a constant, because state objects are addressed by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """State of all operators of a chain: operator id -> bucket -> Arrow table. Never mutated.
+
+    A fork is another reference; a checkpoint saves the tables that differ from the last one.
+    """
+
+    buckets: Mapping[str, Mapping[int, pa.Table]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochInput:
+    """One epoch of a chain's inputs, merged in the order (input, partition, row).
+
+    `inputs` has one table for each input of the segment, in the order of the spec (for a source
+    segment: one, the source's rows). `watermark_before` is the chain's watermark after the
+    preceding epoch; a row is late for a window iff window_end <= watermark_before. A window closes
+    in the first epoch with window_end <= watermark. Microseconds UTC.
+    """
+
+    epoch: int
+    watermark_before: int
+    watermark: int
+    inputs: tuple[pa.Table, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOutput:
+    """The chain's output for one epoch; `watermark` is the one passed downstream."""
+
+    epoch: int
+    watermark: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult:
+    outputs: tuple[EpochOutput, ...]
+    state: State
+
+
+class Chain(Protocol):
+    """The fused operators of one segment."""
+
+    @property
+    def output_schema(self) -> pa.Schema: ...
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        """Run consecutive epochs; raises OperatorFailed with operator name and epoch range."""
+        ...

@@ -1,0 +1,60 @@
+"""The errors a person may see. One base class; every message says what, where and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RekindleError(Exception):
+    """Base of all errors that Rekindle raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a topology.
+
+    `path` is the field path in the manifest (`spec.operators[2].window.size`), `message` says what
+    is wrong there, `hint` what to do about it, and `reason` is a stable CamelCase word for
+    conditions and Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
+    """
+
+    path: str
+    reason: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        tail = f" ({self.hint})" if self.hint else ""
+        return f"{self.path}: {self.message}{tail}"
+
+
+class InvalidTopology(RekindleError):
+    """The manifest cannot run; `problems` lists all that was found, never only the first."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(p) for p in problems))
+        self.problems = problems
+
+
+class OperatorFailed(RekindleError):
+    """An operator could not process an epoch (bad SQL at run time, a cast that overflows)."""
+
+
+class LogCorrupt(RekindleError):
+    """A record inside the output log, not its torn tail, fails its checksum."""
+
+
+class BelowFloor(RekindleError):
+    """A reader asked for an epoch that the log no longer holds; names the floor."""
+
+
+class StoreError(RekindleError):
+    """The checkpoint store refused or lost something; names the URL."""
+
+
+class SinkRefused(RekindleError):
+    """A sink's place belongs to another topology, or cannot be written; names the URL."""
+
+
+class Diverged(RekindleError):
+    """The same epoch was computed twice with different results: a broken determinism."""

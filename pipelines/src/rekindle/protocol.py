@@ -1,0 +1,108 @@
+"""What a coordinator and a task say to each other: `POST /v1/poll` on the task's control port.
+
+Tasks are passive (design §1): one call carries the coordinator's whole wish for this task
+(level-triggered, idempotent) and brings back all that the task knows of itself. JSON by pydantic.
+Every poll carries the coordinator's incarnation (`fence`); a task refuses a lower one than it has
+seen with HTTP 409, and one addressed to another incarnation of the slot with HTTP 410 (I9).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+FLIGHT_PORT = 8815
+CONTROL_PORT = 8080
+OPERATOR_METRICS_PORT = 8080
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class TaskRef(_Message):
+    """A slot (segment id, partition, replica) and which incarnation of it is meant."""
+
+    segment: str
+    partition: int
+    replica: int
+    incarnation: int
+
+
+class Endpoint(_Message):
+    """A replica that serves a stream partition over Flight; preferred first."""
+
+    address: str  # "ip:port"
+    replica: int
+    incarnation: int
+    suspected: bool = False
+
+
+class Upstream(_Message):
+    """Replicas of one partition of one input stream."""
+
+    stream: str  # operator id of the stream
+    partition: int
+    endpoints: tuple[Endpoint, ...]
+
+
+class SinkAssignment(_Message):
+    """A query this task writes for; `from_epoch` is the first epoch that it owes."""
+
+    query: str
+    from_epoch: int
+
+
+class RestorePoint(_Message):
+    """Start after `epoch`, from the checkpoint entry `object` (None: empty state)."""
+
+    epoch: int
+    object: str | None = None
+
+
+class Poll(_Message):
+    fence: int
+    generation: int
+    task: TaskRef
+    restore: RestorePoint | None = None  # ignored once the task has started
+    upstreams: tuple[Upstream, ...] = ()
+    sinks: tuple[SinkAssignment, ...] = ()
+    floor: int | None = None  # epochs <= floor may leave the log; None: keep all
+    saver: bool = False  # save checkpoints at checkpoint epochs
+    committed: RestorePoint | None = None  # this partition's entry in the newest manifest
+
+
+TaskPhase = Literal["Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed"]
+
+
+class CheckpointDone(_Message):
+    epoch: int
+    object: str
+    digest: str
+    bytes: int
+
+
+class TaskProblem(_Message):
+    message: str
+    operator: str | None = None
+    epoch: int | None = None
+
+
+class Answer(_Message):
+    task: TaskRef
+    boot_id: str
+    fence: int
+    phase: TaskPhase
+    stable_epoch: int = -1  # newest epoch in the output log
+    head_epoch: int = -1  # newest epoch that time or upstreams have released
+    lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
+    restored_from: int | None = None  # epoch of the restore point it started from
+    log_base: int = 0  # lowest epoch still in the log
+    digests: dict[int, str] = {}  # of the newest (at most 16) epochs
+    checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
+    sinks: dict[str, int] = {}  # query -> newest epoch whose bundle is durable
+    unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
+    problem: TaskProblem | None = None
+    epoch_p99_s: float = 0.0
+    log_bytes: int = 0

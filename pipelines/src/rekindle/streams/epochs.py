@@ -1,0 +1,49 @@
+"""Epoch batches: what flows between segments (design §3).
+
+An epoch number is at the same time DPC's boundary tuple, the punctuation of progressive recovery,
+the checkpoint alignment and Flux's sequence number. This module is pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+
+NO_WATERMARK = -(2**63)
+"""Watermark before any row was seen, microseconds."""
+
+END_OF_INPUT = 2**63 - 1
+"""Watermark of a bounded source after its last row: every window closes."""
+
+NO_EPOCH = -1
+"""The epoch before the first one: "nothing yet"."""
+
+
+class Kind(StrEnum):
+    """What a batch says of the stream; only STABLE is acknowledged, checkpointed and digested."""
+
+    STABLE = "STABLE"
+    TENTATIVE = "TENTATIVE"
+    UNDO = "UNDO"
+    REC_DONE = "REC_DONE"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBatch:
+    """One epoch of one partition of one stream.
+
+    `watermark` is in microseconds since the Unix epoch, UTC: after this epoch no row with an older
+    event time is expected. `rows` may be empty: then the batch is only the boundary. `digest` is
+    the canonical digest of the rows (`rekindle.streams.digest`), hex.
+    """
+
+    stream: str
+    partition: int
+    epoch: int
+    watermark: int
+    rows: pa.Table
+    digest: str
+    kind: Kind = Kind.STABLE
+    attempt: int = 0

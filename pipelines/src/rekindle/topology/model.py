@@ -1,0 +1,128 @@
+"""The compiled topology: streams, segments and tasks (design §1, §4). Pure data.
+
+Made from a validated spec by `rekindle.topology.compile.compile_topology`; read by the engine, the
+coordinator, the operator, the reference execution and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+
+from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
+
+
+class Exchange(StrEnum):
+    """How a segment's partitions read a stream's partitions."""
+
+    FORWARD = "forward"  # partition i reads partition i
+    HASH = "hash"  # every partition reads its share, by key, of every partition
+    GATHER = "gather"  # the only partition reads all
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A source or an operator. `id` is the operator id: hash of definition, input ids, schema and
+    partitions; it names the stream, the state and the log. `event_time` is the column that windows
+    over this stream go by, or None."""
+
+    name: str
+    id: str
+    spec: SourceSpec | OperatorSpec
+    inputs: tuple[str, ...]  # names
+    schema: pa.Schema
+    event_time: str | None
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of a segment: a stream made by another segment."""
+
+    stream: str  # operator id
+    name: str  # node name, the name SQL uses in FROM
+    schema: pa.Schema
+    partitions: int  # of the producer
+    exchange: Exchange
+    key_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task asks of a node: milli-CPU and bytes."""
+
+    cpu_m: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A chain of fused nodes; its stream is the last node's. `id` names it for pods, entries and
+    polls: a hash over the operator ids of its nodes. `inputs` is empty iff the first node is a
+    source."""
+
+    id: str
+    name: str  # of the last node
+    nodes: tuple[str, ...]
+    stream: str  # operator id of the last node
+    inputs: tuple[Input, ...]
+    partitions: int
+    replicas: int
+    queries: tuple[str, ...]
+    resources: Resources
+
+    @property
+    def is_source(self) -> bool:
+        return not self.inputs
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """A place for a task: one replica of one partition of one segment (by segment id)."""
+
+    segment: str
+    partition: int
+    replica: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.segment}/{self.partition}/{self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All of it. `segments` are in topological order, sources first."""
+
+    name: str
+    spec: TopologySpec
+    nodes: Mapping[str, Node]
+    segments: tuple[Segment, ...]
+
+    def segment(self, segment_id: str) -> Segment:
+        return next(s for s in self.segments if s.id == segment_id)
+
+    def producer(self, stream: str) -> Segment:
+        """The segment that makes a stream (by operator id)."""
+        return next(s for s in self.segments if s.stream == stream)
+
+    def consumers(self, segment: Segment) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if any(i.stream == segment.stream for i in s.inputs))
+
+    def ancestry(self, query: QuerySpec) -> tuple[Segment, ...]:
+        """The segments that a query needs, itself included, in topological order."""
+        wanted = {next(s for s in self.segments if query.name in s.queries).id}
+        for segment in reversed(self.segments):
+            if segment.id in wanted:
+                wanted |= {self.producer(i.stream).id for i in segment.inputs}
+        return tuple(s for s in self.segments if s.id in wanted)
+
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(
+            Slot(s.id, p, r)
+            for s in self.segments
+            for p in range(s.partitions)
+            for r in range(s.replicas)
+        )
