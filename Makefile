@@ -1,0 +1,35 @@
+# The doors of the project; README names them. Each sets up what it needs.
+PY := .venv/bin/python
+export PYTHONPATH := e2e
+
+.PHONY: setup tools lint unit test demo bench clean lock
+
+setup:            ## the Python environment
+	@tools/setup
+
+tools: setup      ## Kubernetes, etcd and helm built from pinned Go modules; a JDK; the AppCDS archive
+	@$(PY) -m embedded.toolchain
+
+lint: setup       ## style, types, layers
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+unit: setup       ## pure cores: milliseconds each
+	$(PY) -m pytest -q -m "not spark and not cluster"
+
+test: lint tools  ## all that CI runs: lint, unit tests, Spark, the embedded cluster
+	$(PY) -m pytest
+
+demo: tools       ## the main job on the embedded cluster, end to end
+	$(PY) -m demo
+
+bench: tools      ## the benchmarks, with tables under build/bench
+	$(PY) benchmarks/run.py
+
+lock:             ## resolve the dependencies anew into requirements.lock
+	.venv/bin/uv export -q --all-groups --all-packages --no-emit-workspace --no-header -o requirements.lock
+
+clean:
+	rm -rf build .venv
