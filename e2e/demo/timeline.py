@@ -1,0 +1,55 @@
+"""Draws what happened: queries × time, coloured by state, with the nodes' losses and arrivals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
+
+from harness.history import History
+
+COLOURS = {
+    "Live": "#2e7d32",
+    "CatchingUp": "#9ccc65",
+    "Restoring": "#ffb300",
+    "Waiting": "#e0e0e0",
+    "Failed": "#c62828",
+    "Tentative": "#1e88e5",
+}
+_MARK_COLOURS = {"lost": "#c62828", "joined": "#1565c0", "note": "#757575"}
+
+
+def draw(history: History, path: Path, title: str) -> None:
+    """Write the timeline to `path` (.svg or .png). Times are seconds since the demo's topology."""
+    queries = history.queries()
+    figure, axes = plt.subplots(figsize=(11, 1.8 + 0.7 * len(queries)))
+    for row, query in enumerate(queries):
+        changes = [c for c in history.changes if c.query == query]
+        ends = [c.at_s for c in changes[1:]] + [history.ended_s]
+        for change, end in zip(changes, ends, strict=True):
+            colour = COLOURS.get(change.state, "#000000")
+            axes.barh(row, end - change.at_s, left=change.at_s, height=0.55, color=colour)
+    for mark in history.marks:
+        axes.axvline(mark.at_s, color=_MARK_COLOURS[mark.kind], linewidth=1, linestyle="--")
+        axes.annotate(
+            mark.text, (mark.at_s, -0.65), rotation=30, fontsize=7, va="bottom",
+            color=_MARK_COLOURS[mark.kind], annotation_clip=False,
+        )  # fmt: skip
+    axes.set_yticks(range(len(queries)), queries)
+    axes.set_ylim(-0.6, len(queries) - 0.4)
+    axes.invert_yaxis()
+    axes.set_xlim(0, history.ended_s)
+    axes.set_xlabel("seconds since kubectl apply")
+    axes.set_title(title, pad=60, fontsize=11, loc="left")
+    used = {c.state for c in history.changes}
+    axes.legend(
+        handles=[Patch(color=c, label=s) for s, c in COLOURS.items() if s in used],
+        loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=6, frameon=False, fontsize=8,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", dpi=110)
+    plt.close(figure)

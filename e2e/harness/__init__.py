@@ -1,0 +1,1 @@
+"""What the demo, the failure tests and the benchmarks share: a cluster, an observer, an oracle."""

@@ -1,0 +1,95 @@
+"""What happened to a topology, as seen from its status: pure bookkeeping, no I/O, no clock.
+
+An observer feeds samples of `status` and marks of what was done to the cluster; the demo's verdict,
+its timeline and the failure tests read the result. Times are seconds since the history began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+GONE = frozenset({"Waiting", "Restoring", "CatchingUp", "Failed"})
+"""States in which a query that was Live gives no current answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A query entered `state` at `at_s`."""
+
+    at_s: float
+    query: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something done to the cluster, or said by it: `kind` is lost, joined or note."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """One query's way through a loss. Times are None where it has not (yet) happened."""
+
+    query: str
+    lost_s: float
+    restored_s: float | None
+    live_s: float | None
+
+
+@dataclass(slots=True)
+class History:
+    changes: list[Change] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    plans: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+    progress: list[tuple[float, str, int]] = field(default_factory=list)
+    ended_s: float = 0.0
+
+    def sample(self, at_s: float, status: Mapping[str, Any]) -> None:
+        """Take one reading of `status`; only what changed is kept."""
+        self.ended_s = at_s
+        for query in status.get("queries", []):
+            name, state = query["name"], query.get("state", "Waiting")
+            if self.state(name) != state:
+                self.changes.append(Change(at_s, name, state))
+            epoch = query.get("stableEpoch", -1)
+            if epoch > self.epoch(name):
+                self.progress.append((at_s, name, epoch))
+        plan = tuple((status.get("recovery") or {}).get("plan") or ())
+        if plan and (not self.plans or self.plans[-1][1] != plan):
+            self.plans.append((at_s, plan))
+
+    def mark(self, at_s: float, kind: str, text: str) -> None:
+        self.marks.append(Mark(at_s, kind, text))
+
+    def queries(self) -> list[str]:
+        return list(dict.fromkeys(c.query for c in self.changes))
+
+    def state(self, query: str) -> str | None:
+        return next((c.state for c in reversed(self.changes) if c.query == query), None)
+
+    def epoch(self, query: str) -> int:
+        return next((e for _, name, e in reversed(self.progress) if name == query), -1)
+
+    def outage(self, query: str, since_s: float) -> Outage | None:
+        """The first time after `since_s` that the query left Live, or None if it never did."""
+        after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
+        lost = next((c for c in after if c.state in GONE), None)
+        if lost is None:
+            return None
+        later = [c for c in after if c.at_s >= lost.at_s]
+        restored = next((c.at_s for c in later if c.state in ("CatchingUp", "Live")), None)
+        live = next((c.at_s for c in later if c.state == "Live"), None)
+        return Outage(query, lost.at_s, restored, live)
+
+    def longest_pause(self, query: str, since_s: float, until_s: float) -> float:
+        """The longest time between two advances of the query's stable epoch, seconds."""
+        times = [since_s]
+        times += [t for t, name, _ in self.progress if name == query and since_s < t < until_s]
+        times.append(until_s)
+        return max(b - a for a, b in zip(times, times[1:], strict=False))
