@@ -1,0 +1,94 @@
+"""Judges a finished demo from its history and the row comparison: pure, so that it can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.history import History
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One query's sink against the reference execution's."""
+
+    rows: int
+    differences: tuple[str, ...]
+
+
+def failures(
+    history: History,
+    *,
+    lost_at_s: float,
+    plan: Sequence[str],
+    expected_lost: Sequence[str],
+    survivors: Sequence[str],
+    comparisons: Mapping[str, Comparison],
+) -> list[str]:
+    """Everything that makes the demo fail, as sentences; empty if it succeeded.
+
+    `plan` is the order the operator announced after the loss.
+    """
+    found = []
+    for query in survivors:
+        if outage := history.outage(query, lost_at_s):
+            found.append(f"{query} had surviving replicas and still stopped at {outage.lost_s:.1f} s")
+    returns: list[tuple[float, str]] = []
+    for query in expected_lost:
+        outage = history.outage(query, lost_at_s)
+        if outage is None:
+            found.append(f"{query} lost its only task, and the status never said so")
+        elif outage.live_s is None:
+            found.append(f"{query} never came back")
+        else:
+            returns.append((outage.live_s, query))
+    order = [query for _, query in sorted(returns)]
+    planned = [query for query in plan if query in order]
+    if sorted(planned) != sorted(order):
+        found.append(f"the plan {list(plan)} does not name all that were lost: {order}")
+    elif planned != order:
+        found.append(f"queries came back as {order}, planned was {planned}")
+    for query, comparison in comparisons.items():
+        found += [f"{query}: {difference}" for difference in comparison.differences]
+        if not comparison.rows:
+            found.append(f"{query} wrote no rows: nothing was compared")
+    return found
+
+
+def result(
+    history: History,
+    *,
+    lost_at_s: float,
+    plan: Sequence[str],
+    comparisons: Mapping[str, Comparison],
+    restored_from: Mapping[str, int],
+    failed: Sequence[str],
+) -> dict[str, Any]:
+    """What `build/demo/result.json` holds. Times are seconds since `kubectl apply`."""
+    queries = []
+    for name in history.queries():
+        outage = history.outage(name, lost_at_s)
+        queries.append(
+            {
+                "name": name,
+                "lostAt": outage and round(outage.lost_s, 2),
+                "restoredAt": outage and outage.restored_s and round(outage.restored_s, 2),
+                "liveAt": outage and outage.live_s and round(outage.live_s, 2),
+                "outageSeconds": outage
+                and outage.live_s
+                and round(outage.live_s - outage.lost_s, 2),
+                "restoredFromEpoch": restored_from.get(name),
+                "rowsCompared": comparisons[name].rows if name in comparisons else 0,
+                "differences": list(comparisons[name].differences) if name in comparisons else [],
+            }
+        )
+    return {
+        "ok": not failed,
+        "failures": list(failed),
+        "plannedOrder": list(plan),
+        "nodesLostAt": round(lost_at_s, 2),
+        "durationSeconds": round(history.ended_s, 2),
+        "queries": queries,
+        "events": [{"at": round(m.at_s, 2), "kind": m.kind, "text": m.text} for m in history.marks],
+    }

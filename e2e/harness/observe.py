@@ -1,0 +1,68 @@
+"""Watches a topology's status from outside, as a user would, and keeps its history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from harness.history import History
+
+
+class Observer:
+    """A thread that samples `read()` (the topology's status) into a `History`.
+
+    A read that fails (the API server is away) is no sample; `status` keeps the last one.
+    """
+
+    def __init__(self, read: Callable[[], dict[str, Any]], every_s: float = 0.25) -> None:
+        self.history = History()
+        self.status: dict[str, Any] = {}
+        self._read = read
+        self._every_s = every_s
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def now(self) -> float:
+        """Seconds since the history began."""
+        return time.monotonic() - self._began
+
+    def mark(self, kind: str, text: str) -> float:
+        at_s = self.now()
+        self.history.mark(at_s, kind, text)
+        return at_s
+
+    def states(self) -> dict[str, str]:
+        return {q["name"]: q.get("state", "Waiting") for q in self.status.get("queries", [])}
+
+    def all_live(self) -> bool:
+        states = self.states()
+        return bool(states) and set(states.values()) == {"Live"}
+
+    def stable_epochs(self) -> dict[str, int]:
+        return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                status = self._read()
+            except Exception:  # any failure of the API is "no sample", and the next one tells
+                continue
+            self.status = status
+            self.history.sample(self.now(), status)

@@ -1,0 +1,68 @@
+"""The demo must be able to fail: each way it can go wrong is named."""
+
+import pytest
+
+from demo.verdict import Comparison, failures, result
+from harness.history import History
+
+SAME = {q: Comparison(10, ()) for q in ("keep", "first", "second")}
+
+
+def _history(first_back: float, second_back: float) -> History:
+    history = History()
+    for at_s in range(30):
+        states = {
+            "keep": "Live",
+            "first": "Live" if at_s < 10 or at_s >= first_back else "Waiting",
+            "second": "Live" if at_s < 10 or at_s >= second_back else "Waiting",
+        }
+        queries = [{"name": n, "state": s, "stableEpoch": at_s} for n, s in states.items()]
+        history.sample(float(at_s), {"queries": queries})
+    return history
+
+
+def _failures(history: History, **changed: object) -> list[str]:
+    arguments: dict[str, object] = {
+        "lost_at_s": 9.5,
+        "plan": ["first", "second"],
+        "expected_lost": ["first", "second"],
+        "survivors": ["keep"],
+        "comparisons": SAME,
+    }
+    return failures(history, **(arguments | changed))  # type: ignore[arg-type]
+
+
+def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None:
+    assert _failures(_history(15, 20)) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "changed", "said"),
+    [
+        (_history(20, 15), {}, "planned was"),
+        (_history(15, 99), {}, "never came back"),
+        (_history(15, 20), {"plan": ["first"]}, "does not name all"),
+        (_history(15, 20), {"survivors": ["first"]}, "still stopped"),
+        (_history(15, 20), {"expected_lost": ["keep"]}, "never said so"),
+        (_history(15, 20), {"comparisons": {"keep": Comparison(0, ())}}, "nothing was compared"),
+        (_history(15, 20), {"comparisons": {"keep": Comparison(3, ("lost",))}}, "keep: lost"),
+    ],
+)
+def test_each_way_to_go_wrong_is_a_failure(
+    history: History, changed: dict[str, object], said: str
+) -> None:
+    assert any(said in failure for failure in _failures(history, **changed))
+
+
+def test_the_result_says_when_each_query_was_lost_and_live_again() -> None:
+    said = result(
+        _history(15, 20),
+        lost_at_s=9.5,
+        plan=["first", "second"],
+        comparisons=SAME,
+        restored_from={"first": 4},
+        failed=[],
+    )
+    first = next(q for q in said["queries"] if q["name"] == "first")
+    assert (first["lostAt"], first["liveAt"], first["restoredFromEpoch"]) == (10, 15, 4)
+    assert said["ok"]
