@@ -1,0 +1,273 @@
+"""The aggregate list of a window, taken apart into what can be merged (design §3, §4).
+
+A window folds rows into partials, merges partials of epochs and panes, and computes its output
+columns from the merged partials; each partial merges by sum, min or max, and NULL is neutral in
+all three. No Spark here: the SQL made here is Spark's, run by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlglot import exp
+
+from rekindle.topology import functions
+from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql
+from rekindle.topology.tokens import DIALECT, calls, check_functions, parse
+
+Merge = Literal["sum", "min", "max"]
+
+SUPPORTED = "count, count_if, sum, avg, min, max, bool_and, bool_or"
+_SUPPORTED_NAMES = frozenset({*SUPPORTED.split(", "), "mean", "every", "any", "some"})
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One item: the output column's name and the expression over aggregate calls."""
+
+    alias: str
+    expression: exp.Expr = field(compare=False)
+
+    @property
+    def sql(self) -> str:
+        return self.expression.sql(dialect=DIALECT)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Input columns that it reads, as written, in order of first mention."""
+        return tuple(dict.fromkeys(c.name for c in self.expression.find_all(exp.Column)))
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A mergeable aggregate: `sql` over the input's columns makes it, `merge` joins two of it."""
+
+    name: str
+    sql: str
+    merge: Merge
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """`finals` are (output column, SQL over the partials' names)."""
+
+    partials: tuple[Partial, ...]
+    finals: tuple[tuple[str, str], ...]
+
+
+def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
+    """`"count(*) AS flights, avg(delay)"` -> items; raises InvalidSql with all that is wrong."""
+    tree = parse(f"SELECT {text}")
+    extra = [key for key, value in tree.args.items() if value and key != "expressions"]
+    if not isinstance(tree, exp.Select) or extra or not tree.expressions:
+        raise InvalidSql([Finding("InvalidAggregate", "is not a list of aggregates", _example())])
+    findings = check_functions(text, tree, ()) + _unsupported(text)
+    items: list[Aggregate] = []
+    for item in tree.expressions:
+        findings += _check_item(item)
+        alias = item.alias or _spark_name(item)
+        if not alias:
+            findings.append(
+                Finding("MissingAlias", f"{_sql(item)} has no name", f"write {_sql(item)} AS name")
+            )
+        items.append(Aggregate(alias or "", item.unalias()))
+    findings += _duplicates([i.alias for i in items])
+    if findings:
+        raise InvalidSql(list(dict.fromkeys(findings)))
+    return tuple(items)
+
+
+def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:
+    """Partials and finals of an aggregate list. Equal calls share their partials."""
+    items = parse_aggregates(aggregates) if isinstance(aggregates, str) else tuple(aggregates)
+    names: dict[tuple[str, Merge], str] = {}
+
+    def partial(call: exp.Expr, merge: Merge) -> exp.Expr:
+        name = names.setdefault((_sql(call), merge), f"p{len(names)}")
+        return exp.column(name)
+
+    finals = tuple((i.alias, _sql(_replace_calls(i.expression.copy(), partial))) for i in items)
+    return Decomposition(
+        tuple(Partial(name, sql, merge) for (sql, merge), name in names.items()), finals
+    )
+
+
+_PartialOf = Callable[[exp.Expr, Merge], exp.Expr]
+
+
+def _replace_calls(tree: exp.Expr, partial: _PartialOf) -> exp.Expr:
+    """`tree` with each outermost aggregate call replaced by an expression over partials."""
+    if _is_call(tree):
+        return _final(tree, partial)
+    for child in list(tree.iter_expressions()):
+        replaced = _replace_calls(child, partial)
+        if replaced is not child:
+            child.replace(replaced)
+    return tree
+
+
+def _final(call: exp.Expr, partial: _PartialOf) -> exp.Expr:
+    where = call.args["expression"] if isinstance(call, exp.Filter) else None
+    inner = call.this if where is not None else call
+
+    def filtered(part: exp.Expr) -> exp.Expr:
+        return part if where is None else exp.Filter(this=part, expression=where.copy())
+
+    match _name(inner):
+        case "avg":
+            value = _argument(inner)
+            total = exp.Sum(this=exp.cast(value.copy(), "DOUBLE", dialect=DIALECT))
+            count = exp.Count(this=value.copy(), big_int=True)
+            return exp.Paren(
+                this=exp.Div(
+                    this=partial(filtered(total), "sum"),
+                    expression=exp.Nullif(
+                        this=partial(filtered(count), "sum"), expression=exp.Literal.number(0)
+                    ),
+                )
+            )
+        case "min" | "bool_and":
+            return partial(filtered(_canonical(inner)), "min")
+        case "max" | "bool_or":
+            return partial(filtered(_canonical(inner)), "max")
+        case _:
+            return partial(filtered(inner), "sum")
+
+
+def _canonical(call: exp.Expr) -> exp.Expr:
+    """Synonyms under one name, so that they share a partial."""
+    match _name(call):
+        case "bool_and":
+            return exp.LogicalAnd(this=_argument(call))
+        case "bool_or":
+            return exp.LogicalOr(this=_argument(call))
+        case _:
+            return call
+
+
+def _argument(call: exp.Expr) -> exp.Expr:
+    value = call.expressions[0] if isinstance(call, exp.Anonymous) else call.this
+    return value.unnest() if isinstance(call, exp.Any) else value  # type: ignore[no-any-return]
+
+
+def _name(call: exp.Expr) -> str:
+    """The canonical name of an aggregate call, "" if it is none, "?" if an unsupported one."""
+    match call:
+        case exp.Count():
+            return "count"
+        case exp.Sum():
+            return "sum"
+        case exp.Avg():
+            return "avg"
+        case exp.Min():
+            return "min"
+        case exp.Max():
+            return "max"
+        case exp.CountIf():
+            return "count_if"
+        case exp.LogicalAnd():
+            return "bool_and"
+        case exp.LogicalOr() | exp.Any():
+            return "bool_or"
+        case exp.Anonymous():
+            synonyms = {"mean": "avg", "every": "bool_and", "some": "bool_or"}
+            name = call.name.lower()
+            return synonyms.get(name, "?" if name in functions.AGGREGATE else "")
+        case exp.AggFunc() | exp.WithinGroup():
+            return "?"
+        case _:
+            return ""
+
+
+def _is_call(tree: exp.Expr) -> bool:
+    return bool(_name(tree.this if isinstance(tree, exp.Filter) else tree))
+
+
+def _outermost_calls(tree: exp.Expr) -> list[exp.Expr]:
+    if _is_call(tree):
+        return [tree]
+    return [call for child in tree.iter_expressions() for call in _outermost_calls(child)]
+
+
+def _check_item(item: exp.Expr) -> list[Finding]:
+    tree = item.unalias()
+    if isinstance(tree, exp.Star) or (isinstance(tree, exp.Column) and tree.name == "*"):
+        return [Finding("InvalidAggregate", "* is not an aggregate", _example())]
+    for kind, what in (
+        (exp.Window, "analytic functions (OVER)"),
+        (exp.Query, "subqueries"),
+        (exp.UDTF, "generators"),
+        (exp.Explode, "generators"),
+    ):
+        if tree.find(kind):
+            return [Finding("InvalidAggregate", f"{_sql(tree)}: {what} cannot be used here")]
+    found = [f for call in _outermost_calls(tree) for f in _check_call(call)]
+    inside = {id(c) for call in _outermost_calls(tree) for c in call.find_all(exp.Column)}
+    outside = [c.name for c in tree.find_all(exp.Column) if id(c) not in inside]
+    if outside:
+        found.append(
+            Finding(
+                "InvalidAggregate",
+                f"{_sql(tree)}: column {outside[0]} is outside an aggregate",
+                f"write e.g. max({outside[0]}); groupBy columns are in the output anyway",
+            )
+        )
+    elif not _outermost_calls(tree):
+        found.append(Finding("InvalidAggregate", f"{_sql(tree)} is not an aggregate", _example()))
+    return found
+
+
+def _check_call(call: exp.Expr) -> list[Finding]:
+    inner = call.this if isinstance(call, exp.Filter) else call
+    if isinstance(inner.this, exp.Distinct):
+        return [_not_yet(f"{_sql(inner)}: DISTINCT inside an aggregate", ", without DISTINCT")]
+    parts = [*inner.iter_expressions(), *(call.iter_expressions() if call is not inner else ())]
+    if any(_outermost_calls(part) for part in parts if part is not inner):
+        return [Finding("InvalidAggregate", f"{_sql(call)}: an aggregate inside an aggregate")]
+    return []
+
+
+def _unsupported(text: str) -> list[Finding]:
+    names = (call.name for call in calls(text))
+    return [
+        _not_yet(f"the aggregate {name}")
+        for name in names
+        if name in functions.AGGREGATE - _SUPPORTED_NAMES
+    ]
+
+
+def _not_yet(what: str, but: str = "") -> Finding:
+    hint = f"this version has {SUPPORTED}{but}"
+    return Finding(NOT_SUPPORTED_YET, f"{what} is not supported yet", hint)
+
+
+def _spark_name(item: exp.Expr) -> str:
+    """Spark's name for an item without alias, where it is plain: `avg(delay)`, `count(1)`."""
+    name = _name(item)
+    if name in ("", "?") or isinstance(item, exp.Filter):
+        return ""
+    written = item.name if isinstance(item, exp.Anonymous) else name
+    value = _argument(item)
+    if isinstance(value, exp.Star):
+        return f"{written}(1)"
+    if isinstance(value, exp.Column) and not item.expressions[1:] and len(value.parts) == 1:
+        return f"{written}({value.name})"
+    return ""
+
+
+def _duplicates(names: Sequence[str]) -> list[Finding]:
+    lower = [n.lower() for n in names if n]
+    return [
+        Finding("DuplicateColumn", f"column {name} is there twice", "give each its own alias")
+        for name in dict.fromkeys(n for n in lower if lower.count(n) > 1)
+    ]
+
+
+def _sql(tree: exp.Expr) -> str:
+    return tree.sql(dialect=DIALECT)
+
+
+def _example() -> str:
+    return "write it like count(*) AS flights, avg(delay) AS delay"

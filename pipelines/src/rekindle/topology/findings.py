@@ -1,0 +1,41 @@
+"""What is wrong with a piece of SQL, before it is known where in a manifest it stands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rekindle.errors import Problem, RekindleError
+
+NOT_SUPPORTED_YET = "NotSupportedYet"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A `Problem` without its path."""
+
+    reason: str
+    message: str
+    hint: str = ""
+
+    def at(self, path: str) -> Problem:
+        return Problem(path, self.reason, self.message, self.hint)
+
+
+class InvalidSql(RekindleError):  # noqa: N818 - named like rekindle.errors
+    """SQL or DDL that cannot be used; `findings` lists all that was found."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("; ".join(f.message for f in findings))
+        self.findings = tuple(findings)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest known word, or all of them if they are few."""
+    options = list(dict.fromkeys(known))
+    lower = {o.lower(): o for o in options}
+    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {lower[close[0]]}?"
+    return f"known are {', '.join(options)}" if 0 < len(options) <= 16 else ""

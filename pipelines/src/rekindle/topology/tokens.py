@@ -1,0 +1,127 @@
+"""Which functions a piece of SQL calls, read from its tokens: the names as they were written.
+
+sqlglot's tree gives one name to synonyms (`now()` is `CURRENT_TIMESTAMP()`), so it cannot say what
+the author wrote, nor whether Spark knows the word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.tokenizer_core import Token, TokenType
+
+from rekindle.topology import functions
+from rekindle.topology.findings import Finding, InvalidSql, nearest
+
+DIALECT = "spark"
+CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
+_BEFORE_LIST = frozenset({"like", "ilike", "rlike"})  # LIKE ANY (...) is no aggregate
+_NOT_CALLS = frozenset(
+    """
+    all and as between by case distinct div else end escape except exists filter from group having
+    ilike in is like not on or order over partition rlike select then using values view when where
+    union intersect minus with limit join sort cluster distribute
+    """.split()  # noqa: SIM905 - a table of words
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function call: its name in lower case and whether it has arguments."""
+
+    name: str
+    has_arguments: bool
+
+
+def parse(sql: str) -> exp.Expr:
+    """The one statement of `sql`; raises InvalidSql with line and column."""
+    try:
+        statements = [s for s in sqlglot.parse(sql, dialect=DIALECT) if s is not None]
+    except ParseError as error:
+        raise InvalidSql([_parse_finding(error)]) from error
+    except SqlglotError as error:
+        raise InvalidSql([Finding("SqlDoesNotParse", f"does not parse: {error}")]) from error
+    if len(statements) != 1:
+        what = "is empty" if not statements else "has more than one statement"
+        raise InvalidSql([Finding("SqlDoesNotParse", what, "write exactly one SELECT")])
+    return statements[0]
+
+
+def _parse_finding(error: ParseError) -> Finding:
+    first = error.errors[0] if error.errors else {}
+    where = f" at line {first.get('line')}, column {first.get('col')}" if first else ""
+    near = f", near {first['highlight']!r}" if first.get("highlight") else ""
+    what = str(first.get("description") or error).rstrip(".")
+    return Finding("SqlDoesNotParse", f"does not parse{where}{near}: {what}")
+
+
+def tokenize(sql: str) -> list[Token]:
+    return list(sqlglot.tokenize(sql, read=DIALECT))
+
+
+def calls(sql: str) -> Iterator[Call]:
+    """Every name that is followed by an opening parenthesis, as written, in order."""
+    tokens = tokenize(sql)
+    for at in range(len(tokens) - 1):
+        name = tokens[at].text.lower()
+        if tokens[at + 1].token_type is not TokenType.L_PAREN or not _is_word(tokens[at]):
+            continue
+        previous = tokens[at - 1].text.lower() if at else ""
+        if name in _NOT_CALLS or previous in _BEFORE_LIST | {"as"}:
+            continue
+        closed = at + 2 < len(tokens) and tokens[at + 2].token_type is TokenType.R_PAREN
+        yield Call(name, has_arguments=not closed)
+
+
+def bare_words(sql: str) -> Iterator[str]:
+    """Words that are neither called, nor qualified, nor an alias."""
+    tokens = tokenize(sql)
+    for at, token in enumerate(tokens):
+        after = tokens[at + 1].token_type if at + 1 < len(tokens) else None
+        before = tokens[at - 1].text.lower() if at else ""
+        if _is_word(token) and token.token_type is not TokenType.IDENTIFIER:
+            if after in (TokenType.L_PAREN, TokenType.DOT) or before in (".", "as"):
+                continue
+            yield token.text.lower()
+
+
+def _is_word(token: Token) -> bool:
+    if token.token_type in (TokenType.STRING, TokenType.NUMBER):
+        return False
+    return token.text.replace("_", "a").isalnum() and not token.text[0].isdigit()
+
+
+def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Finding]:
+    """What no operator may call: unknown functions, and those that answer differently when asked
+    again (design §3). `columns` are the names that a bare word may mean."""
+    found: list[Finding] = []
+    own = {c.lower() for c in columns}
+    for call in calls(sql):
+        clock = call.name in functions.CLOCK_WITHOUT_ARGUMENTS and not call.has_arguments
+        if call.name in functions.NON_DETERMINISTIC or clock:
+            found.append(_non_deterministic(f"{call.name}()"))
+        elif call.name not in functions.KNOWN:
+            hint = nearest(call.name, functions.KNOWN)
+            found.append(Finding("UnknownFunction", f"unknown function {call.name}()", hint))
+    found += [
+        _non_deterministic(word)
+        for word in bare_words(sql)
+        if word in functions.WITHOUT_PARENTHESES and word not in own
+    ]
+    for cast in tree.find_all(exp.Cast):
+        if isinstance(cast.this, exp.Literal) and str(cast.this.this).lower() in CLOCK_LITERALS:
+            found.append(_non_deterministic(f"'{cast.this.this}' as a point in time"))
+    return list(dict.fromkeys(found))
+
+
+def _non_deterministic(what: str) -> Finding:
+    return Finding(
+        "NonDeterministic",
+        f"{what} gives another answer when an epoch is computed again",
+        "recovery computes epochs again and must get the same rows; use the event-time column or a "
+        "hash of the row's columns",
+    )

@@ -1,0 +1,136 @@
+"""An aggregate list is taken apart into partials that merge, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.topology.aggregates import Partial, decompose, parse_aggregates
+from rekindle.topology.findings import InvalidSql
+
+
+def reasons(text: str) -> list[str]:
+    with pytest.raises(InvalidSql) as caught:
+        parse_aggregates(text)
+    return [f.reason for f in caught.value.findings]
+
+
+def test_an_average_is_a_sum_of_doubles_over_a_count_and_null_for_no_rows() -> None:
+    parts = decompose("avg(dep_delay) AS delay")
+    assert parts.partials == (
+        Partial("p0", "SUM(CAST(dep_delay AS DOUBLE))", "sum"),
+        Partial("p1", "COUNT(dep_delay)", "sum"),
+    )
+    assert parts.finals == (("delay", "(p0 / NULLIF(p1, 0))"),)
+
+
+def test_equal_calls_share_their_partials() -> None:
+    parts = decompose("avg(x) AS a, count(x) AS n, sum(x) AS s, mean(x) AS m, sum(x) * 2 AS d")
+    assert [p.sql for p in parts.partials] == ["SUM(CAST(x AS DOUBLE))", "COUNT(x)", "SUM(x)"]
+    assert dict(parts.finals) == {
+        "a": "(p0 / NULLIF(p1, 0))",
+        "n": "p1",
+        "s": "p2",
+        "m": "(p0 / NULLIF(p1, 0))",
+        "d": "p2 * 2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "partial", "merge"),
+    [
+        ("count(*) AS n", "COUNT(*)", "sum"),
+        ("count(x) AS n", "COUNT(x)", "sum"),
+        ("count(x, y) AS n", "COUNT(x, y)", "sum"),
+        ("count_if(x > 3) AS n", "COUNT_IF(x > 3)", "sum"),
+        ("sum(x + 1) AS s", "SUM(x + 1)", "sum"),
+        ("min(x) AS s", "MIN(x)", "min"),
+        ("max(x) AS s", "MAX(x)", "max"),
+        ("bool_and(x) AS b", "BOOL_AND(x)", "min"),
+        ("every(x) AS b", "BOOL_AND(x)", "min"),
+        ("bool_or(x) AS b", "BOOL_OR(x)", "max"),
+        ("some(x) AS b", "BOOL_OR(x)", "max"),
+        ("any(x) AS b", "BOOL_OR(x)", "max"),
+        ("sum(x) FILTER (WHERE y > 1) AS f", "SUM(x) FILTER(WHERE y > 1)", "sum"),
+        ("min(`a b`) AS q", "MIN(`a b`)", "min"),
+    ],
+)
+def test_each_supported_aggregate_has_a_partial(text: str, partial: str, merge: str) -> None:
+    parts = decompose(text)
+    assert parts.partials == (Partial("p0", partial, merge),)  # type: ignore[arg-type]
+    assert parts.finals[0][1] == "p0"
+
+
+def test_a_filter_reaches_both_parts_of_an_average() -> None:
+    parts = decompose("avg(x) FILTER (WHERE y) AS a")
+    assert [p.sql for p in parts.partials] == [
+        "SUM(CAST(x AS DOUBLE)) FILTER(WHERE y)",
+        "COUNT(x) FILTER(WHERE y)",
+    ]
+
+
+def test_scalar_expressions_stand_over_the_partials() -> None:
+    parts = decompose(
+        "sum(a) / count(*) AS r, round(avg(x), 2) AS y, greatest(max(a), max(b)) AS g"
+    )
+    assert dict(parts.finals) == {
+        "r": "p0 / p1",
+        "y": "ROUND((p2 / NULLIF(p3, 0)), 2)",
+        "g": "GREATEST(p4, p5)",
+    }
+
+
+def test_an_item_without_alias_has_the_name_that_spark_gives_or_is_refused() -> None:
+    assert [a.alias for a in parse_aggregates("count(*), avg(delay), mean(x)")] == [
+        "count(1)",
+        "avg(delay)",
+        "mean(x)",
+    ]
+    assert reasons("sum(a) / count(*)") == ["MissingAlias"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stddev(x) AS s",
+        "percentile(x, 0.5) AS p",
+        "collect_list(x) AS c",
+        "count(DISTINCT x) AS c",
+        "sum(DISTINCT x) AS c",
+        "first(x) AS f",
+        "max_by(x, y) AS m",
+        "try_sum(x) AS t",
+        "approx_count_distinct(x) AS a",
+        "any_value(x) AS a",
+    ],
+)
+def test_other_aggregates_are_not_supported_yet_and_are_named(text: str) -> None:
+    assert reasons(text) == ["NotSupportedYet"]
+    with pytest.raises(InvalidSql, match=r"(?i)distinct|" + text.split("(")[0]):
+        parse_aggregates(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x AS y", "InvalidAggregate"),
+        ("1 AS one", "InvalidAggregate"),
+        ("*", "InvalidAggregate"),
+        ("sum(x) + y AS z", "InvalidAggregate"),
+        ("sum(count(x)) AS z", "InvalidAggregate"),
+        ("max(x) OVER (PARTITION BY y) AS z", "InvalidAggregate"),
+        ("count(*) AS n FROM t", "InvalidAggregate"),
+        ("sum(rand()) AS r", "NonDeterministic"),
+        ("max(current_date) AS r", "NonDeterministic"),
+        ("sum(foo(x)) AS r", "UnknownFunction"),
+        ("sum(x) AS a, min(x) AS A", "DuplicateColumn"),
+        ("sum(x AS", "SqlDoesNotParse"),
+        ("", "InvalidAggregate"),
+    ],
+)
+def test_what_is_no_aggregate_list_is_refused(text: str, reason: str) -> None:
+    assert reason in reasons(text)
+
+
+def test_an_aggregate_names_the_columns_that_it_reads() -> None:
+    (item,) = parse_aggregates("sum(a) / max(b) + min(a) AS r")
+    assert item.columns == ("a", "b")
