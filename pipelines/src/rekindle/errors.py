@@ -44,6 +44,10 @@ class LogCorrupt(RekindleError):
     """A record inside the output log, not its torn tail, fails its checksum."""
 
 
+class LogFull(RekindleError):
+    """The output log has reached its budget and may drop nothing; says what holds it."""
+
+
 class BelowFloor(RekindleError):
     """A reader asked for an epoch that the log no longer holds; names the floor."""
 
@@ -58,3 +62,7 @@ class SinkRefused(RekindleError):
 
 class Diverged(RekindleError):
     """The same epoch was computed twice with different results: a broken determinism."""
+
+
+class SourceFailed(RekindleError):
+    """A source's input is missing or does not fit its schema; names file, row and column."""

@@ -1,0 +1,351 @@
+"""The output log: the newest epochs of one stream partition, on local disk (design §4).
+
+It is a bounded cache, not a source of truth: whatever it loses is computed again, to the bit, so it
+is never fsynced, and damage found at reopening, torn tail or flipped bit, cuts it there. It knows
+no network and no engine. Who may truncate is decided elsewhere; here an epoch at or above the floor
+never leaves (invariant I5): over budget, whole segment files go to the spill, or appends fail.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
+from rekindle.streams import records
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.records import Record
+
+SEGMENT_BYTES = 16 << 20
+SEGMENT_EPOCHS = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Spill(Protocol):
+    """Where segment files go that the local budget has no room for (the checkpoint store)."""
+
+    def put(self, name: str, data: bytes) -> object: ...
+    def get(self, name: str) -> bytes: ...
+    def delete(self, name: str) -> object: ...
+
+
+class _Segment:
+    """One file `<first epoch>.log`; or, spilled, its index `<first epoch>.spilled`."""
+
+    def __init__(self, path: Path, index: list[Record], spilled: str | None = None) -> None:
+        self.path = path
+        self.index = index
+        self.spilled = spilled
+        self._mapped: pa.Buffer | None = None
+
+    @property
+    def size(self) -> int:
+        return self.index[-1].end if self.index else 0
+
+    def payload(self, record: Record, spill: Spill | None) -> pa.Buffer:
+        if self._mapped is None or self._mapped.size < record.end:
+            if self.spilled is None:
+                with pa.memory_map(str(self.path)) as file:
+                    self._mapped = file.read_buffer()
+            else:
+                assert spill is not None
+                self._mapped = pa.py_buffer(spill.get(self.spilled))
+        return self._mapped.slice(record.payload, record.length)
+
+    def forget(self) -> None:
+        """Give back the mapping (or the spilled bytes); the next read makes it anew."""
+        self._mapped = None
+
+
+class OutputLog:
+    """Consecutive epochs `base..last`. Thread-safe: one appender, many readers."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stream: str,
+        partition: int,
+        schema: pa.Schema,
+        *,
+        budget: int | None = None,
+        spill: Spill | None = None,
+        spill_prefix: str = "",
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.schema = schema
+        self._directory = directory
+        self._budget = budget
+        self._spill = spill
+        self._spill_prefix = spill_prefix
+        self._segment_bytes = min(segment_bytes, max(1, budget // 8)) if budget else segment_bytes
+        self._writing = threading.RLock()  # held by whoever changes files
+        self._changed = threading.Condition()  # held to look at or change the index
+        self._segments: list[_Segment] = []
+        self._next = 0
+        self._closed = False
+        self._floor = NO_EPOCH
+        directory.mkdir(parents=True, exist_ok=True)
+        self._reopen()
+
+    # -- what is there ---------------------------------------------------------------------------
+
+    @property
+    def base(self) -> int:
+        """Lowest epoch that can be read; `last + 1` if there is none."""
+        with self._changed:
+            return self._segments[0].index[0].epoch if self._segments else self._next
+
+    @property
+    def last(self) -> int:
+        """Newest epoch, NO_EPOCH if there never was one."""
+        return self._next - 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on local disk."""
+        with self._changed:
+            return sum(s.size for s in self._segments if s.spilled is None)
+
+    def newest(self, count: int) -> dict[int, str]:
+        """Digests of the newest epochs."""
+        with self._changed:
+            first = max(self.base, self._next - count)
+            return {e: self._find(e).digest for e in range(first, self._next)}
+
+    def wait_for(self, epoch: int, timeout_s: float) -> bool:
+        """Wait until `epoch` is in the log (or no longer); False at the time-out or at closing."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._next <= epoch and not self._closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return not self._closed
+
+    def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
+        """Consecutive epochs from `from_epoch`, at least one if it is there, zero-copy from the
+        mapped file. Raises BelowFloor for an epoch below the base."""
+        with self._changed:
+            if from_epoch < self.base:
+                raise BelowFloor(
+                    f"epoch {from_epoch} of stream {self.stream}/{self.partition} has left the "
+                    f"log, which begins at {self.base}; read from another replica or restore further on"
+                )
+            found: list[tuple[_Segment, Record]] = []
+            size = 0
+            for epoch in range(from_epoch, self._next):
+                segment = self._segment_of(epoch)
+                record = segment.index[epoch - segment.index[0].epoch]
+                size += record.length
+                if found and size > max_bytes:
+                    break
+                found.append((segment, record))
+            return [self._batch(segment, record) for segment, record in found]
+
+    # -- what changes it -------------------------------------------------------------------------
+
+    def start_at(self, epoch: int) -> None:
+        """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
+        emptied. A log that already holds more stays, and is compared with what is appended."""
+        with self._writing, self._changed:
+            if self._next >= epoch:
+                return
+            for segment in self._segments:
+                self._delete(segment)
+            self._segments = []
+            self._next = epoch
+
+    def append(self, batch: EpochBatch) -> bool:
+        """Add an epoch; True if it is new. An epoch that is there already must agree with it, one
+        that was truncated is ignored. Raises Diverged, LogFull; OSError leaves the log as it was.
+        """
+        if batch.kind is not Kind.STABLE:
+            raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
+        with self._writing:
+            if batch.epoch < self._next:
+                self._compare(batch)
+                return False
+            if batch.epoch > self._next:
+                raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
+            self._make_room()
+            segment = self._writable(batch.epoch)
+            record, pieces = records.encode(batch, segment.size)
+            self._write(segment.path, record, pieces)
+            with self._changed:
+                segment.index.append(record)
+                if len(segment.index) == 1:
+                    self._segments.append(segment)
+                self._next = batch.epoch + 1
+                self._changed.notify_all()
+        return True
+
+    def truncate(self, floor: int) -> None:
+        """Epochs at or below `floor` may leave; whole segment files do."""
+        with self._writing, self._changed:
+            self._floor = max(self._floor, floor)
+            while self._segments and self._segments[0].index[-1].epoch <= floor:
+                self._delete(self._segments.pop(0))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            for segment in self._segments:
+                segment.forget()
+            self._changed.notify_all()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _segment_of(self, epoch: int) -> _Segment:
+        starts = [s.index[0].epoch for s in self._segments]
+        return self._segments[bisect_right(starts, epoch) - 1]
+
+    def _find(self, epoch: int) -> Record:
+        segment = self._segment_of(epoch)
+        return segment.index[epoch - segment.index[0].epoch]
+
+    def _batch(self, segment: _Segment, record: Record) -> EpochBatch:
+        try:
+            rows = records.decode(segment.payload(record, self._spill), self.schema)
+        except pa.ArrowInvalid as error:
+            raise LogCorrupt(
+                f"epoch {record.epoch} in {segment.path} at offset {record.start} cannot be read "
+                f"({error}); restart the task: it cuts the log there and computes it again"
+            ) from error
+        return EpochBatch(
+            self.stream, self.partition, record.epoch, record.watermark, rows, record.digest
+        )
+
+    def _compare(self, batch: EpochBatch) -> None:
+        if batch.epoch < self.base:
+            return
+        mine = self._find(batch.epoch)
+        if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
+            raise Diverged(
+                f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
+                f"with another result: digest {mine.digest} and watermark {mine.watermark} in the "
+                f"log, now {batch.digest} and {batch.watermark}; look for a function in the "
+                f"operator that is not deterministic"
+            )
+
+    def _writable(self, epoch: int) -> _Segment:
+        if self._segments:
+            newest = self._segments[-1]
+            full = newest.size >= self._segment_bytes or len(newest.index) >= SEGMENT_EPOCHS
+            if newest.spilled is None and not full:
+                return newest
+            newest.forget()
+        path = self._directory / f"{epoch:012d}.log"
+        path.unlink(missing_ok=True)
+        return _Segment(path, [])
+
+    def _write(self, path: Path, record: Record, pieces: list[bytes | pa.Buffer]) -> None:
+        with path.open("ab", buffering=0) as file:
+            try:
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while len(view):
+                        view = view[file.write(view) :]
+            except OSError:
+                os.truncate(path, record.start)
+                raise
+
+    def _make_room(self) -> None:
+        """Keep local bytes below the budget: spill the oldest file, or refuse."""
+        if self._budget is None:
+            return
+        while self.bytes >= self._budget:
+            local = [s for s in self._segments if s.spilled is None]
+            if self._spill is None or not local:
+                raise LogFull(
+                    f"the output log of stream {self.stream}/{self.partition} has reached its "
+                    f"budget of {self._budget} bytes and epochs from {self._floor + 1} are still "
+                    f"needed; raise logBudget or bring back the consumers that hold them"
+                )
+            self._spill_segment(local[0], self._spill)
+
+    def _spill_segment(self, segment: _Segment, spill: Spill) -> None:
+        name = f"{self._spill_prefix}{segment.path.stem}"
+        spill.put(name, segment.path.read_bytes())
+        index = {"name": name, "index": [asdict(r) for r in segment.index]}
+        note = segment.path.with_suffix(".spilled")
+        note.write_text(json.dumps(index))
+        with self._changed:
+            segment.spilled = name
+            segment.forget()
+            segment.path.unlink(missing_ok=True)
+            segment.path = note
+
+    def _delete(self, segment: _Segment) -> None:
+        segment.path.unlink(missing_ok=True)
+        if segment.spilled is not None and self._spill is not None:
+            try:
+                self._spill.delete(segment.spilled)
+            except Exception as error:
+                _log.warning("spilled log %s was not deleted: %s", segment.spilled, error)
+
+    # -- reopening -------------------------------------------------------------------------------
+
+    def _reopen(self) -> None:
+        """Take over what a former process left; stop at the first damage and drop what follows."""
+        paths = sorted(p for p in self._directory.iterdir() if p.suffix in (".log", ".spilled"))
+        damage: str | None = None
+        for path in paths:
+            if damage is None:
+                segment, damage = self._load(path)
+                gap = bool(self._segments and segment.index) and (
+                    segment.index[0].epoch != self._segments[-1].index[-1].epoch + 1
+                )
+                if gap:
+                    damage = f"{path} does not follow the file before it"
+                elif segment.index:
+                    self._segments.append(segment)
+                    continue
+            path.unlink()
+        if damage:
+            _log.warning("output log cut: %s; the epochs from there are computed again", damage)
+        if self._segments:
+            self._next = self._segments[-1].index[-1].epoch + 1
+
+    def _load(self, path: Path) -> tuple[_Segment, str | None]:
+        if path.suffix == ".spilled":
+            if self._spill is None:
+                return _Segment(path, []), f"{path} is in a store that is not given"
+            try:
+                note = json.loads(path.read_text())
+                index = [Record(**fields) for fields in note["index"]]
+            except (ValueError, KeyError, TypeError) as error:
+                return _Segment(path, []), f"{path} is no index: {error}"
+            return _Segment(path, index, note["name"]), None
+        if not path.stat().st_size:
+            return _Segment(path, []), None
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            index, damage = records.scan(view)
+        if damage is None:
+            return _Segment(path, index), None
+        os.truncate(path, index[-1].end if index else 0)
+        return _Segment(path, index), f"{damage} of {path}"
+
+    def __iter__(self) -> Iterator[EpochBatch]:
+        """All epochs, oldest first (for tests and tools)."""
+        for epoch in range(self.base, self._next):
+            yield from self.read(epoch, 0)

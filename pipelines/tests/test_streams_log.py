@@ -1,0 +1,229 @@
+"""The output log: an epoch is there once, survives a crash, and leaves only below the floor."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rekindle.errors import BelowFloor, Diverged, LogFull
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.log import OutputLog
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
+
+
+def batch(epoch: int, rows: int = 3, *, salt: int = 0, watermark: int | None = None) -> EpochBatch:
+    table = pa.table(
+        {"n": [epoch * 100 + i + salt for i in range(rows)], "s": ["x" * 10] * rows}, schema=SCHEMA
+    )
+    mark = epoch * 1000 if watermark is None else watermark
+    return EpochBatch("stream", 0, epoch, mark, table, digest_table(table))
+
+
+def open_log(directory: Path, **options: object) -> OutputLog:
+    return OutputLog(directory, "stream", 0, SCHEMA, **options)  # type: ignore[arg-type]
+
+
+def filled(directory: Path, count: int, rows: int = 3, **options: object) -> OutputLog:
+    log = open_log(directory, **options)
+    for epoch in range(count):
+        assert log.append(batch(epoch, rows))
+    return log
+
+
+class MemorySpill(dict[str, bytes]):
+    def put(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+    def get(self, name: str) -> bytes:  # type: ignore[override]
+        return self[name]
+
+    def delete(self, name: str) -> None:
+        del self[name]
+
+
+def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5)
+    assert (log.base, log.last) == (0, 4)
+    got = log.read(1, 1 << 20)
+    assert [b.epoch for b in got] == [1, 2, 3, 4]
+    assert got[0].rows.equals(batch(1).rows)
+    assert (got[0].watermark, got[0].digest) == (1000, batch(1).digest)
+    assert log.newest(2) == {3: batch(3).digest, 4: batch(4).digest}
+
+
+def test_an_epoch_without_rows_is_a_boundary(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.append(batch(0, 0))
+    assert log.read(0, 0)[0].rows.schema == SCHEMA
+    assert [b.rows.num_rows for b in open_log(tmp_path).read(0, 1 << 20)] == [0]
+
+
+def test_reading_is_bounded_but_never_stuck(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5)
+    assert [b.epoch for b in log.read(2, 1)] == [2]
+    assert log.read(5, 1) == []
+
+
+def test_the_same_epoch_again_changes_nothing(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    assert log.append(batch(1)) is False
+    assert log.last == 2
+
+
+@pytest.mark.parametrize("other", [batch(1, salt=7), batch(1, watermark=5)])
+def test_another_result_for_an_epoch_is_divergence(tmp_path: Path, other: EpochBatch) -> None:
+    with pytest.raises(Diverged, match="epoch 1 of stream stream/0"):
+        filled(tmp_path, 3).append(other)
+
+
+def test_gaps_and_tentative_epochs_are_refused(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    with pytest.raises(ValueError, match="cannot follow"):
+        log.append(batch(2))
+    rows = batch(1).rows
+    with pytest.raises(ValueError, match="stable"):
+        log.append(EpochBatch("stream", 0, 1, 0, rows, "", Kind.TENTATIVE))
+
+
+def test_a_reopened_log_goes_on(tmp_path: Path) -> None:
+    filled(tmp_path, 4, segment_bytes=1000).close()
+    log = open_log(tmp_path)
+    assert (log.base, log.last) == (0, 3)
+    log.append(batch(4))
+    assert [b.epoch for b in open_log(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lost", [1, 64, 100, 500])
+def test_a_torn_tail_is_cut(tmp_path: Path, lost: int) -> None:
+    filled(tmp_path, 4).close()
+    (path,) = tmp_path.glob("*.log")
+    data = path.read_bytes()
+    path.write_bytes(data[:-lost])
+    log = open_log(tmp_path)
+    assert log.last == 2
+    log.append(batch(3))
+    assert path.read_bytes() == data
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    filled(tmp_path, 3).close()
+    (path,) = tmp_path.glob("*.log")
+    data = path.read_bytes()
+    record = len(data) // 3
+    for position in range(record, 2 * record, 37):
+        broken = bytearray(data)
+        broken[position] ^= 0x10
+        path.write_bytes(broken)
+        log = open_log(tmp_path)
+        whole = log.last == 2  # the flipped byte is padding, which nobody reads
+        assert whole or log.last == 0
+        if whole:
+            assert [b.rows for b in log] == [batch(e).rows for e in range(3)]
+
+
+def test_what_follows_damage_in_the_middle_is_dropped(tmp_path: Path) -> None:
+    filled(tmp_path, 9, segment_bytes=1000).close()
+    paths = sorted(tmp_path.glob("*.log"))
+    assert len(paths) > 2
+    paths[1].write_bytes(b"garbage" * 100)
+    first_lost = int(paths[1].stem)
+    assert open_log(tmp_path).last == first_lost - 1
+    paths[0].unlink()
+    assert open_log(tmp_path).last == NO_EPOCH
+
+
+def test_a_log_starts_where_the_restore_point_says(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.start_at(10)
+    assert (log.base, log.last) == (10, 9)
+    log.append(batch(10))
+    log.start_at(8)  # restored further back: what is there stays and is compared
+    assert log.append(batch(9)) is False
+    log.start_at(20)  # a gap: what is there is of no use
+    assert (log.base, log.last) == (20, 19)
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_whole_files_leave_below_the_floor(tmp_path: Path) -> None:
+    log = filled(tmp_path, 9, segment_bytes=1000)
+    kept = log.read(4, 1 << 20)
+    log.truncate(4)
+    assert 0 < log.base <= 5
+    assert [b.epoch for b in log.read(5, 1 << 20)] == [5, 6, 7, 8]
+    with pytest.raises(BelowFloor, match=f"begins at {log.base}"):
+        log.read(0, 1)
+    log.truncate(8)
+    assert (log.base, log.last, log.bytes) == (9, 8, 0)
+    assert kept[0].rows.equals(batch(4).rows)  # a reader's rows outlive their file
+    log.append(batch(9))
+    assert open_log(tmp_path).base == 9
+
+
+def test_over_budget_it_spills_and_reads_back(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = filled(tmp_path, 60, budget=8000, spill=spill, spill_prefix="a/")
+    assert spill
+    assert log.bytes <= 9000
+    assert [b.rows for b in log] == [batch(e).rows for e in range(60)]
+    log.close()
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert (again.base, again.last) == (0, 59)
+    assert again.read(0, 1)[0].rows.equals(batch(0).rows)
+    again.truncate(59)
+    assert not spill
+
+
+def test_over_budget_without_a_spill_it_refuses_until_truncated(tmp_path: Path) -> None:
+    log = open_log(tmp_path, budget=8000)
+    with pytest.raises(LogFull, match="raise logBudget"):
+        any(not log.append(batch(epoch)) for epoch in range(100))
+    stopped = log.last
+    log.truncate(stopped - 1)
+    assert log.append(batch(stopped + 1))
+
+
+def test_a_failed_write_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path, 2)
+    opened = Path.open
+
+    def on_a_full_disk(path: Path, *args: object, **options: object) -> object:
+        file = opened(path, *args, **options)  # type: ignore[call-overload]
+        writes = iter([10])
+
+        class Full:
+            def __enter__(self) -> Full:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+            def write(self, data: memoryview) -> int:
+                for room in writes:
+                    return file.write(data[:room])
+                raise OSError(28, "No space left on device")
+
+        return Full()
+
+    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    with pytest.raises(OSError, match="No space"):
+        log.append(batch(2))
+    monkeypatch.undo()
+    assert log.append(batch(2))
+    assert open_log(tmp_path).last == 2
+
+
+def test_a_waiter_wakes_when_its_epoch_comes(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    assert log.wait_for(0, 0)
+    assert not log.wait_for(1, 0.01)
+    threading.Timer(0.05, lambda: log.append(batch(1))).start()
+    assert log.wait_for(1, 5)
+    threading.Timer(0.05, log.close).start()
+    assert not log.wait_for(2, 5)
