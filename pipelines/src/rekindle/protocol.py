@@ -71,6 +71,7 @@ class Poll(_Message):
     floor: int | None = None  # epochs <= floor may leave the log; None: keep all
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
+    ask_only: bool = False  # answer only: the wish of the last full poll stays as it is
 
 
 TaskPhase = Literal["Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed"]
