@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,18 @@ class KubectlError(EmbeddedError):
         self.stderr = stderr
 
 
+@dataclass(frozen=True, slots=True)
+class _Installation:
+    """What is made once, before the first component starts."""
+
+    binaries: ControlPlaneBinaries
+    ports: Ports
+    authority: CertificateAuthority
+    credentials: Credentials
+    # By which this process, as admin, asks the components how they are.
+    trust: ssl.SSLContext
+
+
 class ControlPlane:
     """One control plane, from `start` (or `with`) to `stop`.
 
@@ -67,6 +80,7 @@ class ControlPlane:
         self._report = report
         self._supervisor = Supervisor(self.log_directory)
         self._running: dict[str, Process] = {}
+        self._made: _Installation | None = None
 
     def __enter__(self) -> ControlPlane:
         self.start()
@@ -82,12 +96,12 @@ class ControlPlane:
 
     @property
     def api_url(self) -> str:
-        return f"https://{self.settings.api_address}:{self._ports.api_server}"
+        return self._url(self._installation.ports)
 
     @property
     def ca_file(self) -> Path:
         """The authority of the API server, of all clients and of the nodes."""
-        return self._authority.pair.certificate
+        return self._installation.authority.pair.certificate
 
     @property
     def pids(self) -> dict[str, int]:
@@ -96,9 +110,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Return when pods can be created in the default namespace and are scheduled."""
-        if self._binaries is None:
-            self._binaries = ensure_control_plane(report=self._report)
-        self._prepare()
+        self._made = self._install(self._binaries or ensure_control_plane(self._report))
         try:
             self._start_components()
         except BaseException:
@@ -120,7 +132,7 @@ class ControlPlane:
         """A kubeconfig of any user; what it may do is up to RBAC."""
         path = self.kubeconfig.with_name(user.replace(":", "_") + ".kubeconfig")
         if not path.exists():
-            pair = self._authority.issue_client(f"client-{path.stem}", user, group)
+            pair = self._installation.authority.issue_client(f"client-{path.stem}", user, group)
             write_kubeconfig(path, self.api_url, self.ca_file, pair)
         return path
 
@@ -130,7 +142,9 @@ class ControlPlane:
         The node asks its clients for a certificate of `ca_file` and checks that
         the name is `components.KUBELET_CLIENT_NAME`.
         """
-        pair = self._authority.issue_server(f"server-{name}", f"system:node:{name}", hosts)
+        pair = self._installation.authority.issue_server(
+            f"server-{name}", f"system:node:{name}", hosts
+        )
         return pair.certificate, pair.key
 
     # --- use --------------------------------------------------------------
@@ -143,14 +157,13 @@ class ControlPlane:
         timeout_s: float = 60,
     ) -> str:
         """Run kubectl, as admin unless told otherwise, and return its output."""
-        assert self._binaries is not None, "the control plane was not started"
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.directory),
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
         }
         done = subprocess.run(
-            [str(self._binaries.kubectl), *arguments],
+            [str(self._installation.binaries.kubectl), *arguments],
             input=stdin if stdin is not None else "",
             env=environment,
             capture_output=True,
@@ -186,59 +199,69 @@ class ControlPlane:
 
     # --- the components ---------------------------------------------------
 
-    def _prepare(self) -> None:
+    @property
+    def _installation(self) -> _Installation:
+        if self._made is None:
+            raise ControlPlaneError(f"the control plane in {self.directory} was not started")
+        return self._made
+
+    def _install(self, binaries: ControlPlaneBinaries) -> _Installation:
         etcd_data = self.directory / "etcd"
         if etcd_data.exists():
             raise ControlPlaneError(
                 f"{self.directory} holds an earlier control plane: delete it or name another"
             )
         etcd_data.mkdir(parents=True, mode=0o700)
-        self._ports = Ports(*choose_ports(5))
-        self._authority = CertificateAuthority.create(self.directory / "pki", "rekindle-embedded")
-        self._credentials = self._issue_credentials()
-        admin = self._authority.issue_client("admin", "kubernetes-admin", "system:masters")
-        write_kubeconfig(self.kubeconfig, self.api_url, self.ca_file, admin)
-        self._trust = ssl.create_default_context(cafile=str(self.ca_file))
-        self._trust.load_cert_chain(admin.certificate, admin.key)
+        ports = Ports(*choose_ports(5))
+        authority = CertificateAuthority.create(self.directory / "pki", "rekindle-embedded")
+        credentials = self._issue_credentials(authority)
+        admin = authority.issue_client("admin", "kubernetes-admin", "system:masters")
+        ca_file = authority.pair.certificate
+        write_kubeconfig(self.kubeconfig, self._url(ports), ca_file, admin)
+        trust = ssl.create_default_context(cafile=str(ca_file))
+        trust.load_cert_chain(admin.certificate, admin.key)
+        return _Installation(binaries, ports, authority, credentials, trust)
 
-    def _issue_credentials(self) -> Credentials:
-        store = CertificateAuthority.create(self._authority.directory / "etcd", "rekindle-etcd")
+    def _url(self, ports: Ports) -> str:
+        return f"https://{self.settings.api_address}:{ports.api_server}"
+
+    def _issue_credentials(self, authority: CertificateAuthority) -> Credentials:
+        store = CertificateAuthority.create(authority.directory / "etcd", "rekindle-etcd")
         local = [components.LOOPBACK, "localhost"]
         # The names by which pods of any cluster call their API server.
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         names += ["kubernetes.default.svc.cluster.local"]
         addresses = list(dict.fromkeys([*local, self.settings.api_address]))
         return Credentials(
-            authority=self._authority.pair,
+            authority=authority.pair,
             etcd_authority=store.pair.certificate,
             etcd_member=store.issue_server("member", "etcd", local, also_client=True),
             etcd_client=store.issue_client("client", "kube-apiserver"),
-            api_server=self._authority.issue_server(
+            api_server=authority.issue_server(
                 "kube-apiserver", "kube-apiserver", [*addresses, *names]
             ),
-            kubelet_client=self._authority.issue_client(
+            kubelet_client=authority.issue_client(
                 "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
             ),
-            controllers=self._authority.issue_server("controllers", "controllers", local),
-            service_account_key=create_signing_key(self._authority.directory / "tokens.key"),
+            controllers=authority.issue_server("controllers", "controllers", local),
+            service_account_key=create_signing_key(authority.directory / "tokens.key"),
         )
 
     def _start_components(self) -> None:
-        assert self._binaries is not None
-        binaries, ports, credentials = self._binaries, self._ports, self._credentials
-        self._launch(
-            "etcd", binaries.etcd, components.etcd(self.directory / "etcd", ports, credentials)
-        )
+        made = self._installation
+        ports, credentials = made.ports, made.credentials
+        store = components.etcd(self.directory / "etcd", ports, credentials)
+        self._launch("etcd", made.binaries.etcd, store)
         # It retries until etcd answers.
         self._launch_api_server()
         self._await_api_server()
         for name, program, command in (
             (
                 "kube-controller-manager",
-                binaries.kube_controller_manager,
+                made.binaries.kube_controller_manager,
                 components.controller_manager,
             ),
-            ("kube-scheduler", binaries.kube_scheduler, components.scheduler),
+            ("kube-scheduler", made.binaries.kube_scheduler, components.scheduler),
         ):
             kubeconfig = self.user_kubeconfig(f"system:{name}")
             self._launch(name, program, command(ports, credentials, self.settings, kubeconfig))
@@ -251,9 +274,9 @@ class ControlPlane:
             self._await("kube-controller-manager", f"create {path}", created)
 
     def _launch_api_server(self) -> None:
-        assert self._binaries is not None
-        arguments = components.api_server(self._ports, self._credentials, self.settings)
-        self._launch("kube-apiserver", self._binaries.kube_apiserver, arguments)
+        made = self._installation
+        arguments = components.api_server(made.ports, made.credentials, self.settings)
+        self._launch("kube-apiserver", made.binaries.kube_apiserver, arguments)
 
     def _launch(self, name: str, program: Path, arguments: Sequence[str]) -> None:
         # Nothing of ours is passed on: proxies and KUBE* variables change components.
@@ -284,10 +307,12 @@ class ControlPlane:
             time.sleep(_POLL_S)
 
     def _api_answers(self, path: str) -> bool:
-        return self._answers(self.settings.api_address, self._ports.api_server, path)
+        return self._answers(self.settings.api_address, self._installation.ports.api_server, path)
 
     def _answers(self, host: str, port: int, path: str) -> bool:
-        connection = http.client.HTTPSConnection(host, port, timeout=5, context=self._trust)
+        connection = http.client.HTTPSConnection(
+            host, port, timeout=5, context=self._installation.trust
+        )
         try:
             connection.request("GET", path)
             return connection.getresponse().status == http.HTTPStatus.OK

@@ -1,0 +1,249 @@
+"""How the toolchain finds and names what it builds; nothing is built here."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from embedded import go_modules
+from embedded.cache import cache_root, content_key, make_once, silent
+from embedded.go_modules import (
+    GoError,
+    go_candidates,
+    needed_go,
+    parse_go_version,
+    required_version,
+)
+from embedded.java import find_java, java_version
+from embedded.toolchain import (
+    ETCD,
+    HELM,
+    KUBERNETES,
+    ToolchainError,
+    ensure_control_plane,
+    ensure_helm,
+    parse_minor,
+)
+
+
+def program(path: Path, output: str = "") -> Path:
+    """A program that prints the output, whatever it is asked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# --- the cache --------------------------------------------------------------
+
+
+def test_the_cache_lies_where_the_environment_says() -> None:
+    home = {"HOME": "/home/u"}
+    assert cache_root(home) == Path("/home/u/.cache/rekindle")
+    assert cache_root({**home, "XDG_CACHE_HOME": "/x"}) == Path("/x/rekindle")
+    assert cache_root({"XDG_CACHE_HOME": "/x", "REKINDLE_CACHE": "/own"}) == Path("/own")
+
+
+def test_a_key_depends_on_names_and_contents_but_not_on_order() -> None:
+    key = content_key([("a", b"1"), ("b", b"2")])
+    assert key == content_key([("b", b"2"), ("a", b"1")])
+    assert key != content_key([("a", b"2"), ("b", b"1")])
+    assert key != content_key([("a", b"1b"), ("", b"2")])
+
+
+def test_an_entry_is_made_once(tmp_path: Path) -> None:
+    made = []
+
+    def make(directory: Path) -> None:
+        made.append(directory)
+        (directory / "file").write_text("content")
+
+    for _ in range(2):
+        entry = make_once(tmp_path / "cache" / "entry", make, silent)
+        assert (entry / "file").read_text() == "content"
+    assert len(made) == 1
+
+
+def test_an_entry_whose_making_failed_is_not_there(tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        (directory / "half").write_text("")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        make_once(tmp_path / "entry", fail, silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
+
+
+def test_who_comes_while_an_entry_is_made_waits_for_it(tmp_path: Path) -> None:
+    entry = tmp_path / "entry"
+    in_making, waited = threading.Event(), threading.Event()
+
+    def make(directory: Path) -> None:
+        in_making.set()
+        assert waited.wait(10)
+
+    first = threading.Thread(target=make_once, args=(entry, make, silent))
+    first.start()
+    assert in_making.wait(10)
+    assert make_once(entry, lambda directory: pytest.fail("twice"), lambda line: waited.set())
+    first.join(10)
+
+
+# --- Go ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("go version go1.26.8 linux/amd64", (1, 26, 8)),
+        ("go version go1.27 darwin/arm64", (1, 27, 0)),
+        ("", (0, 0, 0)),
+    ],
+)
+def test_go_says_its_version(text: str, version: tuple[int, int, int]) -> None:
+    assert parse_go_version(text) == version
+
+
+def test_the_newest_go_directive_decides() -> None:
+    assert needed_go(["module a\n\ngo 1.24.0\n", "go 1.26.0\nrequire x v1.0.0\n"]) == (1, 26, 0)
+
+
+def test_go_is_sought_on_path_and_then_in_its_usual_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = program(tmp_path / "usual" / "go")
+    monkeypatch.setattr(go_modules, "_USUAL_GO", usual)
+    first, second = (program(tmp_path / name / "go") for name in ("first", "second"))
+    (tmp_path / "not-executable").mkdir()
+    (tmp_path / "not-executable" / "go").write_text("")
+    path = f"{tmp_path / 'not-executable'}:{first.parent}:{usual.parent}:{second.parent}"
+    assert list(go_candidates(path)) == [first, usual, second]
+    assert list(go_candidates("")) == [usual]
+
+
+def test_a_go_that_is_too_old_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = program(tmp_path / "usual" / "go", "go version go1.99.0 linux/amd64")
+    monkeypatch.setattr(go_modules, "_USUAL_GO", new)
+    old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
+    found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", silent)
+    assert found.program == new
+
+
+def test_without_any_go_the_error_says_what_was_found_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_index(directory: Path) -> None:
+        raise GoError("no network")
+
+    monkeypatch.setattr(go_modules, "_USUAL_GO", tmp_path / "none")
+    monkeypatch.setattr(go_modules, "_install_wheel", no_index)
+    old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
+    with pytest.raises(GoError, match=r"go1\.20\.1.*no network.*KUBEBUILDER_ASSETS"):
+        go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", silent)
+
+
+def test_a_requirement_is_found_in_both_forms() -> None:
+    assert required_version("require k8s.io/kubernetes v1.34.4\n", "k8s.io/kubernetes") == "v1.34.4"
+    block = "require (\n\ta.b/c-d v1.0.0\n\ta.b/c v2.0.0 // indirect\n)\n"
+    assert required_version(block, "a.b/c") == "v2.0.0"
+    with pytest.raises(GoError, match=r"a\.b/x"):
+        required_version(block, "a.b/x")
+
+
+def test_the_modules_carry_their_pinned_versions() -> None:
+    assert "gitVersion=v1.34." in KUBERNETES.link_flags()
+    assert "gitMajor=1 " in KUBERNETES.link_flags()
+    assert KUBERNETES.link_flags().endswith("gitMinor=34")
+    assert "version.version=v3." in HELM.link_flags()
+    assert ETCD.link_flags() == "-s -w"
+
+
+def test_another_compiler_is_another_entry() -> None:
+    assert ETCD.key("go1.26.8") == ETCD.key("go1.26.8") != ETCD.key("go1.26.9")
+    assert len({module.key("go1.26.8") for module in (ETCD, HELM, KUBERNETES)}) == 3
+
+
+# --- programs that are there ------------------------------------------------
+
+
+def assets(directory: Path, *names: str, version: str = "v1.34.1") -> dict[str, str]:
+    for name in names:
+        program(directory / name, f"Kubernetes {version}")
+    return {"KUBEBUILDER_ASSETS": str(directory), "REKINDLE_CACHE": str(directory / "cache")}
+
+
+SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+def test_complete_assets_are_used_as_they_are(tmp_path: Path) -> None:
+    environment = assets(tmp_path, *SERVERS, "kubectl")
+    binaries = ensure_control_plane(silent, environment)
+    assert binaries.kube_controller_manager == tmp_path / "kube-controller-manager"
+    assert binaries.kubectl == tmp_path / "kubectl"
+
+
+def test_a_kubectl_near_the_servers_version_spares_a_build(tmp_path: Path) -> None:
+    environment = assets(tmp_path / "assets", *SERVERS)
+    kubectl = program(tmp_path / "bin" / "kubectl", "Client Version: v1.33.2-dispatcher")
+    binaries = ensure_control_plane(silent, {**environment, "PATH": f"{tmp_path}/bin:/bin"})
+    assert binaries.kubectl == kubectl
+
+
+def test_assets_too_old_for_the_controllers_built_here_are_refused(tmp_path: Path) -> None:
+    environment = assets(tmp_path, "etcd", "kube-apiserver", version="v1.31.0")
+    with pytest.raises(ToolchainError, match=r"kube-controller-manager, kube-scheduler.*1\.31"):
+        ensure_control_plane(silent, environment)
+
+
+def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="KUBEBUILDER_ASSETS"):
+        ensure_control_plane(silent, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
+
+
+def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
+    helm = program(tmp_path / "helm", "v3.19.0+g3d8990f")
+    assert ensure_helm(silent, {"PATH": f"{tmp_path}:/bin"}) == helm
+
+
+@pytest.mark.parametrize(
+    ("text", "minor"), [("Kubernetes v1.34.4", 34), ("v1.9.0-rc.1", 9), ("unknown", None)]
+)
+def test_the_minor_version_is_read(text: str, minor: int | None) -> None:
+    assert parse_minor(text) == minor
+
+
+# --- Java -------------------------------------------------------------------
+
+
+def java(home: Path, version: str) -> Path:
+    program(home / "bin" / "java")
+    (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return home
+
+
+def test_the_version_of_a_java_is_read_without_starting_it(tmp_path: Path) -> None:
+    assert java_version(java(tmp_path / "a", "17.0.15")) == 17
+    assert java_version(java(tmp_path / "b", "21")) == 21
+    assert java_version(tmp_path / "none") == 0
+
+
+def test_java_home_comes_before_path_and_the_systems_directory(tmp_path: Path) -> None:
+    jvms = tmp_path / "jvm"
+    system = java(jvms / "java-17", "17.0.1")
+    java(jvms / "java-11", "11.0.1")
+    on_path = java(tmp_path / "jdk21", "21.0.1")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(on_path / "bin" / "java")
+    own = java(tmp_path / "own", "17.0.2")
+    path = {"PATH": str(tmp_path / "bin")}
+    assert find_java({**path, "JAVA_HOME": str(own)}, jvms) == own
+    assert find_java(path, jvms) == on_path
+    assert find_java({}, jvms) == system
+
+
+def test_a_java_of_another_version_is_passed_over(tmp_path: Path) -> None:
+    newest = java(tmp_path / "jdk25", "25")
+    assert find_java({"JAVA_HOME": str(newest)}, tmp_path / "none") is None
