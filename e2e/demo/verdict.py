@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.history import History
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One query's sink against the reference execution's."""
-
-    rows: int
-    differences: tuple[str, ...]
+from rekindle.connectors.compare import Difference
 
 
 def failures(
@@ -24,7 +16,7 @@ def failures(
     plan: Sequence[str],
     expected_lost: Sequence[str],
     survivors: Sequence[str],
-    comparisons: Mapping[str, Comparison],
+    comparisons: Mapping[str, Difference],
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
@@ -33,7 +25,9 @@ def failures(
     found = []
     for query in survivors:
         if outage := history.outage(query, lost_at_s):
-            found.append(f"{query} had surviving replicas and still stopped at {outage.lost_s:.1f} s")
+            found.append(
+                f"{query} had surviving replicas and still stopped at {outage.lost_s:.1f} s"
+            )
     returns: list[tuple[float, str]] = []
     for query in expected_lost:
         outage = history.outage(query, lost_at_s)
@@ -50,8 +44,9 @@ def failures(
     elif planned != order:
         found.append(f"queries came back as {order}, planned was {planned}")
     for query, comparison in comparisons.items():
-        found += [f"{query}: {difference}" for difference in comparison.differences]
-        if not comparison.rows:
+        if comparison:
+            found.append(f"{query}: {comparison}")
+        if not comparison.expected_rows:
             found.append(f"{query} wrote no rows: nothing was compared")
     return found
 
@@ -61,7 +56,7 @@ def result(
     *,
     lost_at_s: float,
     plan: Sequence[str],
-    comparisons: Mapping[str, Comparison],
+    comparisons: Mapping[str, Difference],
     restored_from: Mapping[str, int],
     failed: Sequence[str],
 ) -> dict[str, Any]:
@@ -79,8 +74,8 @@ def result(
                 and outage.live_s
                 and round(outage.live_s - outage.lost_s, 2),
                 "restoredFromEpoch": restored_from.get(name),
-                "rowsCompared": comparisons[name].rows if name in comparisons else 0,
-                "differences": list(comparisons[name].differences) if name in comparisons else [],
+                "rowsCompared": comparisons[name].actual_rows if name in comparisons else 0,
+                "rowsEqual": name in comparisons and not comparisons[name],
             }
         )
     return {

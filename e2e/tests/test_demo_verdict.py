@@ -2,10 +2,11 @@
 
 import pytest
 
-from demo.verdict import Comparison, failures, result
+from demo.verdict import failures, result
 from harness.history import History
+from rekindle.connectors.compare import Difference
 
-SAME = {q: Comparison(10, ()) for q in ("keep", "first", "second")}
+SAME = {q: Difference(10, 10) for q in ("keep", "first", "second")}
 
 
 def _history(first_back: float, second_back: float) -> History:
@@ -44,8 +45,12 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
         (_history(15, 20), {"plan": ["first"]}, "does not name all"),
         (_history(15, 20), {"survivors": ["first"]}, "still stopped"),
         (_history(15, 20), {"expected_lost": ["keep"]}, "never said so"),
-        (_history(15, 20), {"comparisons": {"keep": Comparison(0, ())}}, "nothing was compared"),
-        (_history(15, 20), {"comparisons": {"keep": Comparison(3, ("lost",))}}, "keep: lost"),
+        (_history(15, 20), {"comparisons": {"keep": Difference(0, 0)}}, "nothing was compared"),
+        (
+            _history(15, 20),
+            {"comparisons": {"keep": Difference(3, 2, lost=1)}},
+            "keep: 1 rows lost",
+        ),
     ],
 )
 def test_each_way_to_go_wrong_is_a_failure(

@@ -1,0 +1,34 @@
+"""`make demo`: runs the story on a fresh embedded cluster; exit 0 means every row was equal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from demo.screen import Screen
+from demo.story import Story
+from harness.cluster import ROOT, EmbeddedCluster
+
+
+def main() -> int:
+    began = time.monotonic()
+    screen = Screen()
+    build = ROOT / "build" / "demo"
+    shutil.rmtree(build, ignore_errors=True)
+    build.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as directory:
+        cluster = EmbeddedCluster(Path(directory), nodes=5, report=screen.say)
+        with cluster:
+            wrong = Story(cluster, screen, build).run()
+    for sentence in wrong:
+        screen.say(f"[red]failed[/] {sentence}")
+    took = time.monotonic() - began
+    screen.say(f"{'[red]failed[/]' if wrong else '[green]succeeded[/]'} after {took:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The main job, end to end: a topology loses most of its nodes, and its queries come back in order.
+
+Each step is what a user would do or see; the verdict is `demo.verdict`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from demo.screen import Screen
+from demo.timeline import draw
+from demo.verdict import failures, result
+from harness import flights
+from harness.cluster import EmbeddedCluster, wait_for
+from harness.observe import Observer
+from harness.oracle import compare, last_epoch
+from rekindle.connectors.compare import Difference
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+from rekindle.topology.model import Topology
+
+NAME = "flights"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Which nodes die, and what that means for the queries."""
+
+    nodes: tuple[str, ...]
+    lost: tuple[str, ...]
+    survivors: tuple[str, ...]
+
+
+def choose_loss(topology: Topology, placed: dict[tuple[str, int], set[str]], size: int) -> Loss:
+    """The `size` nodes whose death stops the most queries while the most valuable one survives.
+
+    `placed`: (segment id, partition) -> nodes that run a replica of it.
+    """
+    queries = sorted(topology.spec.queries, key=lambda q: -q.priority)
+    nodes = sorted(set().union(*placed.values()))
+    best: Loss | None = None
+    for victims in itertools.combinations(nodes, size):
+        lost = tuple(
+            q.name
+            for q in queries
+            if any(
+                placed[s.id, p] <= set(victims)
+                for s in topology.ancestry(q)
+                for p in range(s.partitions)
+            )
+        )
+        survivors = tuple(q.name for q in queries if q.name not in lost)
+        loss = Loss(victims, lost, survivors)
+        if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
+            best = loss
+    if best is None or not best.lost:
+        raise RuntimeError(f"no {size} nodes whose loss leaves {queries[0].name} alive: {placed}")
+    return best
+
+
+class Story:
+    """Runs the demo on a cluster; `run` returns what failed, as sentences."""
+
+    def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
+        self.cluster = cluster
+        self.screen = screen
+        self.build = build
+        self.document = flights.manifest(NAME)
+        name, spec = load_topology(self.document)
+        self.topology = compile_topology(spec, name)
+
+    def run(self) -> list[str]:
+        flights.prepare_input(self.cluster.shared / "input")
+        self.cluster.make_volume("rekindle")
+        self.screen.say("helm install rekindle")
+        self.cluster.install()
+        self.screen.say("kubectl apply -f examples/flights/topology.yaml")
+        self.cluster.apply(self.document)
+        with Observer(lambda: self.cluster.status(NAME)) as observer:
+            self.screen.begin_table()
+            try:
+                lost_at_s, loss = self._lose_nodes(observer)
+                restored_from = self._recover(observer, loss)
+                self._finish(observer)
+            finally:
+                self.screen.end_table()
+        return self._judge(observer, lost_at_s, loss, restored_from)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
+        self._watch(observer, "all queries to be Live", observer.all_live, 120)
+        self._watch(
+            observer,
+            "a first checkpoint",
+            lambda: (observer.status.get("checkpoint") or {}).get("epoch", -1) > 0,
+            60,
+        )
+        loss = choose_loss(self.topology, self._placed(), 3)
+        at_s = observer.mark("lost", f"{', '.join(loss.nodes)} die")
+        self.screen.say(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
+        self.cluster.kill_nodes(list(loss.nodes))
+        return at_s, loss
+
+    def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
+        """Nodes come back one at a time until everything is Live and redundant again."""
+        self._watch(
+            observer,
+            "a recovery plan in the status",
+            lambda: (observer.status.get("recovery") or {}).get("plan"),
+            30,
+        )
+        for _ in loss.nodes:
+            name = self._background(observer, self.cluster.add_node)
+            observer.mark("joined", name)
+            self.screen.say(f"[blue]{name}[/] joins")
+            self._watch(observer, f"queries to use {name}", lambda: self._settled(observer), 60)
+        self._watch(observer, "all queries to be Live again", observer.all_live, 90)
+        tasks = (observer.status.get("dataPlane") or {}).get("tasks", [])
+        restored = {t["slot"]: t.get("restoredFrom", -1) for t in tasks}
+        return {
+            q.name: max(restored.get(f"{self._segment_of(q.name)}/0/{r}", -1) for r in range(2))
+            for q in self.topology.spec.queries
+        }
+
+    def _finish(self, observer: Observer) -> None:
+        """Wait until the whole input has gone through every query."""
+        last = last_epoch(self.topology, self.cluster.shared, self.build / "oracle")
+        self._watch(
+            observer,
+            f"epoch {last} in every sink",
+            lambda: min(observer.stable_epochs().values(), default=-1) >= last,
+            240,
+        )
+
+    def _judge(
+        self,
+        observer: Observer,
+        lost_at_s: float,
+        loss: Loss,
+        restored_from: dict[str, int],
+    ) -> list[str]:
+        self.screen.say("reference execution of the same input, in one process")
+        reference = self.build / "reference"
+        shutil.rmtree(reference, ignore_errors=True)
+        flights.run_reference(self.document, self.cluster.shared, reference)
+        comparisons = compare(self.document, self.cluster.shared, reference)
+        plan = next((p for at_s, p in observer.history.plans if at_s >= lost_at_s), ())
+        wrong = failures(
+            observer.history,
+            lost_at_s=lost_at_s,
+            plan=plan,
+            expected_lost=loss.lost,
+            survivors=loss.survivors,
+            comparisons=comparisons,
+        )
+        said = result(
+            observer.history,
+            lost_at_s=lost_at_s,
+            plan=plan,
+            comparisons=comparisons,
+            restored_from={q: restored_from[q] for q in loss.lost},
+            failed=wrong,
+        )
+        (self.build / "result.json").write_text(json.dumps(said, indent=2) + "\n")
+        draw(observer.history, self.build / "timeline.svg", "Rekindle: flights loses three nodes")
+        self._summary(comparisons)
+        return wrong
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _summary(self, comparisons: dict[str, Difference]) -> None:
+        for query, comparison in comparisons.items():
+            self.screen.say(f"{query}: {comparison}")
+        self.screen.say(f"timeline and figures are in {self.build}")
+
+    def _settled(self, observer: Observer) -> bool:
+        """Nothing open is still on its way, or all is Live."""
+        phases = [t.get("phase") for t in (observer.status.get("dataPlane") or {}).get("tasks", [])]
+        moving = any(p in ("Waiting", "Restoring", "CatchingUp") for p in phases)
+        unready = any(p.spec.node_name and not _ready(p) for p in self.cluster.tasks(NAME))
+        return observer.all_live() or not (moving or unready)
+
+    def _segment_of(self, query: str) -> str:
+        return next(s.id for s in self.topology.segments if query in s.queries)
+
+    def _placed(self) -> dict[tuple[str, int], set[str]]:
+        placed: dict[tuple[str, int], set[str]] = {}
+        for pod in self.cluster.tasks(NAME):
+            labels = pod.metadata.labels
+            key = labels["rekindle.dev/segment"], int(labels["rekindle.dev/partition"])
+            placed.setdefault(key, set()).add(pod.spec.node_name)
+        return placed
+
+    def _watch(
+        self, observer: Observer, what: str, probe: Callable[[], T | None], timeout_s: float
+    ) -> T:
+        def probe_and_show() -> T | None:
+            self.screen.update(observer.now(), observer.status, list(self.cluster.nodes))
+            return probe()
+
+        return wait_for(what, probe_and_show, timeout_s, every_s=0.25)
+
+    def _background(self, observer: Observer, work: Callable[[], T]) -> T:
+        """Run `work` while the table goes on updating."""
+        done: list[T] = []
+        thread = threading.Thread(target=lambda: done.append(work()))
+        thread.start()
+        self._watch(observer, "a node to join", lambda: not thread.is_alive(), 60)
+        return done[0]
+
+
+def _ready(pod: Any) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or [])
