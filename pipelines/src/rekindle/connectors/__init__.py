@@ -1,0 +1,19 @@
+"""Where rows come from and where they go: replayable sources, sinks that take an epoch once.
+
+`open_source` and `open_sink` choose the connector; `compare_sinks` says how two outputs differ.
+"""
+
+from rekindle.connectors.compare import Difference, compare_sinks, read_sink
+from rekindle.connectors.sink import Sink, open_sink
+from rekindle.connectors.source import ReplayableSource, SourceCut, open_source
+
+__all__ = [
+    "Difference",
+    "ReplayableSource",
+    "Sink",
+    "SourceCut",
+    "compare_sinks",
+    "open_sink",
+    "open_source",
+    "read_sink",
+]

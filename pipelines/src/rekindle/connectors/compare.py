@@ -1,0 +1,195 @@
+"""Did two executions write the same? The oracle of the demo and of every failure test.
+
+Files are compared by (query, partition, epoch), row by row in order; a row that is only in the
+expected file is lost, one that is only in the actual file is extra, and where a lost and an extra
+row stand at the same position they are one that differs. Rows that occur in several epochs where
+the expected output has them once are repeated.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rekindle.connectors.files_sink import SUFFIX, json_line, parse_name
+from rekindle.objects import Objects, open_objects
+from rekindle.topology.spec import QuerySpec
+
+Bundle = tuple[str, int, int]  # query, partition, epoch
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an actual output differs from the expected one; `not difference` means it does not.
+
+    `lost`, `repeated`, `differing` count rows; `examples` tell of the first few by file.
+    """
+
+    expected_rows: int
+    actual_rows: int
+    lost: int = 0
+    repeated: int = 0
+    differing: int = 0
+    files: tuple[Bundle, ...] = ()
+    examples: tuple[str, ...] = field(default=())
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.repeated or self.differing or self.files)
+
+    def __str__(self) -> str:
+        if not self:
+            return f"identical: {self.actual_rows} rows"
+        head = (
+            f"{self.lost} rows lost, {self.repeated} repeated, {self.differing} differing in "
+            f"{len(self.files)} files (expected {self.expected_rows} rows, got {self.actual_rows})"
+        )
+        return "\n".join((head, *(f"  {e}" for e in self.examples)))
+
+
+def read_sink(
+    place: QuerySpec | str,
+    format: str | None = None,
+    *,
+    until_epoch: int | None = None,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
+    """All rows of a `files` sink, by (query, partition, epoch), with these as first columns.
+
+    `place` is the query or its sink's URL (then `format` is "parquet" or "json"). JSON gives what
+    JSON can say: times are strings unless `schema` names their types.
+    """
+    url, format, query = _place(place, format)
+    tables = []
+    for bundle, name in _files(open_objects(url), format, query, until_epoch):
+        rows = _table(open_objects(url).get(name), format, schema)
+        stamps = {
+            "_query": pa.array([bundle[0]] * rows.num_rows, pa.string()),
+            "_partition": pa.array([bundle[1]] * rows.num_rows, pa.int32()),
+            "_epoch": pa.array([bundle[2]] * rows.num_rows, pa.int64()),
+        }
+        tables.append(pa.table({**stamps, **{n: rows.column(n) for n in rows.column_names}}))
+    if not tables:
+        return pa.table({"_query": [], "_partition": [], "_epoch": []})
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def compare_sinks(
+    expected: QuerySpec | str,
+    actual: QuerySpec | str,
+    format: str | None = None,
+    *,
+    until_epoch: int | None = None,
+) -> Difference:
+    """Compare two places row by row; with `until_epoch` only through that epoch (a run that is
+    still going on owes no more)."""
+    wanted = _lines(expected, format, until_epoch)
+    found = _lines(actual, format, until_epoch)
+    lost = differing = 0
+    repeated = 0
+    files: list[Bundle] = []
+    examples: list[str] = []
+    budget = Counter(line for lines in wanted.values() for line in lines)
+    for bundle in sorted(wanted.keys() | found.keys()):
+        theirs, ours = wanted.get(bundle, []), found.get(bundle, [])
+        if theirs == ours:
+            continue
+        files.append(bundle)
+        missing, extra = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+        changed = _changed(theirs, ours) if missing and extra else 0
+        moved = 0 if missing or extra else sum(a != b for a, b in zip(theirs, ours, strict=True))
+        lost += missing.total() - changed
+        repeated += extra.total() - changed
+        differing += changed + moved
+        examples += _examples(bundle, missing, extra, budget, moved)
+    return Difference(
+        expected_rows=sum(map(len, wanted.values())),
+        actual_rows=sum(map(len, found.values())),
+        lost=lost,
+        repeated=repeated,
+        differing=differing,
+        files=tuple(files),
+        examples=tuple(examples[:SHOWN]),
+    )
+
+
+def _changed(theirs: list[str], ours: list[str]) -> int:
+    """Positions at which both files have a row, and the rows are in one file only."""
+    only_theirs, only_ours = set(theirs) - set(ours), set(ours) - set(theirs)
+    pairs = zip(theirs, ours, strict=False)
+    return sum(a in only_theirs and b in only_ours for a, b in pairs)
+
+
+def _examples(
+    bundle: Bundle, missing: Counter[str], extra: Counter[str], budget: Counter[str], moved: int
+) -> list[str]:
+    where = f"{bundle[0]} partition {bundle[1]} epoch {bundle[2]}"
+    found = [f"{where}: expected {line}" for line in list(missing)[:SHOWN]]
+    found += [
+        f"{where}: {'again' if budget[line] else 'unexpected'} {line}"
+        for line in list(extra)[:SHOWN]
+    ]
+    return found or [f"{where}: {moved} rows in another order"]
+
+
+def _place(place: QuerySpec | str, format: str | None) -> tuple[str, str, str | None]:
+    if isinstance(place, str):
+        return place, _format_at(place) if format is None else format, None
+    if place.sink.files is None:
+        raise ValueError(f"query {place.name} has no files sink to read")
+    return place.sink.files.url, place.sink.files.format, place.name
+
+
+def _format_at(url: str) -> str:
+    names = [i.name for i in open_objects(url).list() if parse_name(i.name)]
+    return "json" if any(n.endswith(SUFFIX["json"]) for n in names) else "parquet"
+
+
+def _files(
+    objects: Objects, format: str, query: str | None, until_epoch: int | None
+) -> list[tuple[Bundle, str]]:
+    bundles = []
+    for info in objects.list():
+        bundle = parse_name(info.name)
+        if bundle is None or not info.name.endswith(SUFFIX[format]):
+            continue
+        if query not in (None, bundle[0]) or (until_epoch is not None and bundle[2] > until_epoch):
+            continue
+        bundles.append((bundle, info.name))
+    return sorted(bundles)
+
+
+def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
+    if format == "parquet":
+        return pq.read_table(io.BytesIO(data))
+    from pyarrow import json as pa_json
+
+    options = pa_json.ParseOptions(explicit_schema=schema)
+    return pa_json.read_json(io.BytesIO(data), parse_options=options)
+
+
+def _lines(
+    place: QuerySpec | str, format: str | None, until_epoch: int | None
+) -> Mapping[Bundle, list[str]]:
+    """The rows of every file in a form in which equal rows are equal strings."""
+    url, format, query = _place(place, format)
+    objects = open_objects(url)
+    return {
+        bundle: _rows_as_lines(objects.get(name), format)
+        for bundle, name in _files(objects, format, query, until_epoch)
+    }
+
+
+def _rows_as_lines(data: bytes, format: str) -> list[str]:
+    if format == "parquet":
+        rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data)).to_pylist()
+        return [json_line(row) for row in rows]
+    return [json_line(json.loads(line)) for line in data.decode().splitlines()]

@@ -1,0 +1,54 @@
+"""Which epoch a row belongs to: integer arithmetic, the same on every machine (design §3).
+
+Pure: times and row numbers in, epochs out. Rates come as floats from a manifest and are taken as
+the decimal number a person wrote, so that 0.1 is a tenth.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+_INT64_MAX = 2**63 - 1
+SECOND_US = 1_000_000
+
+
+def exact(rate: float) -> Fraction:
+    """The decimal number a person wrote: exact(0.1) == 1/10."""
+    return Fraction(repr(rate))
+
+
+def epochs_by_time(times: Int64s, speedup: float, interval_us: int) -> Int64s:
+    """floor(((t − t_first) / speedup) / Δ) for non-decreasing times in microseconds."""
+    rate = exact(speedup)
+    return scaled(times - times[0], rate.denominator, rate.numerator * interval_us)
+
+
+def epochs_by_count(rows: int, rows_per_second: float, interval_us: int) -> Int64s:
+    """floor((i / rps) / Δ) for the row numbers 0 .. rows − 1."""
+    rate = exact(rows_per_second)
+    numbers = np.arange(rows, dtype=np.int64)
+    return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * interval_us)
+
+
+def first_row(epoch: int, rows_per_second: float, interval_us: int) -> int:
+    """The lowest row number whose `epochs_by_count` is at least `epoch`."""
+    rate = exact(rows_per_second)
+    numerator = epoch * interval_us * rate.numerator
+    return -(-numerator // (rate.denominator * SECOND_US))
+
+
+def scaled(values: Int64s, multiplier: int, divisor: int, addend: int = 0) -> Int64s:
+    """floor((values · multiplier + addend) / divisor) for non-negative values; falls back to
+    Python's integers where 64 bits would overflow."""
+    top = max(int(values.max(initial=0)), 1) * multiplier + addend
+    if max(top, divisor) <= _INT64_MAX:
+        small: Int64s = (values * np.int64(multiplier) + np.int64(addend)) // np.int64(divisor)
+        return small
+    big: Any = (values.astype(object) * multiplier + addend) // divisor
+    return np.asarray(big, dtype=np.int64)

@@ -1,0 +1,129 @@
+"""The generator's mini-language: `name` or `name(argument, ...)`; arguments may be quoted or calls.
+
+Pure parsing; `rekindle.connectors.generator` says what the names mean.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<quoted>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")|(?P<mark>[(),])|"
+    r"(?P<bare>[^(),'\"]+))"
+)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class ExpressionError(ValueError):
+    """A column's expression is not one; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A name with its arguments, each a text or a call."""
+
+    name: str
+    arguments: tuple[str | Call, ...] = ()
+
+    def text(self, index: int) -> str:
+        """Argument `index` as a text."""
+        if index >= len(self.arguments):
+            raise ExpressionError(f"{self.name} needs {index + 1} arguments")
+        argument = self.arguments[index]
+        if isinstance(argument, Call):
+            raise ExpressionError(f"{self.name} takes no expression as argument {index + 1}")
+        return argument
+
+    def call(self, index: int) -> Call:
+        """Argument `index` as an expression."""
+        argument = self.arguments[index]
+        return argument if isinstance(argument, Call) else parse_expression(argument)
+
+    def number(self, index: int) -> float:
+        try:
+            return float(self.text(index))
+        except ValueError as e:
+            raise ExpressionError(f"{self.text(index)!r} is not a number") from e
+
+    def integer(self, index: int) -> int:
+        try:
+            return int(self.text(index))
+        except ValueError as e:
+            raise ExpressionError(f"{self.text(index)!r} is not an integer") from e
+
+    def integers(self, *defaults: int | None) -> list[int]:
+        """All arguments as integers; None means that the argument is required."""
+        self._expect(len(defaults))
+        given = range(len(self.arguments))
+        return [
+            self.integer(i) if i in given or default is None else default
+            for i, default in enumerate(defaults)
+        ]
+
+    def numbers(self, *defaults: float | None) -> list[float]:
+        """All arguments as doubles; None means that the argument is required."""
+        self._expect(len(defaults))
+        given = range(len(self.arguments))
+        return [
+            self.number(i) if i in given or default is None else default
+            for i, default in enumerate(defaults)
+        ]
+
+    def _expect(self, most: int) -> None:
+        if len(self.arguments) > most:
+            raise ExpressionError(f"{self.name} takes at most {most} arguments")
+
+
+def parse_expression(text: str) -> Call:
+    """`"null(0.1, choice(a, 'b c'))"` -> nested calls. Raises ExpressionError."""
+    tokens = _tokens(text)
+    call, rest = _call(tokens, text)
+    if rest:
+        raise ExpressionError(f"{text!r} goes on after its end with {rest[0][1]!r}")
+    return call
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    tokens, at = [], 0
+    text = text.strip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ExpressionError(f"{text!r} has an open quote")
+        kind = match.lastgroup or ""
+        value = match[kind]
+        if kind == "quoted":
+            tokens.append((kind, value[1:-1].replace(value[0] * 2, value[0])))
+        elif value.strip():
+            tokens.append((kind, value.strip()))
+        at = match.end()
+    return tokens
+
+
+def _call(tokens: list[tuple[str, str]], text: str) -> tuple[Call, list[tuple[str, str]]]:
+    if not tokens or tokens[0][0] != "bare" or not _NAME.fullmatch(tokens[0][1]):
+        raise ExpressionError(f"{text!r} does not start with a name")
+    name, rest = tokens[0][1], tokens[1:]
+    if rest[:1] != [("mark", "(")]:
+        return Call(name), rest
+    rest = rest[1:]
+    arguments: list[str | Call] = []
+    while rest and rest[0] != ("mark", ")"):
+        if arguments:
+            if rest[0] != ("mark", ","):
+                raise ExpressionError(f"{text!r} lacks a comma before {rest[0][1]!r}")
+            rest = rest[1:]
+        argument, rest = _argument(rest, text)
+        arguments.append(argument)
+    if not rest:
+        raise ExpressionError(f"{text!r} lacks a closing parenthesis")
+    return Call(name, tuple(arguments)), rest[1:]
+
+
+def _argument(tokens: list[tuple[str, str]], text: str) -> tuple[str | Call, list[tuple[str, str]]]:
+    if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1] == ("mark", "("):
+        return _call(tokens, text)
+    if not tokens or tokens[0][0] == "mark":
+        raise ExpressionError(f"{text!r} lacks an argument")
+    return tokens[0][1], tokens[1:]

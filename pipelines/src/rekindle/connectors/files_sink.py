@@ -1,0 +1,153 @@
+"""The sink `files`: one file for each (query, partition, epoch), created if absent, never replaced.
+
+The name is the bundle's number, the directory listing is the outside's answer to "what was last",
+and put-if-absent makes replicas, replays and zombies harmless: the file they would write is there,
+with the rows they would write (FlameStream §V; design §9). An epoch without rows has no file.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import io
+import json
+import math
+import re
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rekindle.errors import SinkRefused
+from rekindle.objects import LocalObjects, Objects, PlaceLost, Retry, open_objects, to_json
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.topology.spec import FilesSinkSpec
+
+MARKER = "_rekindle.json"
+SUFFIX = {"parquet": "parquet", "json": "jsonl"}
+_NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(parquet|jsonl)")
+
+
+def file_name(query: str, partition: int, epoch: int, format: str) -> str:
+    """The name of one epoch's file, below the sink's URL."""
+    return f"{query}-p{partition:03d}-e{epoch:012d}.{SUFFIX[format]}"
+
+
+def parse_name(name: str) -> tuple[str, int, int] | None:
+    """Query, partition and epoch of a file name; None if it is not a sink's file."""
+    match = _NAME.fullmatch(name)
+    return (match["query"], int(match["partition"]), int(match["epoch"])) if match else None
+
+
+class FilesSink:
+    """See the module. One partition of one query; not shared between threads."""
+
+    def __init__(
+        self,
+        query: str,
+        spec: FilesSinkSpec,
+        partition: int,
+        topology_uid: str,
+        schema: pa.Schema,
+        retry: Retry | None = None,
+    ) -> None:
+        self._query = query
+        self._format = spec.format
+        self._partition = partition
+        self._schema = schema
+        self._retry = retry or Retry()
+        self._objects = _own(query, spec.url, topology_uid, self._retry)
+
+    def last_epoch(self) -> int:
+        prefix = f"{self._query}-p{self._partition:03d}-e"
+        try:
+            infos = self._retry.run(lambda: self._objects.list(prefix))
+        except OSError as e:
+            raise self._refused("cannot be listed", e) from e
+        parsed = (parse_name(info.name) for info in infos)
+        return max((p[2] for p in parsed if p and p[0] == self._query), default=NO_EPOCH)
+
+    def write(self, batch: EpochBatch) -> bool:
+        if batch.kind is not Kind.STABLE:
+            raise ValueError(f"a sink takes stable epochs only, not {batch.kind} {batch.epoch}")
+        if not batch.rows.num_rows:
+            return False
+        name = file_name(self._query, self._partition, batch.epoch, self._format)
+        try:
+            if self._retry.run(lambda: self._objects.exists(name)):
+                return False
+            data = encode(batch.rows.cast(self._schema), self._format)
+            return self._retry.run(lambda: self._objects.put(name, data))
+        except OSError as e:
+            raise self._refused(f"cannot take epoch {batch.epoch}", e) from e
+
+    def _refused(self, what: str, error: OSError) -> SinkRefused:
+        url = self._objects.url
+        hint = "; put it back, or restart the topology's tasks" if _is_lost(error) else ""
+        return SinkRefused(f"query {self._query}: the sink {url} {what}: {error}{hint}")
+
+
+def _is_lost(error: OSError) -> bool:
+    return isinstance(error, PlaceLost)
+
+
+def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
+    """Open the place for a topology, or refuse it because it is another's."""
+    try:
+        objects = open_objects(url)
+        marker = retry.run(lambda: objects.mark(MARKER, to_json({"topologyUid": topology_uid})))
+    except (OSError, ValueError, ImportError) as e:
+        raise SinkRefused(f"query {query}: the sink {url} cannot be opened: {e}") from e
+    try:
+        owner = json.loads(marker)["topologyUid"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise SinkRefused(
+            f"query {query}: {url}/{MARKER} is not Rekindle's; use another url"
+        ) from e
+    if owner != topology_uid:
+        raise SinkRefused(
+            f"query {query}: {url} belongs to the topology with uid {owner}, not {topology_uid}; "
+            "use another url, or remove the old output if nobody needs it"
+        )
+    if isinstance(objects, LocalObjects):
+        objects.remove_stale_temps()
+    return objects
+
+
+def encode(rows: pa.Table, format: str) -> bytes:
+    """The bytes of a file: the same rows give the same bytes with the same pyarrow."""
+    if format == "json":
+        return "".join(json_line(row) + "\n" for row in rows.to_pylist()).encode()
+    sink = io.BytesIO()
+    pq.write_table(rows.combine_chunks(), sink, compression="zstd", version="2.6")
+    return sink.getvalue()
+
+
+def json_line(row: dict[str, Any]) -> str:
+    return json.dumps(_jsonable(row), ensure_ascii=False, separators=(",", ":"))
+
+
+def _jsonable(value: Any) -> Any:
+    """Times in ISO 8601, doubles by their shortest exact form, what JSON lacks as a string."""
+    match value:
+        case dict():
+            return {str(k): _jsonable(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_jsonable(v) for v in value]
+        case dt.datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case dt.date() | dt.time():
+            return value.isoformat()
+        case dt.timedelta():
+            return value // dt.timedelta(microseconds=1)
+        case float() if math.isnan(value):
+            return "NaN"
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case decimal.Decimal():
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            return value

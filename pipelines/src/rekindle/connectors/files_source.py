@@ -1,0 +1,271 @@
+"""The source `files`: csv, parquet or JSON lines, sorted once, then cut into epochs.
+
+The first opening reads the input, sorts it (stable) by `orderBy` and writes it to the task's disk
+as one Arrow file with an index of its epochs; cuts are slices of the memory-mapped file, so that
+resident memory stays small and a restart finds all of it done. The prepared file is named by what
+it was made of (spec, schema, and each file's size and time), so a changed input is prepared anew;
+an input must not change during its topology's life, for replays would not be replays.
+
+The tuple time t of a row is its `orderBy` column if that is a time, else its event time; where t
+steps back or is NULL the row belongs to the open epoch (design §3). With `speedup` a row's epoch is
+floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i / rowsPerSecond) / Δ).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.connectors.cuts import Int64s, epochs_by_count, epochs_by_time
+from rekindle.connectors.files_read import FoundFile, find_files, read_batches
+from rekindle.connectors.source import SourceCut
+from rekindle.errors import SourceFailed
+from rekindle.objects import to_json
+from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
+from rekindle.topology.model import Node
+from rekindle.topology.spec import FilesSourceSpec, SourceSpec
+
+VERSION = 1
+ROWS_PER_BATCH = 65_536
+_INDEX = pa.schema([("epoch", pa.int64()), ("start", pa.int64()), ("max_time", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What has to be known to prepare a source."""
+
+    name: str
+    files: FilesSourceSpec
+    schema: pa.Schema
+    event_time: str | None
+    interval_us: int
+
+
+def open_files(
+    source: SourceSpec, node: Node, epoch_interval_us: int, work_dir: Path
+) -> FilesSource:
+    """Prepare the source unless that was done, and open it. Raises SourceFailed."""
+    if source.files is None:
+        raise ValueError(f"source {source.name} has no files")
+    job = _Job(source.name, source.files, node.schema, node.event_time, epoch_interval_us)
+    _check(job)
+    fs, found = find_files(job.files.url, job.name)
+    base = f"source-{node.id}-{_fingerprint(job, found)}"
+    rows, index = work_dir / f"{base}.arrow", work_dir / f"{base}.index"
+    if not index.exists():
+        try:
+            work_dir.mkdir(parents=True, exist_ok=True)
+            _prepare(job, fs, found, rows, index)
+        except OSError as e:
+            raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
+        _remove_others(work_dir, f"source-{node.id}-", base)
+    lateness = source.event_time.lateness if source.event_time else 0
+    return FilesSource(rows, index, lateness)
+
+
+class FilesSource:
+    """A prepared input: slices of a memory-mapped file."""
+
+    def __init__(self, rows: Path, index: Path, lateness_us: int) -> None:
+        self._rows = _map(rows)
+        marks = _map(index)
+        self._epochs = _int64s(marks.column("epoch"))
+        self._starts = np.append(_int64s(marks.column("start")), self._rows.num_rows)
+        self._max_times = _int64s(marks.column("max_time"))
+        self._lateness_us = lateness_us
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows.schema
+
+    @property
+    def last_epoch(self) -> int:
+        return int(self._epochs[-1]) if len(self._epochs) else NO_EPOCH
+
+    def cut(self, epoch: int) -> SourceCut:
+        """Epoch `epoch`'s rows; past the last one none, with END_OF_INPUT."""
+        at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
+        here = at >= 0 and self._epochs[at] == epoch
+        start, end = (int(self._starts[at]), int(self._starts[at + 1])) if here else (0, 0)
+        return SourceCut(self._rows.slice(start, end - start), self._watermark(epoch, at))
+
+    def close(self) -> None:
+        self._rows = self._rows.schema.empty_table()
+
+    def _watermark(self, epoch: int, at: int) -> int:
+        if epoch > self.last_epoch:
+            return END_OF_INPUT
+        newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
+        return newest if newest == NO_WATERMARK else newest - self._lateness_us
+
+
+def _check(job: _Job) -> None:
+    files = job.files
+    if files.order_by is not None and files.order_by not in job.schema.names:
+        raise SourceFailed(
+            f"source {job.name}: orderBy names {files.order_by}, which is not in the schema "
+            f"({', '.join(job.schema.names)})"
+        )
+    if files.speedup is None and files.rows_per_second is None:
+        raise SourceFailed(
+            f"source {job.name}: files need a pace; give speedup (by event time) or rowsPerSecond"
+        )
+    if files.speedup is not None and _time_column(job) is None:
+        raise SourceFailed(
+            f"source {job.name}: speedup needs a time to go by; give eventTime, or an orderBy "
+            "column of type TIMESTAMP or DATE, or use rowsPerSecond"
+        )
+
+
+def _time_column(job: _Job) -> str | None:
+    """The column of the tuple time."""
+    order_by = job.files.order_by
+    if order_by is not None:
+        kind = job.schema.field(order_by).type
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return order_by
+    return job.event_time
+
+
+def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
+    parts = {
+        "version": VERSION,
+        "files": [(f.path, f.identity) for f in found],
+        "spec": job.files.model_dump(mode="json"),
+        "schema": job.schema.to_string(),
+        "event_time": job.event_time,
+        "interval_us": job.interval_us,
+    }
+    return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()
+
+
+def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
+    """Stage the input as it stands, write it sorted, index it. The index appears last: where it is,
+    the rows are whole."""
+    token = uuid.uuid4().hex
+    stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
+    try:
+        counts = _write(stage, job.schema, _read_all(job, fs, found))
+        staged = _map(stage)
+        order = _order(job, staged, found, counts)
+        if order is None:
+            stage.replace(final)
+        else:
+            _write(final, job.schema, [_permuted(staged, order)])
+        del staged
+        final.replace(rows)
+        marks = _index(job, _map(rows))
+        _write(final, _INDEX, [marks.to_batches()])
+        final.replace(index)
+    finally:
+        stage.unlink(missing_ok=True)
+        final.unlink(missing_ok=True)
+
+
+def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[pa.RecordBatch]]:
+    for file in found:
+        yield read_batches(
+            fs, file.path, job.files.format, job.schema, job.files.null_value, job.name
+        )
+
+
+def _write(path: Path, schema: pa.Schema, parts: Any) -> list[int]:
+    """Write parts (each an iterable of batches) into one Arrow file; the rows of each part."""
+    counts = []
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for part in parts:
+            counts.append(0)
+            for batch in part:
+                writer.write(batch)
+                counts[-1] += batch.num_rows
+    return counts
+
+
+def _order(
+    job: _Job, staged: pa.Table, found: list[FoundFile], counts: list[int]
+) -> pa.Array | None:
+    """The stable sort's permutation; None if the input is in order."""
+    if job.files.order_by is None:
+        return None
+    key = staged.column(job.files.order_by)
+    if key.null_count:
+        row = int(pc.index(key.is_null(), True).as_py())
+        for file, count in zip(found, counts, strict=True):
+            if row < count:
+                raise SourceFailed(
+                    f"source {job.name}: {file.path}: column {job.files.order_by}, row {row + 1}: "
+                    "NULL has no place in orderBy's order; remove the row, or order by another "
+                    "column"
+                )
+            row -= count
+    order = pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
+    positions = _int64s(order.cast(pa.int64()))
+    return None if np.array_equal(positions, np.arange(len(positions))) else order
+
+
+def _permuted(table: pa.Table, order: pa.Array) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(order), ROWS_PER_BATCH):
+        taken = table.take(order.slice(start, ROWS_PER_BATCH)).combine_chunks()
+        yield from taken.to_batches()
+
+
+def _index(job: _Job, table: pa.Table) -> pa.Table:
+    """One row for each epoch that has rows: its first row, and the newest event time through it."""
+    if not table.num_rows:
+        return _INDEX.empty_table()
+    epochs = _epochs(job, table)
+    starts = np.flatnonzero(np.diff(epochs, prepend=epochs[0] - 1))
+    if job.event_time is None:
+        newest = np.full(len(starts), NO_WATERMARK, dtype=np.int64)
+    else:
+        running = _running_max(table.column(job.event_time))
+        newest = running[np.append(starts[1:], table.num_rows) - 1]
+    return pa.table([epochs[starts], starts.astype(np.int64), newest], schema=_INDEX)
+
+
+def _epochs(job: _Job, table: pa.Table) -> Int64s:
+    if job.files.speedup is None:
+        if job.files.rows_per_second is None:
+            raise ValueError("checked in _check")
+        return epochs_by_count(table.num_rows, job.files.rows_per_second, job.interval_us)
+    column = _time_column(job)
+    times = _running_max(table.column(column))
+    known = times[times != NO_WATERMARK]
+    if not len(known):
+        raise SourceFailed(
+            f"source {job.name}: column {column} is NULL in every row, so speedup has no time to "
+            "go by; use rowsPerSecond"
+        )
+    times[times == NO_WATERMARK] = known[0]
+    return epochs_by_time(times, job.files.speedup, job.interval_us)
+
+
+def _running_max(column: pa.ChunkedArray) -> Int64s:
+    """The newest time through each row in microseconds; NO_WATERMARK before any."""
+    micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
+    values = _int64s(pc.fill_null(micros, NO_WATERMARK))
+    return np.maximum.accumulate(values)
+
+
+def _int64s(column: Any) -> Int64s:
+    values: Int64s = np.array(column.to_numpy(), dtype=np.int64)
+    return values
+
+
+def _map(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:
+    """Remove what was prepared from another input or spec of this source."""
+    for path in work_dir.glob(f"{prefix}*"):
+        if not path.name.startswith(keep):
+            path.unlink(missing_ok=True)

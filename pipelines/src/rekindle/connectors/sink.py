@@ -1,0 +1,40 @@
+"""The edge where results leave: a sink takes each epoch of a stream's partition once.
+
+FlameStream's barrier (§V-A2): one bundle is outstanding at a time, the outside takes a bundle whole
+and can say which was the last. Because epochs are deterministic, a sink needs no transaction with
+the checkpoints: on restart it asks, and drops what the outside already has (design §9).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from rekindle.errors import SinkRefused
+from rekindle.streams.epochs import EpochBatch
+from rekindle.topology.spec import QuerySpec
+
+
+class Sink(Protocol):
+    """One query's output from one partition of its stream."""
+
+    def last_epoch(self) -> int:
+        """The newest epoch the outside holds, asked of the outside; NO_EPOCH if none."""
+        ...
+
+    def write(self, batch: EpochBatch) -> bool:
+        """Make a stable epoch durable. True if this call created it; False if it was there (another
+        replica, or an earlier life) or has no rows. When it returns, the epoch is durable. Raises
+        SinkRefused if the outside cannot take it now; the same call may be made again."""
+        ...
+
+
+def open_sink(query: QuerySpec, partition: int, topology_uid: str, schema: pa.Schema) -> Sink:
+    """The sink of `query` for rows of `schema`. Raises SinkRefused if the place is another's."""
+    if query.sink.files is not None:
+        from rekindle.connectors.files_sink import FilesSink
+
+        return FilesSink(query.name, query.sink.files, partition, topology_uid, schema)
+    kind = next((k for k in ("kafka", "stream") if getattr(query.sink, k) is not None), "none")
+    raise SinkRefused(f"query {query.name}: sinks of kind {kind} are not built yet; use files")

@@ -1,0 +1,348 @@
+"""Objects that are created once and never replaced, on a local disk or an object store.
+
+Sinks and the checkpoint store are built on one primitive, put-if-absent: whoever comes first wins,
+and a reader sees all of an object or nothing (design §9; FlameStream §V-A2 asks of a consumer that
+a bundle is taken as a whole). It knows nothing of epochs, manifests or tables.
+
+The place itself is marked by a small object at its root. It is written when the place is opened and
+looked for before every put: a root that was moved away, or a volume that is no longer mounted,
+makes writes fail instead of silently growing a second, empty place.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import inspect
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import fsspec
+
+T = TypeVar("T")
+
+TEMP_SUFFIX = ".tmp"
+STALE_TEMP_S = 600.0
+CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+"""Protocols whose fsspec file systems create a file only if it is absent, in one step."""
+
+
+class PlaceLost(OSError):
+    """The root of an opened place is gone, or another place stands where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """`modified` is in seconds since the epoch by the store's own clock."""
+
+    name: str
+    bytes: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Bounded exponential back-off for errors that may pass."""
+
+    attempts: int = 4
+    first_s: float = 0.05
+    factor: float = 4.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def run(self, action: Callable[[], T]) -> T:
+        delay = self.first_s
+        for attempt in range(self.attempts):
+            try:
+                return action()
+            except (FileExistsError, FileNotFoundError, PlaceLost, PermissionError):
+                raise
+            except (OSError, TimeoutError):
+                if attempt == self.attempts - 1:
+                    raise
+            self.sleep(delay)
+            delay *= self.factor
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class Objects(Protocol):
+    """A flat space of named objects below a URL. Names use `/`; none starts with a dot."""
+
+    url: str
+
+    def mark(self, name: str, data: bytes) -> bytes:
+        """Open the place: make its root and marker if they are absent; the marker that stands."""
+        ...
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Create `name`; False if it exists. Raises PlaceLost, OSError."""
+        ...
+
+    def get(self, name: str) -> bytes: ...
+    def exists(self, name: str) -> bool: ...
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Objects whose name starts with `prefix`, sorted by name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove `name`; nothing happens if it is absent."""
+        ...
+
+
+def open_objects(url: str, **storage_options: Any) -> Objects:
+    """The objects below an fsspec URL. Raises ValueError if it cannot create conditionally."""
+    protocol, path = split_url(url)
+    if protocol == "file":
+        return LocalObjects(url, Path(path))
+    return RemoteObjects(url, protocol, **storage_options)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Protocol and path of a URL; a plain path is a local one."""
+    if "://" not in url:
+        return "file", str(Path(url).absolute())
+    protocol, _, path = url.partition("://")
+    return ("file" if protocol == "local" else protocol), path
+
+
+class LocalObjects:
+    """Objects as files: written beside their place, flushed to disk, then linked (POSIX `link` does
+    not replace). Temporaries are hidden, carry a random name, and are removed when 10 minutes old;
+    a writer so slow that it loses its temporary writes it again."""
+
+    def __init__(self, url: str, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.url = url
+        self.root = root
+        self._clock = clock
+        self._marker: tuple[str, bytes] | None = None
+
+    def mark(self, name: str, data: bytes) -> bytes:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._create(name, data)
+        self._marker = (name, self.get(name))
+        return self._marker[1]
+
+    def put(self, name: str, data: bytes) -> bool:
+        self._check_place()
+        if (self.root / name).exists():
+            return False
+        return self._create(name, data)
+
+    def get(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self._check_place()
+        base = self.root / prefix.rpartition("/")[0]
+        found = (self._info(path) for path in self._walk(base))
+        return sorted(
+            (info for info in found if info is not None and info.name.startswith(prefix)),
+            key=lambda info: info.name,
+        )
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def remove_stale_temps(self, directory: str = "") -> int:
+        """Remove what dead writers left in one directory; how many files that were."""
+        limit = self._clock() - STALE_TEMP_S
+        removed = 0
+        for path in (self.root / directory).glob(f".*{TEMP_SUFFIX}"):
+            try:
+                if path.stat().st_mtime < limit:
+                    path.unlink()
+                    removed += 1
+            except FileNotFoundError:
+                continue
+        return removed
+
+    def _check_place(self) -> None:
+        if self._marker is None:
+            return
+        name, data = self._marker
+        try:
+            there = (self.root / name).read_bytes()
+        except OSError as e:
+            raise PlaceLost(
+                errno.ENOENT, f"{self.url} is gone (its marker {name} cannot be read: {e.strerror})"
+            ) from e
+        if there != data:
+            raise PlaceLost(errno.ESTALE, f"another place stands at {self.url}: {name} differs")
+
+    def _create(self, name: str, data: bytes) -> bool:
+        path = self.root / name
+        if path.parent != self.root:
+            _make_below(self.root, path.parent)
+        while True:
+            temp = path.with_name(f".{path.name[:120]}.{uuid.uuid4().hex}{TEMP_SUFFIX}")
+            try:
+                _write_durably(temp, data)
+                os.link(temp, path)
+                _flush_directory(path.parent)
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                if not path.parent.is_dir():
+                    raise
+            except OSError as e:
+                if e.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                    raise OSError(
+                        e.errno,
+                        f"the file system of {self.url} has no hard links, without which a file "
+                        "cannot be created whole and only once; use another volume or s3://",
+                    ) from e
+                raise
+            finally:
+                temp.unlink(missing_ok=True)
+
+    def _walk(self, base: Path) -> Iterator[Path]:
+        for directory, _, files in os.walk(base):
+            yield from (Path(directory) / f for f in files if not f.startswith("."))
+
+    def _info(self, path: Path) -> ObjectInfo | None:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        name = path.relative_to(self.root).as_posix()
+        return ObjectInfo(name, stat.st_size, stat.st_mtime)
+
+
+def _make_below(root: Path, directory: Path) -> None:
+    """mkdir -p that never makes the root itself."""
+    missing = []
+    while directory != root and not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    """A file that is linked can never be repaired, so its bytes reach the disk first."""
+    with path.open("xb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class RemoteObjects:
+    """Objects of an object store, by fsspec's `pipe_file(mode="create")`: S3's `If-None-Match: *`,
+    GCS's `ifGenerationMatch=0`, Azure's `overwrite=False`."""
+
+    def __init__(self, url: str, protocol: str, **storage_options: Any) -> None:
+        if protocol not in CONDITIONAL:
+            raise ValueError(
+                f"{protocol}:// cannot create an object only if it is absent; "
+                f"use file:// or one of {', '.join(sorted(p + '://' for p in CONDITIONAL))}"
+            )
+        self.url = url.rstrip("/")
+        self._fs, root = fsspec.core.url_to_fs(self.url, **storage_options)
+        self._root = str(root).rstrip("/")
+        self._marker: tuple[str, bytes] | None = None
+        pipe = getattr(self._fs, "_pipe_file", self._fs.pipe_file)
+        if "mode" not in inspect.signature(pipe).parameters:
+            raise ValueError(
+                f"the installed fsspec file system for {protocol}:// is too old to create an "
+                "object only if it is absent; upgrade it (s3fs: 2025.7 or newer)"
+            )
+
+    def mark(self, name: str, data: bytes) -> bytes:
+        self._create(name, data)
+        self._marker = (name, self.get(name))
+        return self._marker[1]
+
+    def put(self, name: str, data: bytes) -> bool:
+        return self._create(name, data)
+
+    def get(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(self._path(name)))
+
+    def exists(self, name: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(self._path(name)))
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self._fs.invalidate_cache()
+        base = self._path(prefix.rpartition("/")[0])
+        try:
+            found = self._fs.find(base, detail=True)
+        except FileNotFoundError:
+            return []
+        infos = (self._info(path, detail) for path, detail in found.items())
+        return sorted(
+            (info for info in infos if info.name.startswith(prefix)), key=lambda info: info.name
+        )
+
+    def delete(self, name: str) -> None:
+        try:
+            self._fs.rm_file(self._path(name))
+        except FileNotFoundError:
+            return
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self._fs.pipe_file(self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as e:
+            if _precondition_failed(e):
+                return False
+            raise
+        return True
+
+    def _info(self, path: str, detail: dict[str, Any]) -> ObjectInfo:
+        name = str(self._fs._strip_protocol(path))[len(self._root) + 1 :]
+        stamp = next(
+            (
+                detail[k]
+                for k in ("mtime", "LastModified", "updated", "last_modified", "created")
+                if detail.get(k) is not None
+            ),
+            None,
+        )
+        return ObjectInfo(name, int(detail.get("size") or 0), _seconds(stamp))
+
+
+def _precondition_failed(error: OSError) -> bool:
+    response = getattr(error.__cause__, "response", None) or {}
+    code = str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+    return code in ("PreconditionFailed", "412")
+
+
+def _seconds(stamp: Any) -> float:
+    """A time of modification as seconds; an unknown one is now, so that nothing looks old."""
+    match stamp:
+        case dt.datetime():
+            return stamp.timestamp()
+        case int() | float():
+            return float(stamp)
+        case str():
+            return dt.datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+        case _:
+            return time.time()
+
+
+def to_json(value: Any) -> bytes:
+    """Canonical JSON: the same value is the same bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

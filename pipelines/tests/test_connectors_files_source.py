@@ -1,0 +1,240 @@
+"""The files source: what a cut is, how an input is prepared, and what is said of a bad one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
+from rekindle.connectors.files_source import FilesSource
+from rekindle.connectors.source import open_source
+from rekindle.errors import SourceFailed
+from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
+from rekindle.topology.model import Node
+from rekindle.topology.spec import SourceSpec
+
+SECOND = 1_000_000
+T0 = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
+T0_US = int(T0.timestamp()) * SECOND
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64()), ("t", pa.timestamp("us", "UTC"))])
+
+
+def source_of(
+    tmp: Path, url: str, schema: pa.Schema = SCHEMA, lateness: str = "0s", **files: Any
+) -> FilesSource:
+    spec = {
+        "name": "s",
+        "schema": "-",
+        "eventTime": {"column": "t", "lateness": lateness},
+        "files": {"url": url, "format": "csv", "orderBy": "t", "speedup": 3600, **files},
+    }
+    event_time: str | None = "t"
+    if "t" not in schema.names or not pa.types.is_timestamp(schema.field("t").type):
+        event_time = None
+    source = SourceSpec.model_validate(spec)
+    node = Node("s", "id-s", source, (), schema, event_time, 1)
+    opened = open_source(source, node, SECOND, tmp / "work")
+    assert isinstance(opened, FilesSource)
+    return opened
+
+
+def csv(tmp: Path, *lines: str, name: str = "in.csv", header: str = "k,v,t") -> str:
+    path = tmp / name
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return f"file://{path}"
+
+
+def keys(source: FilesSource, epoch: int) -> list[str]:
+    return source.cut(epoch).rows.column("k").to_pylist()  # type: ignore[no-any-return]
+
+
+def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Path) -> None:
+    url = csv(
+        tmp_path,
+        "c,1,2013-01-01T02:00:00Z",
+        "a,2,2013-01-01T00:00:00Z",
+        "b,NA,2013-01-01 00:59:59.999999",
+        "d,4,2013-01-01T02:00:00Z",
+        'NA,5,"2013-01-01T05:00:00+01:00"',
+    )
+    source = source_of(tmp_path, url, lateness="30m")
+    assert [keys(source, e) for e in range(6)] == [["a", "b"], [], ["c", "d"], [], [None], []]
+    assert source.cut(0).rows.column("v").to_pylist() == [2.0, None]
+    assert source.schema == SCHEMA
+    assert source.cut(0).rows.schema == SCHEMA
+    assert source.last_epoch == 4
+    marks = [source.cut(e).watermark for e in range(7)]
+    late = 1800 * SECOND
+    first, second = T0_US + 3600 * SECOND - 1 - late, T0_US + 7200 * SECOND - late
+    third = T0_US + 4 * 3600 * SECOND - late
+    assert marks == [first, first, second, second, third, END_OF_INPUT, END_OF_INPUT]
+
+
+def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
+    source = source_of(tmp_path, csv(tmp_path))
+    assert source.last_epoch == NO_EPOCH
+    assert source.cut(0).watermark == END_OF_INPUT
+    assert source.cut(0).rows.num_rows == 0
+
+
+def test_rows_per_second_paces_by_row_number(tmp_path: Path) -> None:
+    url = csv(tmp_path, *(f"{i},1,2013-01-01T00:00:00Z" for i in range(7)))
+    source = source_of(tmp_path, url, speedup=None, rowsPerSecond=2.5, orderBy=None)
+    assert [len(keys(source, e)) for e in range(4)] == [3, 2, 2, 0]
+
+
+def test_without_an_order_a_late_or_null_time_goes_into_the_open_epoch(tmp_path: Path) -> None:
+    url = csv(
+        tmp_path,
+        "n,1,NA",
+        "a,1,2013-01-01T00:00:00Z",
+        "b,1,2013-01-01T03:00:00Z",
+        "late,1,2013-01-01T01:00:00Z",
+        "null,1,NA",
+    )
+    source = source_of(tmp_path, url, orderBy=None)
+    assert keys(source, 0) == ["n", "a"]
+    assert keys(source, 3) == ["b", "late", "null"]
+
+
+def test_files_of_a_glob_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    csv(tmp_path, "b,1,2013-01-01T00:00:00Z", name="part-2.csv")
+    csv(tmp_path, "a,1,2013-01-01T00:00:00Z", name="part-1.csv")
+    source = source_of(tmp_path, f"file://{tmp_path}/part-*.csv")
+    assert keys(source, 0) == ["a", "b"]
+
+
+def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
+    times = [T0 + dt.timedelta(minutes=17 * i) for i in range(50)]
+    table = pa.table(
+        {
+            "more": list(range(50)),
+            "t": pa.array(times, pa.timestamp("ms")),
+            "v": [i / 7 if i % 5 else None for i in range(50)],
+            "k": [f"k{i % 3}" for i in range(50)],
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    rows = table.to_pylist()
+    import json
+
+    lines = [json.dumps({**r, "t": r["t"].isoformat()}) for r in rows]
+    (tmp_path / "in.json").write_text("\n".join(lines))
+    texts = [
+        f"{r['k']},{'NA' if r['v'] is None else repr(r['v'])},{r['t'].isoformat()}" for r in rows
+    ]
+    csv(tmp_path, *texts)
+    sources = [
+        source_of(tmp_path / f, f"file://{tmp_path}/in.{f}", format=f)
+        for f in ("csv", "json", "parquet")
+    ]
+    for epoch in range(15):
+        first, *others = [s.cut(epoch) for s in sources]
+        assert all(first.rows.equals(o.rows) and first.watermark == o.watermark for o in others)
+    assert sum(sources[0].cut(e).rows.num_rows for e in range(15)) == 50
+
+
+@pytest.mark.parametrize(
+    ("lines", "header", "said"),
+    [
+        (["a,1,2013-01-01", "b,x,2013-01-01"], "k,v,t", r"in.csv: column v, row 2: 'x' is not"),
+        (["a,1,2013-13-01"], "k,v,t", r"column t, row 1: '2013-13-01' is not a timestamp"),
+        (["a,1"], "k,v", r"no column t; the file has k, v"),
+        (["a,1,2013-01-01", "b,1,NA"], "k,v,t", r"column t, row 2: NULL has no place in orderBy"),
+        (["a,1,2013-01-01", "b,1"], "k,v,t", r"in.csv: CSV parse error.*Expected 3 columns, got 2"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_row_and_column(
+    tmp_path: Path, lines: list[str], header: str, said: str
+) -> None:
+    with pytest.raises(SourceFailed, match=said):
+        source_of(tmp_path, csv(tmp_path, *lines, header=header))
+
+
+def test_a_bad_json_line_is_named(tmp_path: Path) -> None:
+    good = '{"k": "a", "v": 1, "t": "2013-01-01T00:00:00Z"}'
+    (tmp_path / "in.json").write_text(f'{good}\n{{"k": "b", "v": "x", "t": null}}\n')
+    with pytest.raises(SourceFailed, match=r"in.json, line 2"):
+        source_of(tmp_path, f"file://{tmp_path}/in.json", format="json")
+
+
+def test_a_missing_file_a_missing_pace_and_an_unknown_order_are_said(tmp_path: Path) -> None:
+    with pytest.raises(SourceFailed, match="no file at"):
+        source_of(tmp_path, f"file://{tmp_path}/nothing.csv")
+    url = csv(tmp_path, "a,1,2013-01-01")
+    with pytest.raises(SourceFailed, match="need a pace"):
+        source_of(tmp_path, url, speedup=None)
+    with pytest.raises(SourceFailed, match="orderBy names x"):
+        source_of(tmp_path, url, orderBy="x")
+    with pytest.raises(SourceFailed, match="speedup needs a time"):
+        source_of(tmp_path, url, pa.schema([("k", pa.string())]), orderBy=None)
+
+
+def test_a_restart_reuses_what_was_prepared_and_a_changed_file_is_prepared_anew(
+    tmp_path: Path,
+) -> None:
+    url = csv(tmp_path, "a,1,2013-01-01")
+    source_of(tmp_path, url)
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "work").iterdir()}
+    source_of(tmp_path, url)
+    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "work").iterdir()}
+    csv(tmp_path, "a,1,2013-01-01", "b,1,2013-01-01")
+    assert keys(source_of(tmp_path, url), 0) == ["a", "b"]
+    names = {p.name for p in (tmp_path / "work").iterdir()}
+    assert len(names) == 2
+    assert not names & before.keys()
+
+
+def test_cuts_are_pure_and_together_are_the_sorted_input(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    offsets = [rng.randrange(0, 40 * 3600) for _ in range(2000)]
+    lines = [
+        f"{i},{rng.random()},{(T0 + dt.timedelta(seconds=s)).isoformat()}"
+        for i, s in enumerate(offsets)
+    ]
+    source = source_of(tmp_path, csv(tmp_path, *lines))
+    last = source.last_epoch
+    forward = [source.cut(e) for e in range(last + 3)]
+    shuffled = list(range(last + 3))
+    rng.shuffle(shuffled)
+    for epoch in shuffled:
+        again = source.cut(epoch)
+        assert again.rows.equals(forward[epoch].rows)
+        assert again.watermark == forward[epoch].watermark
+    whole = pa.concat_tables(c.rows for c in forward).column("k").to_pylist()
+    assert whole == [str(i) for i in sorted(range(2000), key=lambda i: offsets[i])]
+    assert all(a.watermark <= b.watermark for a, b in zip(forward, forward[1:], strict=False))
+
+
+@given(
+    st.lists(st.integers(0, 2**50), min_size=1, max_size=30),
+    st.floats(1e-3, 1e9, allow_nan=False),
+    st.integers(1, 10**9),
+)
+def test_epochs_by_time_are_exact(times: list[int], speedup: float, interval: int) -> None:
+    ordered = sorted(times)
+    got = epochs_by_time(np.array(ordered, dtype=np.int64), speedup, interval)
+    rate = exact(speedup)
+    assert got.tolist() == [(t - ordered[0]) / rate // interval for t in ordered]
+
+
+@given(st.integers(0, 500), st.floats(1e-3, 1e6), st.integers(1000, 10**8))
+def test_epochs_by_count_agree_with_the_first_rows(rows: int, rps: float, interval: int) -> None:
+    epochs = epochs_by_count(rows, rps, interval).tolist()
+    for i, epoch in enumerate(epochs):
+        assert first_row(epoch, rps, interval) <= i < first_row(epoch + 1, rps, interval)
+
+
+def test_a_watermark_is_unknown_before_any_event_time(tmp_path: Path) -> None:
+    url = csv(tmp_path, "a,1,NA", "b,1,2013-01-01")
+    source = source_of(tmp_path, url, speedup=None, rowsPerSecond=1, orderBy=None)
+    assert [source.cut(e).watermark for e in range(3)] == [NO_WATERMARK, T0_US, END_OF_INPUT]

@@ -1,0 +1,174 @@
+"""The generator: any epoch alone, the same on every machine, and what is said of a bad column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.connectors.expressions import Call, ExpressionError, parse_expression
+from rekindle.connectors.source import ReplayableSource, open_source
+from rekindle.errors import SourceFailed
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
+from rekindle.topology.model import Node
+from rekindle.topology.spec import SourceSpec
+
+SECOND = 1_000_000
+UTC = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("t", UTC),
+        ("i", pa.int32()),
+        ("u", pa.float64()),
+        ("g", pa.float64()),
+        ("c", pa.string()),
+        ("k", pa.string()),
+        ("b", pa.bool_()),
+        ("m", pa.float64()),
+    ]
+)
+COLUMNS = {
+    "n": "sequence",
+    "t": "timestamp(2013-01-01 00:00:00, 2s)",
+    "i": "integer(-5, 50)",
+    "u": "uniform(0, 100)",
+    "g": "normal(10, 2)",
+    "c": "choice(EWR, 'JFK, NY', LGA)",
+    "k": "key(key-, 7)",
+    "b": "boolean(0.25)",
+    "m": "null(0.1, uniform(0, 1))",
+}
+
+
+def generator(schema: pa.Schema = SCHEMA, columns: Any = None, **more: Any) -> ReplayableSource:
+    has_time = "t" in schema.names
+    spec = {
+        "name": "g",
+        "schema": "-",
+        "generator": {"rowsPerSecond": 1000, "columns": columns or COLUMNS, **more},
+        **({"eventTime": {"column": "t", "lateness": "1s"}} if has_time else {}),
+    }
+    source = SourceSpec.model_validate(spec)
+    node = Node("g", "id-g", source, (), schema, "t" if has_time else None, 1)
+    return open_source(source, node, SECOND, Path("/nonexistent"))
+
+
+def test_an_epoch_is_made_alone_and_epochs_continue_each_other() -> None:
+    fine = generator(rowsPerSecond=333.3)
+    coarse = generator(rowsPerSecond=333.3)
+    forward = [fine.cut(e).rows for e in range(20)]
+    assert coarse.cut(13).rows.equals(forward[13])
+    assert pa.concat_tables(forward).column("n").to_pylist() == list(range(6666))
+    assert forward[0].schema == SCHEMA
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0.7, 3.0, 997.5]))
+def test_rows_do_not_depend_on_where_epochs_begin(epoch: int, span: int, rate: float) -> None:
+    source = generator(rowsPerSecond=rate)
+    parts = pa.concat_tables([source.cut(epoch + i).rows for i in range(span)])
+    spec = {"name": "g", "schema": "-", "eventTime": {"column": "t"}}
+    spec |= {"generator": {"rowsPerSecond": rate, "columns": COLUMNS}}
+    wide_spec = SourceSpec.model_validate(spec)
+    node = Node("g", "id-g", wide_spec, (), SCHEMA, "t", 1)
+    wide = open_source(wide_spec, node, SECOND * span, Path("/nonexistent"))
+    if epoch % span == 0:
+        assert parts.equals(wide.cut(epoch // span).rows)
+
+
+def test_seeds_and_columns_have_draws_of_their_own() -> None:
+    rows = generator().cut(0).rows
+    assert not rows.equals(generator(seed=1).cut(0).rows)
+    twice = {"a": "uniform(0, 1)", "b": "uniform(0, 1)"}
+    schema = pa.schema([("a", pa.float64()), ("b", pa.float64())])
+    both = generator(schema, twice).cut(0).rows
+    assert not both.column("a").equals(both.column("b"))
+
+
+def test_values_are_what_the_expressions_say() -> None:
+    rows = pa.concat_tables([generator().cut(e).rows for e in range(20)])
+    low_high = pc.min_max(rows.column("i")).as_py()
+    assert low_high == {"min": -5, "max": 50}
+    assert set(rows.column("c").to_pylist()) == {"EWR", "JFK, NY", "LGA"}
+    assert set(rows.column("k").to_pylist()) == {f"key-{i}" for i in range(7)}
+    assert 0.23 < pc.mean(rows.column("b").cast(pa.int8())).as_py() < 0.27
+    assert 0.08 < rows.column("m").null_count / rows.num_rows < 0.12
+    assert abs(pc.mean(rows.column("g")).as_py() - 10) < 0.1
+    assert abs(pc.stddev(rows.column("g")).as_py() - 2) < 0.1
+    assert 49 < pc.mean(rows.column("u")).as_py() < 51
+
+
+def test_the_first_values_never_change() -> None:
+    rows = generator().cut(0).rows.slice(0, 3).to_pydict()
+    assert rows["i"] == FIRST["i"]
+    assert rows["u"] == FIRST["u"]
+    assert rows["g"] == FIRST["g"]
+
+
+FIRST = {
+    "i": [-2, 30, 7],
+    "u": [88.87099757247732, 76.37100331166829, 27.872165927746718],
+    "g": [10.347097838817687, 10.476790951581211, 10.662056666384395],
+}
+
+
+def test_the_watermark_bounds_the_event_times_that_follow() -> None:
+    source = generator(columns={**COLUMNS, "t": "timestamp(2013-01-01 00:00:00, 900ms)"})
+    for epoch in range(5):
+        watermark = source.cut(epoch).watermark
+        later = source.cut(epoch + 1).rows.column("t").cast(pa.int64())
+        assert pc.min(later).as_py() >= watermark
+    schema = pa.schema([("n", pa.int64())])
+    assert generator(schema, {"n": "sequence"}).cut(0).watermark == NO_WATERMARK
+
+
+def test_a_bounded_generator_ends() -> None:
+    source = generator(rows=2500)
+    assert source.last_epoch == 2
+    assert [source.cut(e).rows.num_rows for e in range(4)] == [1000, 1000, 500, 0]
+    assert source.cut(2).watermark < END_OF_INPUT == source.cut(3).watermark
+    assert generator(rows=2000).last_epoch == 1
+    assert generator().last_epoch is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, "no expression for n"),
+        ({"n": "sequence", "x": "sequence"}, "x not in the schema"),
+        ({"n": "sequenze"}, "columns.n: 'sequenze': sequenze is not known; write sequence"),
+        ({"n": "integer(1)"}, "integer needs 2 arguments"),
+        ({"n": "integer(a, b)"}, "'a' is not an integer"),
+        ({"n": "integer(9, 1)"}, "9 is above 1"),
+        ({"n": "choice(a, b)"}, "does not give a int64"),
+        ({"n": "null(2, sequence)"}, "2.0 is not a probability"),
+        ({"n": "sequence(1, 2"}, "lacks a closing parenthesis"),
+        ({"n": "timestamp"}, "the schema says int64"),
+    ],
+)
+def test_a_bad_column_is_named(columns: dict[str, str], said: str) -> None:
+    columns = columns or {"": ""}
+    with pytest.raises(SourceFailed) as caught:
+        generator(pa.schema([("n", pa.int64())]), columns)
+    assert said in str(caught.value)
+
+
+def test_an_event_time_that_is_no_timestamp_expression_is_refused() -> None:
+    schema = pa.schema([("t", UTC)])
+    with pytest.raises(SourceFailed, match="the event time has to be a timestamp"):
+        generator(schema, {"t": "choice(2013-01-01T00:00:00Z)"})
+
+
+def test_expressions_parse() -> None:
+    assert parse_expression(" null( 0.1 , choice('it''s', b c) ) ") == Call(
+        "null", ("0.1", Call("choice", ("it's", "b c")))
+    )
+    assert parse_expression("timestamp()") == Call("timestamp", ())
+    for bad in ("", "(a)", "f(a", "f(a b, )", "f(a) b", "f('a)", "f(a (b))c"):
+        with pytest.raises(ExpressionError):
+            parse_expression(bad)
