@@ -1,4 +1,4 @@
-"""Judges a finished demo from its history and the row comparison: pure, so that it can be tested."""
+"""Judges a finished demo from its history and the row comparison: pure, so it can be tested."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def failures(
     found = []
     for query in survivors:
         if outage := history.outage(query, lost_at_s):
-            found.append(
-                f"{query} had surviving replicas and still stopped at {outage.lost_s:.1f} s"
-            )
+            found.append(f"{query} had replicas left and still stopped at {outage.lost_s:.1f} s")
     returns: list[tuple[float, str]] = []
     for query in expected_lost:
         outage = history.outage(query, lost_at_s)

@@ -1,4 +1,4 @@
-"""An embedded cluster with Rekindle installed: the facade of the demo, failure tests and benchmarks.
+"""An embedded cluster with Rekindle installed: for the demo, failure tests and benchmarks.
 
 It knows Kubernetes and how Rekindle is installed; it knows nothing of what is tested. Everything
 lives below one directory, and everything it started is ended by `stop`.
@@ -36,12 +36,12 @@ Report = Callable[[str], None]
 T = TypeVar("T")
 
 
-class Deadline(AssertionError):
+class DeadlineError(AssertionError):
     """What was waited for did not come in time; says what was seen last."""
 
 
 def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float, every_s: float = 0.1) -> T:
-    """Poll until `probe` returns something truthy; raises `Deadline` naming `what`."""
+    """Poll until `probe` returns something truthy; raises `DeadlineError` naming `what`."""
     end = time.monotonic() + timeout_s
     last: object = None
     while True:
@@ -49,7 +49,7 @@ def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float, every_s
         if last:
             return last
         if time.monotonic() > end:
-            raise Deadline(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
+            raise DeadlineError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
         time.sleep(every_s)
 
 
@@ -69,7 +69,7 @@ class EmbeddedCluster:
         directory: Path,
         *,
         nodes: int = 5,
-        shape: NodeShape = NodeShape(),  # noqa: B008 - frozen
+        shape: NodeShape = NodeShape(),
         report: Report = lambda _: None,
     ) -> None:
         self.directory = directory

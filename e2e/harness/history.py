@@ -6,6 +6,7 @@ its timeline and the failure tests read the result. Times are seconds since the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,4 +93,4 @@ class History:
         times = [since_s]
         times += [t for t, name, _ in self.progress if name == query and since_s < t < until_s]
         times.append(until_s)
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(b - a for a, b in itertools.pairwise(times))
