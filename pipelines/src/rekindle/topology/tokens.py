@@ -24,7 +24,7 @@ _NOT_CALLS = frozenset(
     """
     all and as between by case distinct div else end escape except exists filter from group having
     ilike in is like not on or order over partition rlike select then using values view when where
-    union intersect minus with limit join sort cluster distribute
+    union intersect minus with limit join sort cluster distribute tablesample
     """.split()  # noqa: SIM905 - a table of words
 )
 

@@ -1,0 +1,260 @@
+"""What flows between the nodes: schema, event time and partitions of every stream.
+
+One walk in topological order, shared by validation and compilation. It goes on past what is wrong:
+a stream whose schema cannot be told is not judged further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rekindle.errors import Problem
+from rekindle.topology.aggregates import parse_aggregates
+from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
+from rekindle.topology.findings import Finding, InvalidSql, nearest
+from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
+from rekindle.topology.inference import field_of, infer_types, known_type
+from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
+from rekindle.topology.sql import check_sql
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A node's output. `schema` None: it cannot be told, and a problem says why."""
+
+    schema: pa.Schema | None
+    event_time: str | None
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    streams: Mapping[str, Stream]
+    problems: tuple[Problem, ...]
+
+
+def analyse(spec: TopologySpec) -> Analysis:
+    """Streams of all nodes that are on no cycle, and what is wrong with their columns."""
+    by_name: dict[str, tuple[str, SourceSpec | OperatorSpec]] = {}
+    for path, node in nodes_with_paths(spec):
+        by_name.setdefault(node.name, (path, node))
+    streams: dict[str, Stream] = {}
+    problems: list[Problem] = []
+    for name in topological_order(edges_of(spec)):
+        path, node = by_name[name]
+        if isinstance(node, SourceSpec):
+            streams[name] = _source(node, path, problems)
+        else:
+            inputs = {i: streams[i] for i in node.inputs if i in streams}
+            streams[name] = _operator(node, inputs, path, problems)
+    return Analysis(streams, tuple(problems))
+
+
+def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
+    try:
+        schema = ddl_to_schema(node.schema_)
+    except InvalidSql as error:
+        problems += [f.at(f"{path}.schema") for f in error.findings]
+        return Stream(None, node.event_time.column if node.event_time else None, 1)
+    for field in schema:
+        if field.name.startswith("__"):
+            what = f"column {field.name} begins with __"
+            problems.append(
+                Problem(f"{path}.schema", "ReservedColumn", what, "such names are Rekindle's")
+            )
+    event_time = node.event_time.column if node.event_time else None
+    if event_time is not None:
+        problems += check_timestamp(schema, event_time, f"{path}.eventTime.column")
+    problems += _source_columns(node, schema, path)
+    return Stream(schema, event_time, 1)
+
+
+def _source_columns(node: SourceSpec, schema: pa.Schema, path: str) -> list[Problem]:
+    """Columns that the connector's settings name."""
+    named: list[tuple[str, str]] = []
+    if node.files is not None and node.files.order_by is not None:
+        named.append((f"{path}.files.orderBy", node.files.order_by))
+    if node.generator is not None:
+        named += [(f"{path}.generator.columns[{c}]", c) for c in node.generator.columns]
+    return [
+        Problem(where, "UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
+        for where, c in named
+        if c not in schema.names
+    ]
+
+
+def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
+    """That a column is there and a TIMESTAMP."""
+    if column not in schema.names:
+        what = f"unknown column {column}"
+        return [Problem(path, "UnknownColumn", what, nearest(column, schema.names))]
+    kind = known_type(schema.field(column))
+    if kind is not None and kind != TIMESTAMP:
+        what = f"column {column} is {kind}, not a TIMESTAMP"
+        return [Problem(path, "NotATimestamp", what, "declare it TIMESTAMP in the schema")]
+    return []
+
+
+def _operator(
+    node: OperatorSpec, inputs: Mapping[str, Stream], path: str, problems: list[Problem]
+) -> Stream:
+    _check_keys(node, inputs, path, problems)
+    partitions = _partitions(node, inputs, path, problems)
+    if node.sql is not None:
+        report = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
+        if len(inputs) == len(node.inputs):  # else an unknown input has been reported
+            problems += [f.at(f"{path}.sql") for f in report.findings]
+        return Stream(report.schema, _kept_event_time(report.schema, inputs), partitions)
+    if node.window is not None:
+        schema = _window(node, node.window, inputs, path, problems)
+        return Stream(schema, WINDOW_COLUMNS[1], partitions)
+    return Stream(None, _common([s.event_time for s in inputs.values()]), partitions)
+
+
+def _common(values: list[str | None]) -> str | None:
+    return values[0] if values and all(v == values[0] for v in values) else None
+
+
+def _kept_event_time(schema: pa.Schema | None, inputs: Mapping[str, Stream]) -> str | None:
+    """The inputs' event-time column, if the output has a timestamp of that name."""
+    column = _common([s.event_time for s in inputs.values()])
+    if schema is None or column is None:
+        return column
+    if column not in schema.names:
+        return None
+    return column if known_type(schema.field(column)) in (None, TIMESTAMP) else None
+
+
+def _check_keys(
+    node: OperatorSpec, inputs: Mapping[str, Stream], path: str, problems: list[Problem]
+) -> None:
+    for at, key in enumerate(node.key_by):
+        for name, stream in inputs.items():
+            if stream.schema is not None and key not in stream.schema.names:
+                what = f"unknown column {key} in input {name}"
+                hint = nearest(key, stream.schema.names)
+                problems.append(Problem(f"{path}.keyBy[{at}]", "UnknownColumn", what, hint))
+        if node.window is not None and key not in node.window.group_by:
+            what = f"keyBy column {key} is not in the window's groupBy"
+            hint = "a group must lie in one partition: add it to groupBy, or drop it from keyBy"
+            problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
+
+
+def _partitions(
+    node: OperatorSpec, inputs: Mapping[str, Stream], path: str, problems: list[Problem]
+) -> int:
+    if node.key_by:
+        return node.partitions or 1
+    counts = {s.partitions for s in inputs.values()}
+    inherited = counts.pop() if len(counts) == 1 and node.sql is not None else 1
+    wanted = node.partitions or inherited
+    if wanted not in (1, inherited):
+        what = f"{wanted} partitions without keyBy, of an input with {inherited}"
+        hint = "name in keyBy the columns that rows are distributed by"
+        problems.append(Problem(f"{path}.partitions", "PartitionsWithoutKeyBy", what, hint))
+    return wanted
+
+
+def _window(
+    node: OperatorSpec,
+    window: WindowSpec,
+    inputs: Mapping[str, Stream],
+    path: str,
+    problems: list[Problem],
+) -> pa.Schema | None:
+    for at, name in enumerate(node.inputs):
+        if name in inputs and inputs[name].event_time is None:
+            problems.append(_no_event_time(name, f"{path}.inputs[{at}]"))
+    schema = _same_schema(inputs, f"{path}.inputs", problems)
+    groups = _groups(window, schema, path, problems)
+    aggregates = _aggregates(window, schema, path, problems)
+    if groups is None or aggregates is None:
+        return None
+    fields = [pa.field(c, TIMESTAMP) for c in WINDOW_COLUMNS] + groups + aggregates
+    lower = [f.name.lower() for f in fields]
+    twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
+    for column in twice:
+        what = f"column {column} is there twice in the window's output"
+        hint = "its columns are window_start, window_end, groupBy and the aggregates"
+        problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
+    return None if twice else pa.schema(fields)
+
+
+def _no_event_time(name: str, path: str) -> Problem:
+    what = f"a window needs event time, and input {name} has none"
+    hint = "set eventTime of the source, and keep its column in every sql on the way"
+    return Problem(path, "NoEventTime", what, hint)
+
+
+def _same_schema(
+    inputs: Mapping[str, Stream], path: str, problems: list[Problem]
+) -> pa.Schema | None:
+    """The one schema of a window's inputs."""
+    if not inputs or any(s.schema is None for s in inputs.values()):
+        return None
+    (first, stream), *others = inputs.items()
+    for name, other in others:
+        if not _alike(stream, other):
+            what = f"inputs {first} and {name} differ in schema or event time"
+            hint = "bring them to the same columns with a sql operator each"
+            problems.append(Problem(path, "InputsDiffer", what, hint))
+            return None
+    return stream.schema
+
+
+def _alike(a: Stream, b: Stream) -> bool:
+    if a.schema is None or b.schema is None or a.event_time != b.event_time:
+        return False
+    if a.schema.names != b.schema.names:
+        return False
+    pairs = ((known_type(x), known_type(y)) for x, y in zip(a.schema, b.schema, strict=True))
+    return all(x is None or y is None or x == y for x, y in pairs)
+
+
+def _groups(
+    window: WindowSpec, schema: pa.Schema | None, path: str, problems: list[Problem]
+) -> list[pa.Field] | None:
+    fields: list[pa.Field] = []
+    for at, column in enumerate(window.group_by):
+        if schema is None:
+            fields.append(field_of(column, None))
+        elif column in schema.names:
+            fields.append(schema.field(column))
+        else:
+            what, hint = f"unknown column {column}", nearest(column, schema.names)
+            where = f"{path}.window.groupBy[{at}]"
+            problems.append(Problem(where, "UnknownColumn", what, hint))
+    return fields if len(fields) == len(window.group_by) else None
+
+
+def _aggregates(
+    window: WindowSpec, schema: pa.Schema | None, path: str, problems: list[Problem]
+) -> list[pa.Field] | None:
+    where = f"{path}.window.aggregate"
+    try:
+        items = parse_aggregates(window.aggregate)
+    except InvalidSql as error:
+        problems += [f.at(where) for f in error.findings]
+        return None
+    if schema is None:
+        return [field_of(item.alias, None) for item in items]
+    known = {name.lower() for name in schema.names}
+    unknown = [c for item in items for c in item.columns if c.lower() not in known]
+    findings = [
+        Finding("UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
+        for c in dict.fromkeys(unknown)
+    ] + [
+        Finding("ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's")
+        for i in items
+        if i.alias.startswith("__")
+    ]
+    problems += [f.at(where) for f in findings]
+    if findings:
+        return None
+    types = infer_types([item.expression for item in items], schema)
+    return [field_of(item.alias, kind) for item, kind in zip(items, types, strict=True)]

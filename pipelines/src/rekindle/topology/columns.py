@@ -1,0 +1,191 @@
+"""Columns of a row-wise SELECT: which it may name, and which it gives.
+
+Follows Spark: names are found whatever their case, a struct's fields by dots, later items may use
+the aliases of earlier ones, and an output column is called as it was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from sqlglot import exp
+
+from rekindle.topology.findings import Finding, nearest
+from rekindle.topology.inference import field_of, infer_types, known_type
+from rekindle.topology.tokens import DIALECT
+
+_GENERATED = {
+    exp.Explode: ("col",),
+    exp.ExplodeOuter: ("col",),
+    exp.Posexplode: ("pos", "col"),
+    exp.PosexplodeOuter: ("pos", "col"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean in one SELECT: columns by table alias, in the order of `*`."""
+
+    tables: dict[str, list[pa.Field]]
+
+    @classmethod
+    def of(cls, select: exp.Select, name: str, schema: pa.Schema) -> Scope:
+        source = (select.args.get("from_") or select.args["from"]).this
+        tables = {(source.alias or name).lower(): list(schema)}
+        for at, lateral in enumerate(select.args.get("laterals") or ()):
+            alias = lateral.args.get("alias")
+            names = [c.name for c in (alias.args.get("columns") or ())] if alias else []
+            names = names or list(_generated_names(lateral.this) or ())
+            table = alias.name if alias is not None and alias.this is not None else ""
+            tables[table.lower() or f"<lateral {at}>"] = [field_of(n, None) for n in names]
+        return cls(tables)
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        return [f for fields in self.tables.values() for f in fields]
+
+    def find(self, parts: list[str]) -> tuple[pa.Field, list[str]] | None:
+        """The column that dotted parts mean, and the parts that lead on into its struct."""
+        own = {f.name.lower(): f for f in reversed(self.columns)}
+        if len(parts) > 1 and parts[0].lower() in self.tables:
+            table = {f.name.lower(): f for f in self.tables[parts[0].lower()]}
+            if parts[1].lower() in table:
+                return table[parts[1].lower()], parts[2:]
+        if parts[0].lower() in own:
+            return own[parts[0].lower()], parts[1:]
+        return None
+
+
+def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
+    """Columns that are not there."""
+    aliases = {a.alias.lower() for a in select.expressions if a.alias}
+    found = []
+    for column in select.find_all(exp.Column):
+        parts = [p.name for p in column.parts]
+        if parts[-1] == "*":
+            if len(parts) > 1 and parts[0].lower() not in scope.tables:
+                found += _missing(scope, parts[:-1])
+            continue
+        if len(parts) >= 1 and parts[0].lower() in aliases and not column.find_ancestor(exp.Where):
+            continue
+        found += _missing(scope, parts)
+    return found
+
+
+def _missing(scope: Scope, parts: list[str]) -> list[Finding]:
+    target = scope.find(parts)
+    names = [f.name for f in scope.columns]
+    if target is None:
+        written = ".".join(parts)
+        return [Finding("UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))]
+    field, rest = target
+    kind = known_type(field)
+    for part in rest:
+        if kind is None or not pa.types.is_struct(kind):
+            return []
+        inner = {f.name.lower(): f for f in kind}
+        if part.lower() not in inner:
+            what = f"column {field.name} has no field {part}"
+            return [Finding("UnknownColumn", what, nearest(part, [f.name for f in kind]))]
+        kind = inner[part.lower()].type
+    return []
+
+
+def output_columns(
+    select: exp.Select, scope: Scope, findings: list[Finding]
+) -> list[pa.Field] | None:
+    """The output's columns in order; None, with a finding, if one has no name or a name twice."""
+    fields: list[pa.Field] = []
+    for item in select.expressions:
+        columns = _item_columns(item, scope)
+        if columns is None:
+            text = item.sql(dialect=DIALECT)
+            findings.append(Finding("MissingAlias", f"{text} has no name", f"write {text} AS name"))
+            return None
+        fields += columns
+    lower = [f.name.lower() for f in fields]
+    twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
+    findings += [
+        Finding("DuplicateColumn", f"column {name} is there twice", "rename one with AS")
+        for name in twice
+    ]
+    findings += [
+        Finding("ReservedColumn", f"column {f.name} begins with __", "such names are Rekindle's")
+        for f in fields
+        if f.name.startswith("__")
+    ]
+    return None if twice else fields
+
+
+def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:
+    if isinstance(item, exp.Star):
+        return _without(scope.columns, item)
+    if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+        return _qualified_star(item, scope)
+    generated = _generated_names(item.unalias())
+    if isinstance(item, exp.Aliases):
+        return [field_of(str(name.name), None) for name in item.args["expressions"]]
+    if generated is not None:
+        if len(generated) == 1 and item.alias:
+            return [field_of(item.alias, None)]
+        return [field_of(name, None) for name in generated] or None
+    name = item.alias or (item.name if isinstance(item, exp.Column | exp.Dot) else "")
+    if not name:
+        return None
+    return [field_of(name, _type_of(item, scope))]
+
+
+def _qualified_star(item: exp.Column, scope: Scope) -> list[pa.Field] | None:
+    parts = [p.name for p in item.parts[:-1]]
+    if len(parts) == 1 and parts[0].lower() in scope.tables:
+        return _without(scope.tables[parts[0].lower()], item.this)
+    kind = _struct_at(parts, scope)
+    return None if kind is None else list(kind)
+
+
+def _struct_at(parts: list[str], scope: Scope) -> pa.DataType | None:
+    target = scope.find(parts)
+    kind = known_type(target[0]) if target else None
+    for part in target[1] if target else ():
+        inner = {f.name.lower(): f.type for f in kind} if kind is not None else {}
+        kind = inner.get(part.lower())
+    return kind if kind is not None and pa.types.is_struct(kind) else None
+
+
+def _without(fields: list[pa.Field], star: exp.Star) -> list[pa.Field]:
+    dropped = {c.name.lower() for c in star.args.get("except_") or star.args.get("except") or ()}
+    return [f for f in fields if f.name.lower() not in dropped]
+
+
+def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
+    """Names that Spark gives to a generator's columns; () if they depend on its argument, None if
+    the expression is no generator."""
+    for kind, names in _GENERATED.items():
+        if type(tree) is kind:
+            return names
+    return () if isinstance(tree, exp.UDTF | exp.Inline) else None
+
+
+def _type_of(item: exp.Expr, scope: Scope) -> pa.DataType | None:
+    tree = item.unalias()
+    if isinstance(tree, exp.Column):
+        target = scope.find([p.name for p in tree.parts])
+        if target is not None and not target[1]:
+            return known_type(target[0])
+        if target is not None:
+            return _field_type(known_type(target[0]), target[1])
+    tree = tree.copy()
+    for column in tree.find_all(exp.Column):
+        target = scope.find([p.name for p in column.parts])
+        if target is not None and not target[1] and column is not tree:
+            column.replace(exp.column(target[0].name, quoted=True))
+    return infer_types([tree], scope.columns)[0]
+
+
+def _field_type(kind: pa.DataType | None, parts: list[str]) -> pa.DataType | None:
+    for part in parts:
+        if kind is None or not pa.types.is_struct(kind):
+            return None
+        kind = {f.name.lower(): f.type for f in kind}.get(part.lower())
+    return kind

@@ -1,0 +1,128 @@
+"""From a spec to segments: fusion, exchanges, operator ids (design §1, §4). A pure function.
+
+An operator id is a hash of what the operator computes: its name and definition, its input ids, a
+source's schema, its partitions. What only says how, where or how urgently it runs (priority,
+replicas, resources, suspend, sinks, the topology's name) is not in it, so that these can change in
+place. The inferred schema of an operator is not in it either: it follows from the rest, and a newer
+sqlglot must not rename streams. Fields at their defaults are left out, so that new fields change no
+id; a default itself must never change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rekindle.errors import InvalidTopology
+from rekindle.topology.analysis import Analysis, Stream, analyse
+from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
+from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
+from rekindle.topology.quantities import task_resources
+from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
+from rekindle.topology.validate import validate_analysed
+
+_ID_LENGTH = 16
+_NOT_IDENTITY = {"replicas", "resources", "partitions", "checkpoint", "inputs", "schema"}
+
+
+def compile_topology(spec: TopologySpec, name: str, *, local: bool = False) -> Topology:
+    """Validate and compile; raises InvalidTopology with all problems.
+
+    `local`: for a run on one machine, where `file://` places need no shared volume.
+    """
+    analysis = analyse(spec)
+    problems = validate_analysed(spec, name, analysis, local=local)
+    if problems:
+        raise InvalidTopology(problems)
+    nodes = _nodes(spec, analysis)
+    chains = _chains(spec, nodes)
+    segments = [_segment(spec, nodes, chain) for chain in chains]
+    segments.sort(key=lambda s: not s.is_source)  # stable: the rest stays in topological order
+    return Topology(name, spec, nodes, tuple(segments))
+
+
+def _nodes(spec: TopologySpec, analysis: Analysis) -> dict[str, Node]:
+    by_name = {node.name: node for _, node in nodes_with_paths(spec)}
+    nodes: dict[str, Node] = {}
+    for name in topological_order(edges_of(spec)):
+        node, stream = by_name[name], analysis.streams[name]
+        inputs = node.inputs if isinstance(node, OperatorSpec) else ()
+        own_id = _node_id(node, stream, [nodes[i].id for i in inputs])
+        schema = stream.schema if stream.schema is not None else pa.schema([])
+        nodes[name] = Node(name, own_id, node, inputs, schema, stream.event_time, stream.partitions)
+    return nodes
+
+
+def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[str]) -> str:
+    definition = node.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    schema = stream.schema if isinstance(node, SourceSpec) else None
+    return _digest(
+        {
+            "definition": {k: v for k, v in definition.items() if k not in _NOT_IDENTITY},
+            "inputs": list(inputs),
+            "schema": [[f.name, str(f.type)] for f in schema or ()],
+            "partitions": stream.partitions,
+        }
+    )
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _chains(spec: TopologySpec, nodes: Mapping[str, Node]) -> list[list[str]]:
+    """Node names by segment, in topological order of their first nodes."""
+    readers = consumers({name: node.inputs for name, node in nodes.items()})
+    queried = {q.from_ for q in spec.queries}
+    chains: dict[str, list[str]] = {}  # by last node
+    for name, node in nodes.items():
+        before = node.inputs[0] if len(node.inputs) == 1 else ""
+        if (
+            before in chains
+            and before not in queried
+            and readers[before] == (name,)
+            and isinstance(node.spec, OperatorSpec)
+            and not node.spec.key_by
+            and node.partitions == nodes[before].partitions
+            and _replicas(spec, node) == _replicas(spec, nodes[before])
+        ):
+            chains[name] = [*chains.pop(before), name]
+        else:
+            chains[name] = [name]
+    position = {name: at for at, name in enumerate(nodes)}
+    return sorted(chains.values(), key=lambda chain: position[chain[0]])
+
+
+def _replicas(spec: TopologySpec, node: Node) -> int:
+    return node.spec.replicas or spec.replicas
+
+
+def _segment(spec: TopologySpec, nodes: Mapping[str, Node], chain: Sequence[str]) -> Segment:
+    first, last = nodes[chain[0]], nodes[chain[-1]]
+    return Segment(
+        id=_digest([nodes[name].id for name in chain]),
+        name=last.name,
+        nodes=tuple(chain),
+        stream=last.id,
+        inputs=tuple(_input(nodes[i], first) for i in first.inputs),
+        partitions=last.partitions,
+        replicas=_replicas(spec, last),
+        queries=tuple(q.name for q in spec.queries if q.from_ == last.name),
+        resources=task_resources((nodes[n].spec.resources for n in chain), spec.resources),
+    )
+
+
+def _input(producer: Node, consumer: Node) -> Input:
+    key_by = consumer.spec.key_by if isinstance(consumer.spec, OperatorSpec) else ()
+    if key_by:
+        exchange = Exchange.HASH
+    elif producer.partitions == consumer.partitions:
+        exchange = Exchange.FORWARD
+    else:
+        exchange = Exchange.GATHER
+    return Input(producer.id, producer.name, producer.schema, producer.partitions, exchange, key_by)

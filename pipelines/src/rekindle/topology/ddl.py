@@ -1,0 +1,194 @@
+"""The schema of a source: Spark's DDL, read exactly into an Arrow schema.
+
+A grammar of its own, because sqlglot takes words that Spark does not and gives up what was written.
+The types are those that mean the same in Spark, Arrow, Parquet and JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+
+from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql, nearest
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+
+_SIMPLE = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "boolean": pa.bool_(),
+    "timestamp": TIMESTAMP,
+    "timestamp_ltz": TIMESTAMP,
+    "date": pa.date32(),
+    "binary": pa.binary(),
+}
+_DECIMAL = frozenset({"decimal", "dec", "numeric"})
+_NOT_YET = {
+    "map": "use ARRAY<STRUCT<key: ..., value: ...>>",
+    "timestamp_ntz": "use TIMESTAMP",
+    "varchar": "use STRING",
+    "char": "use STRING",
+    "character": "use STRING",
+    "interval": "use BIGINT of microseconds",
+    "variant": "use STRING and from_json",
+    "void": "use STRING",
+    "time": "use STRING",
+}
+_MAX_PRECISION = 38
+_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_]+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<mark>[<>(),:]))")
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    column: int
+    quoted: bool = False
+
+
+def ddl_to_schema(ddl: str) -> pa.Schema:
+    """`"origin STRING, delay DOUBLE"` -> schema; raises InvalidSql with the column of the text."""
+    reader = _Reader(ddl)
+    fields = [reader.field()]
+    while reader.take(","):
+        fields.append(reader.field())
+    reader.end()
+    lower = [f.name.lower() for f in fields]
+    twice = [f.name for f in fields if lower.count(f.name.lower()) > 1]
+    if twice:
+        raise InvalidSql([Finding("DuplicateColumn", f"column {twice[-1]} is there twice")])
+    return pa.schema(fields)
+
+
+class _Reader:
+    """Recursive descent over the tokens of one DDL text."""
+
+    def __init__(self, ddl: str) -> None:
+        self._ddl = ddl
+        self._tokens = list(self._scan())
+        self._at = 0
+
+    def _scan(self) -> Iterator[_Token]:
+        at = 0
+        end = len(self._ddl.rstrip())
+        while at < end:
+            match = _TOKEN.match(self._ddl, at)
+            if not match:
+                self._fail(f"unexpected {self._ddl[at:].lstrip()[:1]!r}", at + 1)
+            quoted = match["quoted"]
+            text = match["word"] or match["mark"] or quoted.replace("``", "`")
+            column = match.end() - len(match[0].lstrip()) + 1
+            yield _Token(text, column, quoted is not None)
+            at = match.end()
+
+    def _fail(self, message: str, column: int) -> NoReturn:
+        hint = "write it like: origin STRING, delay DOUBLE, tags ARRAY<STRING>"
+        raise InvalidSql([Finding("InvalidSchema", f"{message} at column {column}", hint)])
+
+    def _peek(self) -> _Token:
+        if self._at < len(self._tokens):
+            return self._tokens[self._at]
+        return _Token("", len(self._ddl) + 1)
+
+    def take(self, mark: str) -> bool:
+        if self._peek().text == mark and not self._peek().quoted:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self.take(mark):
+            found = self._peek()
+            what = f"found {found.text!r}" if found.text else "the text ends"
+            self._fail(f"expected {mark!r}, {what}", found.column)
+
+    def _word(self, what: str) -> _Token:
+        token = self._peek()
+        if not token.text or (not token.quoted and token.text in "<>(),:"):
+            found = f"found {token.text!r}" if token.text else "the text ends"
+            self._fail(f"expected {what}, {found}", token.column)
+        self._at += 1
+        return token
+
+    def end(self) -> None:
+        token = self._peek()
+        if token.text:
+            what = (
+                "column constraints and comments cannot be used: " if token.text.isalpha() else ""
+            )
+            self._fail(f"{what}unexpected {token.text!r}", token.column)
+
+    def field(self) -> pa.Field:
+        name = self._word("a column name").text
+        self.take(":")
+        return pa.field(name, self._type())
+
+    def _type(self) -> pa.DataType:
+        token = self._word("a type")
+        name = token.text.lower()
+        if name in _SIMPLE:
+            return _SIMPLE[name]
+        if name in _DECIMAL:
+            return self._decimal()
+        if name == "array":
+            self._expect("<")
+            element = self._type()
+            self._expect(">")
+            return pa.list_(element)
+        if name == "struct":
+            return self._struct()
+        if name in _NOT_YET:
+            what = f"the type {token.text} at column {token.column} is not supported yet"
+            raise InvalidSql([Finding(NOT_SUPPORTED_YET, what, _NOT_YET[name])])
+        known = nearest(name, [*_SIMPLE, "decimal", "array", "struct"])
+        what = f"unknown type {token.text} at column {token.column}"
+        raise InvalidSql([Finding("InvalidSchema", what, known)])
+
+    def _struct(self) -> pa.DataType:
+        self._expect("<")
+        fields = [self.field()]
+        while self.take(","):
+            fields.append(self.field())
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _decimal(self) -> pa.DataType:
+        precision, scale = 10, 0
+        if self.take("("):
+            precision = self._number()
+            scale = self._number() if self.take(",") else 0
+            self._expect(")")
+        if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
+            self._fail(f"DECIMAL({precision}, {scale}) is out of range", self._peek().column)
+        return pa.decimal128(precision, scale)
+
+    def _number(self) -> int:
+        token = self._word("a number")
+        if not token.text.isdigit():
+            self._fail(f"expected a number, found {token.text!r}", token.column)
+        return int(token.text)
+
+
+def arrow_to_ddl(kind: pa.DataType) -> str:
+    """The DDL of an Arrow type; the inverse of `ddl_to_schema` for the types it makes."""
+    if pa.types.is_list(kind):
+        return f"ARRAY<{arrow_to_ddl(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        inner = ", ".join(f"`{f.name}`: {arrow_to_ddl(f.type)}" for f in kind)
+        return f"STRUCT<{inner}>"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    return next((name.upper() for name, simple in _SIMPLE.items() if simple == kind), "STRING")

@@ -1,0 +1,74 @@
+"""The graph of a topology: nodes by name, order, cycles, who is read by whom. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
+
+Edges = Mapping[str, tuple[str, ...]]
+"""Node name -> names of its inputs."""
+
+
+def nodes_with_paths(spec: TopologySpec) -> Iterator[tuple[str, SourceSpec | OperatorSpec]]:
+    """(field path, node) of every source and operator, in the order of the manifest."""
+    for at, source in enumerate(spec.sources):
+        yield f"spec.sources[{at}]", source
+    for at, operator in enumerate(spec.operators):
+        yield f"spec.operators[{at}]", operator
+
+
+def edges_of(spec: TopologySpec) -> dict[str, tuple[str, ...]]:
+    """Inputs of every node; of nodes with the same name, the first."""
+    edges: dict[str, tuple[str, ...]] = {s.name: () for s in spec.sources}
+    for operator in spec.operators:
+        edges.setdefault(operator.name, operator.inputs)
+    return edges
+
+
+def topological_order(edges: Edges) -> list[str]:
+    """Nodes after their inputs, else in the order given; without those on or behind a cycle.
+    Inputs that are no nodes do not count."""
+    order: list[str] = []
+    placed: set[str] = set()
+    waiting = list(edges)
+    while waiting:
+        ready = [n for n in waiting if all(i in placed or i not in edges for i in edges[n])]
+        if not ready:
+            break
+        order += ready
+        placed.update(ready)
+        waiting = [n for n in waiting if n not in placed]
+    return order
+
+
+def find_cycle(edges: Edges) -> list[str]:
+    """The nodes of one cycle, each an input of the next and the last of the first; [] if none."""
+    ordered = set(topological_order(edges))
+    left = [n for n in edges if n not in ordered]
+    if not left:
+        return []
+    path: list[str] = [left[0]]
+    while True:
+        before = next(i for i in edges[path[-1]] if i in edges and i not in ordered)
+        if before in path:
+            cycle = path[path.index(before) :]
+            return list(reversed(cycle))
+        path.append(before)
+
+
+def ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
+    """The named nodes and all that they read, directly or not."""
+    found: set[str] = set()
+    todo = [n for n in names if n in edges]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [i for i in edges[name] if i in edges]
+    return found
+
+
+def consumers(edges: Edges) -> dict[str, tuple[str, ...]]:
+    """Who reads each node, in the order of the nodes."""
+    return {name: tuple(n for n, inputs in edges.items() if name in inputs) for name in edges}

@@ -1,0 +1,145 @@
+"""Manifest to spec: YAML or JSON text, or an object as the API server gives it.
+
+What pydantic finds becomes problems with the field paths of the manifest.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rekindle.errors import InvalidTopology, Problem
+from rekindle.topology.findings import nearest
+from rekindle.topology.spec import TopologySpec
+
+GROUP = "rekindle.dev"
+API_VERSION = f"{GROUP}/v1alpha1"
+KIND = "StreamTopology"
+_DURATIONS = frozenset(
+    """
+    epochInterval maxDelay interval burstWindow lateness idleAfter size slide session replayTarget
+    """.split()  # noqa: SIM905 - a table of words
+)
+_FREE = frozenset(
+    """
+    podTemplate resources sparkConf imagePullSecrets join distinct python kafka stream columns
+    """.split()  # noqa: SIM905 - a table of words
+)
+
+
+def load_topology(source: str | Mapping[str, Any]) -> tuple[str, TopologySpec]:
+    """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology; checks shapes only, the
+    rest is `rekindle.topology.validate`."""
+    manifest = _manifest(source)
+    problems = list(_envelope(manifest))
+    if problems:
+        raise InvalidTopology(problems)
+    spec = load_spec(manifest["spec"])
+    return str(manifest["metadata"]["name"]), spec
+
+
+def load_spec(data: Any) -> TopologySpec:
+    """The `spec` part alone. Raises InvalidTopology."""
+    problems = list(_bare_durations(data, "spec"))
+    try:
+        spec = TopologySpec.model_validate(data)
+    except ValidationError as error:
+        problems += [_problem(e) for e in error.errors(include_url=False)]
+    if problems:
+        raise InvalidTopology(problems)
+    return spec
+
+
+def _manifest(source: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    data: Any = source
+    if isinstance(source, str):
+        try:
+            documents = [d for d in yaml.safe_load_all(source) if d is not None]
+        except yaml.YAMLError as error:
+            what = " ".join(str(error).split())
+            raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}")]) from error
+        data = next((d for d in documents if isinstance(d, dict) and d.get("kind") == KIND), None)
+        data = data if data is not None else (documents or [None])[0]
+    if not isinstance(data, Mapping):
+        raise InvalidTopology([Problem("", "NotAManifest", "is not a Kubernetes object")])
+    return data
+
+
+def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(field) != wanted:
+            yield Problem(field, "InvalidValue", f"is {manifest.get(field)!r}", f"write {wanted}")
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping) or not metadata.get("name"):
+        yield Problem("metadata.name", "Missing", "a topology needs a name")
+    if not isinstance(manifest.get("spec"), Mapping):
+        yield Problem("spec", "Missing", "a topology needs a spec")
+
+
+def _bare_durations(data: Any, path: str) -> Iterator[Problem]:
+    """Numbers where a duration stands: Python may write microseconds so, a manifest may not."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if key in _DURATIONS and number:
+                what = f"{value!r} has no unit"
+                hint = "write it like 250ms, 10s, 1h30m or 2d"
+                yield Problem(f"{path}.{key}", "InvalidValue", what, hint)
+            elif key not in _FREE:
+                yield from _bare_durations(value, f"{path}.{key}")
+    elif isinstance(data, list | tuple):
+        for at, value in enumerate(data):
+            yield from _bare_durations(value, f"{path}[{at}]")
+
+
+def _problem(error: ErrorDetails) -> Problem:
+    path = field_path(error["loc"])
+    message = re.sub(r"^Value error, ", "", error["msg"])
+    match error["type"]:
+        case "extra_forbidden":
+            field = str(error["loc"][-1])
+            known = _fields_at(error["loc"][:-1])
+            return Problem(path, "UnknownField", f"unknown field {field}", nearest(field, known))
+        case "missing":
+            return Problem(path, "Missing", "is missing")
+        case "value_error" if "; " in message:
+            what, _, hint = message.partition("; ")
+            return Problem(path, "InvalidValue", what, hint)
+        case "literal_error":
+            expected = str(error.get("ctx", {}).get("expected", ""))
+            what = f"is {error['input']!r}"
+            return Problem(path, "InvalidValue", what, f"write {expected.replace(chr(39), '')}")
+        case _:
+            what = message[:1].lower() + message[1:]
+            return Problem(path, "InvalidValue", f"{what}, not {error['input']!r}")
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """pydantic's location as a manifest's path."""
+    path = "spec"
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The fields that the manifest may have at a location."""
+    model: type[BaseModel] | None = TopologySpec
+    for part in location:
+        if isinstance(part, int) or model is None:
+            continue
+        by_alias = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
+        model = _model_in(by_alias.get(part))
+    return [f.alias or n for n, f in model.model_fields.items()] if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for a in typing.get_args(annotation) if (m := _model_in(a))), None)

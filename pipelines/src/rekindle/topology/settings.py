@@ -1,0 +1,221 @@
+"""Checks of single fields and of fields with each other: times, places, sizes, names, counts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
+
+from rekindle.errors import Problem
+from rekindle.topology.graph import nodes_with_paths
+from rekindle.topology.quantities import check_resources
+from rekindle.topology.spec import (
+    MILLISECOND,
+    SECOND,
+    FilesSourceSpec,
+    OperatorSpec,
+    SourceSpec,
+    TopologySpec,
+    WindowSpec,
+)
+
+NAME = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
+OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+MAX_ITEMS = 64
+MAX_INPUTS = 16
+MAX_KEYS = 16
+MAX_PARTITIONS = 64
+MAX_REPLICAS = 8
+EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
+_OWN_CONF = {
+    "spark.master": "a task is one application with local[n]",
+    "spark.sql.ansi.enabled": "results must not depend on it",
+    "spark.sql.caseSensitive": "results must not depend on it",
+    "spark.sql.session.timeZone": "it is UTC",
+}
+
+
+def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
+    found: list[Problem] = []
+    found += _names(spec, name)
+    found += _counts(spec)
+    found += _times(spec)
+    found += _places(spec, local=local)
+    found += _conf(spec)
+    found += check_resources(spec.resources, "spec.resources")
+    for path, node in nodes_with_paths(spec):
+        found += check_resources(node.resources or {}, f"{path}.resources")
+        found += _limit(node.replicas, MAX_REPLICAS, f"{path}.replicas", "replicas")
+        found += _source(node, path) if isinstance(node, SourceSpec) else _operator(node, path)
+    for at, query in enumerate(spec.queries):
+        kinds = {k: getattr(query.sink, k) for k in ("files", "kafka", "stream")}
+        found += _exactly_one(kinds, f"spec.queries[{at}].sink")
+    return found
+
+
+def _names(spec: TopologySpec, name: str) -> Iterator[Problem]:
+    if not OBJECT_NAME.fullmatch(name):
+        what = f"{name!r} is not a name for a topology"
+        yield Problem("metadata.name", "InvalidName", what, "use at most 40 of a-z, 0-9 and -")
+    nodes = [(f"{path}.name", node.name) for path, node in nodes_with_paths(spec)]
+    queries = [(f"spec.queries[{at}].name", q.name) for at, q in enumerate(spec.queries)]
+    for group in (nodes, queries):
+        for path, own in group:
+            if not NAME.fullmatch(own):
+                hint = "begin with a-z; at most 40 of a-z, 0-9, - and _; end in a-z or 0-9"
+                yield Problem(path, "InvalidName", f"{own!r} is not a name", hint)
+        yield from _duplicates(group)
+
+
+def _duplicates(group: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    """Names that are the same once `_` is written `-`, as object names are."""
+    first: dict[str, tuple[str, str]] = {}
+    for path, name in group:
+        key = name.replace("_", "-")
+        if key not in first:
+            first[key] = (path, name)
+            continue
+        where, other = first[key]
+        same = "is taken" if other == name else f"is {other} once _ is written - in object names"
+        yield Problem(path, "DuplicateName", f"the name {name} {same}", f"see {where}")
+
+
+def _counts(spec: TopologySpec) -> Iterator[Problem]:
+    for field in ("sources", "operators", "queries"):
+        yield from _limit(len(getattr(spec, field)), MAX_ITEMS, f"spec.{field}", field)
+    for field in ("sources", "queries"):
+        if not getattr(spec, field):
+            yield Problem(f"spec.{field}", "Empty", f"there are no {field}", "write at least one")
+    yield from _limit(spec.replicas, MAX_REPLICAS, "spec.replicas", "replicas")
+
+
+def _limit(value: int | None, most: int, path: str, what: str) -> Iterator[Problem]:
+    if value is not None and value > most:
+        yield Problem(path, "TooMany", f"{value} {what}, and at most {most} can be used")
+
+
+def _times(spec: TopologySpec) -> Iterator[Problem]:
+    least, most = EPOCH_INTERVALS
+    if not least <= spec.epoch_interval <= most:
+        what = f"{show_duration(spec.epoch_interval)} is not between 100ms and 60s"
+        yield Problem("spec.epochInterval", "OutOfRange", what, "1s is a good choice")
+        return
+    interval = spec.checkpoint.interval
+    if interval < spec.epoch_interval or interval % spec.epoch_interval:
+        what = (
+            f"{show_duration(interval)} is not a multiple of epochInterval "
+            f"({show_duration(spec.epoch_interval)})"
+        )
+        hint = "checkpoints are taken at the ends of epochs"
+        yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)
+
+
+def show_duration(us: int) -> str:
+    """Microseconds as a manifest writes them."""
+    for unit, size in (("d", 86400 * SECOND), ("h", 3600 * SECOND), ("m", 60 * SECOND)):
+        if us and us % size == 0:
+            return f"{us // size}{unit}"
+    for unit, size in (("s", SECOND), ("ms", MILLISECOND)):
+        if us % size == 0:
+            return f"{us // size}{unit}"
+    return f"{us}us"
+
+
+def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
+    places = [("spec.checkpoint.store", spec.checkpoint.store)]
+    for at, query in enumerate(spec.queries):
+        if query.sink.files is not None:
+            places.append((f"spec.queries[{at}].sink.files.url", query.sink.files.url))
+    taken: dict[str, str] = {}
+    for path, url in places:
+        yield from _url(url, path)
+        key = url.rstrip("/")
+        if key in taken:
+            what = f"{url} is used by {taken[key]} too"
+            yield Problem(path, "SharedPlace", what, "give each its own directory")
+        taken.setdefault(key, path)
+        on_disk = urlsplit(url).scheme in ("file", "local")
+        if on_disk and spec.checkpoint.volume is None and not local:
+            what = f"{url} lies on a node's disk, and is lost with the node"
+            hint = "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
+            yield Problem(path, "NoVolume", what, hint)
+    for at, source in enumerate(spec.sources):
+        if source.files is not None:
+            yield from _url(source.files.url, f"spec.sources[{at}].files.url")
+
+
+def _url(url: str, path: str) -> Iterator[Problem]:
+    parts = urlsplit(url)
+    if "://" not in url or (parts.scheme in ("file", "local")) != (not parts.netloc):
+        hint = "write it like file:///path or s3://bucket/path"
+        yield Problem(path, "InvalidUrl", f"{url!r} is not a URL", hint)
+
+
+def _conf(spec: TopologySpec) -> Iterator[Problem]:
+    for key, why in _OWN_CONF.items():
+        if key in spec.spark_conf:
+            what = f"{key} cannot be set: {why}"
+            yield Problem(f"spec.sparkConf[{key}]", "ReservedSetting", what, "leave it out")
+
+
+def _exactly_one(kinds: Mapping[str, object], path: str) -> Iterator[Problem]:
+    given = [k for k, v in kinds.items() if v is not None]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "has none of its kinds"
+        hint = f"write exactly one of {', '.join(kinds)}"
+        yield Problem(path, "ExactlyOneOf", what, hint)
+
+
+def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
+    kinds = {k: getattr(node, k) for k in ("files", "generator", "kafka")}
+    yield from _exactly_one(kinds, path)
+    if node.files is not None:
+        yield from _pace(node.files, node, f"{path}.files")
+
+
+def _pace(files: FilesSourceSpec, node: SourceSpec, path: str) -> Iterator[Problem]:
+    if (files.speedup is None) == (files.rows_per_second is None):
+        both = files.speedup is not None
+        what = "has both speedup and rowsPerSecond" if both else "has no pace"
+        hint = "speedup: event time runs so many times faster than the clock; or rowsPerSecond"
+        yield Problem(path, "ExactlyOneOf", what, hint)
+    if files.speedup is not None and files.order_by is None and node.event_time is None:
+        what = "needs a column of time to run faster than the clock"
+        yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime or orderBy")
+
+
+def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
+    kinds = {k: getattr(node, k) for k in ("sql", "window", "join", "distinct", "python")}
+    yield from _exactly_one(kinds, path)
+    yield from _limit(len(node.inputs), MAX_INPUTS, f"{path}.inputs", "inputs")
+    yield from _limit(len(node.key_by), MAX_KEYS, f"{path}.keyBy", "columns")
+    yield from _limit(node.partitions, MAX_PARTITIONS, f"{path}.partitions", "partitions")
+    if not node.inputs:
+        yield Problem(f"{path}.inputs", "Empty", "there are no inputs", "name at least one")
+    for field, values in (("inputs", node.inputs), ("keyBy", node.key_by)):
+        for value in (v for v, n in Counter(values).items() if n > 1):
+            what = f"{value} is there twice"
+            yield Problem(f"{path}.{field}", "DuplicateName", what, "name it once")
+    if node.window is not None:
+        yield from _window(node.window, f"{path}.window")
+
+
+def _window(window: WindowSpec, path: str) -> Iterator[Problem]:
+    kinds = {"size": window.size, "session": window.session, "rows": window.rows}
+    yield from _exactly_one(kinds, path)
+    for field, value in (("size", window.size), ("slide", window.slide)):
+        if value == 0:
+            yield Problem(f"{path}.{field}", "InvalidWindow", f"{field} is 0", "write it like 1h")
+    if window.slide is None:
+        return
+    if window.size is None:
+        what = "slide belongs to windows with size"
+        yield Problem(f"{path}.slide", "InvalidWindow", what)
+    elif window.slide and window.size % window.slide:
+        what = (
+            f"size ({show_duration(window.size)}) is not a multiple of slide "
+            f"({show_duration(window.slide)})"
+        )
+        hint = "windows are put together of panes of one slide each"
+        yield Problem(f"{path}.slide", "InvalidWindow", what, hint)

@@ -1,0 +1,198 @@
+"""The `sql` operator's text, judged and understood without Spark (design §4: `sql` is row-wise).
+
+One SELECT, or a UNION ALL of them, each from exactly one of the operator's inputs: projection,
+filter, explode, row functions. What looks at more than one row is refused, and the operator that
+does it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from sqlglot import exp
+
+from rekindle.topology import functions
+from rekindle.topology.columns import Scope, check_columns, output_columns
+from rekindle.topology.findings import Finding, InvalidSql, nearest
+from rekindle.topology.tokens import calls, check_functions, parse
+
+_PER_ROW = "sql works row by row"
+_CLAUSES = {
+    "group": ("GROUP BY", "use an operator with window and groupBy"),
+    "having": ("HAVING", "filter in a sql operator after the window"),
+    "distinct": ("DISTINCT", "use an operator with distinct"),
+    "order": ("ORDER BY", "a stream has no end to sort at; order where you read the sink"),
+    "sort": ("SORT BY", "a stream has no end to sort at; order where you read the sink"),
+    "cluster": ("CLUSTER BY", "use keyBy and partitions of an operator"),
+    "distribute": ("DISTRIBUTE BY", "use keyBy and partitions of an operator"),
+    "limit": ("LIMIT", "a stream has no end; use an operator with window to bound it"),
+    "offset": ("OFFSET", "a stream has no end; use an operator with window to bound it"),
+    "joins": ("JOIN", "use an operator with join"),
+    "with": ("WITH", "write each step as an operator of its own"),
+    "windows": ("WINDOW", "use an operator with window"),
+    "qualify": ("QUALIFY", "use an operator with window"),
+    "hint": ("a hint", "use keyBy and partitions of an operator"),
+    "sample": ("TABLESAMPLE", "filter by a hash of columns: WHERE pmod(hash(key), 10) = 0"),
+    "pivots": ("PIVOT", "use an operator with window and FILTER in its aggregates"),
+}
+_ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
+
+
+@dataclass(frozen=True, slots=True)
+class SqlReport:
+    """What an operator's SQL reads and gives. `schema` is None if `findings` leave it open; its
+    names are right, its types as far as they can be told (`rekindle.topology.inference`)."""
+
+    findings: tuple[Finding, ...]
+    reads: tuple[str, ...]
+    schema: pa.Schema | None
+
+
+def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
+    """Judge `sql` over inputs by name; an input of schema None is unknown, and not judged."""
+    try:
+        tree = parse(sql)
+    except InvalidSql as error:
+        return SqlReport(error.findings, (), None)
+    columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
+    findings = _check_calls(sql) + check_functions(sql, tree, columns)
+    reads: list[str] = []
+    outputs: list[list[pa.Field] | None] = []
+    for branch in _branches(tree, findings):
+        findings += _check_clauses(branch)
+        name = _input_of(branch, inputs, findings)
+        outputs.append(None)
+        if name is None:
+            continue
+        reads.append(name)
+        schema = inputs[name]
+        if schema is not None and not _looks_beyond_a_row(branch):
+            scope = Scope.of(branch, name, schema)
+            wrong = check_columns(branch, scope)
+            findings += wrong
+            outputs[-1] = None if wrong else output_columns(branch, scope, findings)
+    unread = [name for name in inputs if name not in reads]
+    if unread and all(f.reason != "InvalidFrom" for f in findings):
+        findings.append(_unread(unread[0], reads))
+    result = _union(outputs, findings)
+    return SqlReport(tuple(dict.fromkeys(findings)), tuple(reads), result)
+
+
+def _unread(name: str, reads: Sequence[str]) -> Finding:
+    example = f"add UNION ALL SELECT ... FROM {name}" if reads else f"select FROM {name}"
+    return Finding("UnreadInput", f"does not read its input {name}", example)
+
+
+def _branches(tree: exp.Expr, findings: list[Finding]) -> Iterator[exp.Select]:
+    """The SELECTs of a UNION ALL, left to right."""
+    match tree:
+        case exp.Select():
+            yield tree
+        case exp.Subquery() if not _extra(tree, {"this"}):
+            yield from _branches(tree.this, findings)
+        case exp.Union() if not tree.args.get("distinct"):
+            for key in _extra(tree, {"this", "expression", "distinct"}):
+                findings.append(_refused(key))
+            yield from _branches(tree.this, findings)
+            yield from _branches(tree.expression, findings)
+        case exp.SetOperation():
+            findings.append(
+                Finding(
+                    "NotRowWise",
+                    f"{tree.key.upper()} compares rows with each other; {_PER_ROW}",
+                    "only UNION ALL can be used; use an operator with distinct or join",
+                )
+            )
+        case _:
+            what = f"{tree.key.upper()} is not a SELECT"
+            findings.append(Finding("NotRowWise", what, "write SELECT ... FROM input WHERE ..."))
+
+
+def _extra(tree: exp.Expr, known: set[str]) -> list[str]:
+    """Clauses of a node beyond the known ones, by sqlglot's names without their underscores."""
+    return [
+        key.rstrip("_")
+        for key, value in tree.args.items()
+        if value and key.rstrip("_") not in known and key != "big_int"
+    ]
+
+
+def _refused(key: str) -> Finding:
+    what, hint = _CLAUSES.get(key, (key.upper(), ""))
+    return Finding("NotRowWise", f"{what} cannot be used; {_PER_ROW}", hint)
+
+
+def _check_clauses(branch: exp.Select) -> list[Finding]:
+    found = [_refused(key) for key in _extra(branch, set(_ALLOWED))]
+    if branch.find(exp.QueryTransform):
+        found.append(Finding("NotRowWise", "TRANSFORM ... USING cannot be used", "use python"))
+    if branch.find(exp.Window):
+        hint = "use an operator with window; what is OVER a frame of rows is not supported yet"
+        found.append(Finding("NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
+    if any(query is not branch for query in branch.find_all(exp.Query)):
+        what = f"a subquery looks at other rows; {_PER_ROW}"
+        found.append(Finding("NotRowWise", what, "write it as an operator of its own, or a join"))
+    for node in branch.find_all(exp.Placeholder, exp.Parameter):
+        what = f"{node.sql()} is a parameter, and there is nothing to bind it to"
+        found.append(Finding("SqlDoesNotParse", what))
+    return found
+
+
+def _looks_beyond_a_row(branch: exp.Select) -> bool:
+    """Whether names could mean something that is not a column of the one input."""
+    return bool(_extra(branch, set(_ALLOWED))) or any(
+        query is not branch for query in branch.find_all(exp.Query)
+    )
+
+
+def _check_calls(sql: str) -> list[Finding]:
+    found = []
+    for call in calls(sql):
+        if call.name in functions.AGGREGATE:
+            what = f"{call.name}() is an aggregate; {_PER_ROW}"
+            found.append(Finding("NotRowWise", what, "use an operator with window and aggregate"))
+        elif call.name in functions.ANALYTIC:
+            what = f"{call.name}() looks at other rows; {_PER_ROW}"
+            found.append(Finding("NotRowWise", what, "use an operator with window"))
+    return found
+
+
+def _input_of(
+    branch: exp.Select, inputs: Mapping[str, pa.Schema | None], findings: list[Finding]
+) -> str | None:
+    """The input that a SELECT reads; says so if it is none of the operator's."""
+    clause = branch.args.get("from_") or branch.args.get("from")
+    hint = f"write FROM {next(iter(inputs), 'input')}"
+    if clause is None:
+        findings.append(Finding("InvalidFrom", "a SELECT has no FROM", hint))
+        return None
+    table = clause.this
+    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
+        if not isinstance(table, exp.Query):  # a subquery has been reported as such
+            what = f"FROM {table.sql(dialect='spark')} is not an input"
+            findings.append(Finding("InvalidFrom", what, hint))
+        return None
+    for key in _extra(table, {"this", "alias", "db", "catalog"}):
+        findings.append(_refused(key))
+    by_lower = {name.lower(): name for name in inputs}
+    if table.args.get("db") or table.name.lower() not in by_lower:
+        written = ".".join(part.name for part in table.parts)
+        what = f"FROM {written} is not an input of this operator"
+        findings.append(Finding("InvalidFrom", what, nearest(written, inputs)))
+        return None
+    return by_lower[table.name.lower()]
+
+
+def _union(outputs: Sequence[list[pa.Field] | None], findings: list[Finding]) -> pa.Schema | None:
+    """The output's schema: names of the first SELECT, as in Spark."""
+    known = [fields for fields in outputs if fields is not None]
+    widths = {len(fields) for fields in known}
+    if len(widths) > 1:
+        counts = " and ".join(str(w) for w in sorted(widths))
+        what = f"the SELECTs of the UNION ALL have {counts} columns"
+        findings.append(Finding("UnionMismatch", what, "give each the same columns"))
+    if not outputs or outputs[0] is None:
+        return None
+    return pa.schema(outputs[0])

@@ -1,0 +1,202 @@
+"""Compilation: segments cover the graph, ids name what is computed and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topology_specs import manifest_spec, query, random_specs, source, spec_of, sql, window
+
+from rekindle.errors import InvalidTopology
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec, load_topology
+from rekindle.topology.model import Exchange, Resources, Topology
+
+EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
+
+
+def compiled(data: dict[str, Any], name: str = "t") -> Topology:
+    return compile_topology(load_spec(data), name)
+
+
+def ids(topology: Topology) -> dict[str, str]:
+    return {name: node.id for name, node in topology.nodes.items()}
+
+
+def test_the_example_becomes_four_segments() -> None:
+    name, spec = load_topology(EXAMPLE.read_text())
+    topology = compile_topology(spec, name)
+    shape = {s.name: (s.nodes, s.partitions, s.replicas, s.queries) for s in topology.segments}
+    assert shape == {
+        "flown": (("departures", "flown"), 1, 2, ()),
+        "storms": (("weather", "storms"), 1, 1, ("storm-watch",)),
+        "alarms": (("delays", "alarms"), 2, 2, ("delay-alarms",)),
+        "routes": (("routes",), 1, 1, ("route-report",)),
+    }
+    alarms = next(s for s in topology.segments if s.name == "alarms")
+    assert [(i.name, i.exchange, i.key_by) for i in alarms.inputs] == [
+        ("flown", Exchange.HASH, ("origin",))
+    ]
+    assert topology.nodes["alarms"].schema.names[:3] == ["origin", "carrier", "window_end"]
+    assert topology.nodes["alarms"].event_time == "window_end"
+
+
+@given(random_specs())
+@settings(max_examples=60, deadline=None)
+def test_every_node_is_in_exactly_one_segment_and_inputs_come_first(data: dict[str, Any]) -> None:
+    topology = compiled(data)
+    placed = [n for s in topology.segments for n in s.nodes]
+    assert sorted(placed) == sorted(topology.nodes)
+    seen: set[str] = set()
+    for segment in topology.segments:
+        assert {i.stream for i in segment.inputs} <= seen
+        seen.add(segment.stream)
+    sources = [s.is_source for s in topology.segments]
+    assert sources == sorted(sources, reverse=True)
+    assert len({s.id for s in topology.segments}) == len(topology.segments)
+    assert len(set(ids(topology).values())) == len(topology.nodes)
+
+
+@given(random_specs())
+@settings(max_examples=60, deadline=None)
+def test_a_segment_is_a_chain_that_nobody_else_reads_inside(data: dict[str, Any]) -> None:
+    topology = compiled(data)
+    queried = {q["from"] for q in data["queries"]}
+    for segment in topology.segments:
+        for before, after in zip(segment.nodes, segment.nodes[1:], strict=False):
+            readers = [n.name for n in topology.nodes.values() if before in n.inputs]
+            assert readers == [after]
+            assert before not in queried
+            assert topology.nodes[after].inputs == (before,)
+
+
+@given(random_specs())
+@settings(max_examples=60, deadline=None)
+def test_exchanges_fit_the_partitions(data: dict[str, Any]) -> None:
+    for segment in compiled(data).segments:
+        for stream in segment.inputs:
+            match stream.exchange:
+                case Exchange.FORWARD:
+                    assert stream.partitions == segment.partitions
+                case Exchange.GATHER:
+                    assert segment.partitions == 1 < stream.partitions
+                case Exchange.HASH:
+                    assert stream.key_by
+
+
+@given(random_specs(), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_ids_do_not_depend_on_the_order_of_the_manifest(data: dict[str, Any], random: Any) -> None:
+    before = compiled(data)
+    shuffled = copy.deepcopy(data)
+    for part in ("sources", "operators", "queries"):
+        random.shuffle(shuffled[part])
+    after = compiled(shuffled)
+    assert ids(before) == ids(after)
+    assert {s.id for s in before.segments} == {s.id for s in after.segments}
+
+
+@given(random_specs(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_changed_operator_changes_exactly_the_ids_behind_it(
+    data: dict[str, Any], draw: st.DataObject
+) -> None:
+    if not data["operators"]:
+        return
+    before = compiled(data)
+    at = draw.draw(st.integers(0, len(data["operators"]) - 1))
+    changed = copy.deepcopy(data)
+    operator = changed["operators"][at]
+    operator["sql"] = operator["sql"].replace("n > 0", "n > 1")
+    after = ids(compiled(changed))
+    behind = {operator["name"]}
+    for name, node in before.nodes.items():
+        if behind & set(node.inputs):
+            behind.add(name)
+    assert {n for n, i in ids(before).items() if after[n] != i} == behind
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 3},
+        {"suspend": True},
+        {"resources": {"requests": {"cpu": 2}}},
+        {"image": "another"},
+        {"logBudget": "2Gi"},
+    ],
+)
+def test_ids_do_not_depend_on_how_a_topology_runs(change: dict[str, Any]) -> None:
+    parts = ([source()], [sql("a", "s"), window("w", "a")], [query("q", "w")])
+    before, after = compiled(manifest_spec(*parts)), compiled(manifest_spec(*parts, **change), "u")
+    assert ids(before) == ids(after)
+    assert [s.id for s in before.segments] == [s.id for s in after.segments]
+
+
+def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> None:
+    before = compiled(manifest_spec([source()], [sql("a", "s")], [query("q", "a")]))
+    other = query("q", "a", priority=7, sink={"files": {"url": "file:///elsewhere"}})
+    own = sql("a", "s", resources={"requests": {"memory": "2Gi"}})
+    after = compiled(manifest_spec([source()], [own], [other]))
+    assert ids(before) == ids(after)
+
+
+def test_ids_are_the_same_in_every_version() -> None:
+    """They name checkpoints in stores: a change here loses state at an upgrade."""
+    topology = compiled(manifest_spec([source()], [window("w", "s")], [query("q", "w")]))
+    assert ids(topology) == {"s": "a05809b005d6ae4c", "w": "f7cd614c3960a800"}
+
+
+def test_a_sql_operator_inherits_partitions_and_a_window_without_keys_gathers() -> None:
+    keyed = sql("k", "s", keyBy=["origin"], partitions=3)
+    topology = compiled(
+        manifest_spec([source()], [keyed, sql("f", "k"), window("w", "f")], [query("q", "w")])
+    )
+    assert [(s.name, s.partitions) for s in topology.segments] == [("s", 1), ("f", 3), ("w", 1)]
+    assert topology.segments[2].inputs[0].exchange is Exchange.GATHER
+
+
+def test_a_query_in_the_middle_of_a_chain_ends_a_segment() -> None:
+    operators = [sql("a", "s"), sql("b", "a")]
+    topology = compiled(manifest_spec([source()], operators, [query("q", "a"), query("r", "b")]))
+    assert [s.nodes for s in topology.segments] == [("s", "a"), ("b",)]
+
+
+def test_a_segment_asks_for_the_most_that_its_nodes_ask() -> None:
+    spec = spec_of(
+        [source(resources={"requests": {"cpu": "250m"}})],
+        [sql("a", "s", resources={"requests": {"cpu": "1.5"}, "limits": {"memory": "512Mi"}})],
+        [query("q", "a")],
+        resources={"requests": {"cpu": 4, "memory": "8Gi"}},
+    )
+    assert compile_topology(spec, "t").segments[0].resources == Resources(1500, 512 * 1024**2)
+
+
+def test_resources_come_from_the_topology_or_are_half_a_cpu_and_a_gibibyte() -> None:
+    parts = ([source()], [], [query("q", "s")])
+    assert compile_topology(spec_of(*parts), "t").segments[0].resources == Resources(500, 1024**3)
+    given = spec_of(*parts, resources={"requests": {"cpu": 4}})
+    assert compile_topology(given, "t").segments[0].resources == Resources(4000, 1024**3)
+
+
+def test_a_bad_topology_is_refused_with_all_its_problems() -> None:
+    spec = spec_of([source()], [sql("a", "x")], [query("q", "a"), query("q", "s")])
+    with pytest.raises(InvalidTopology) as caught:
+        compile_topology(spec, "t")
+    assert {p.reason for p in caught.value.problems} == {
+        "UnknownInput",
+        "DuplicateName",
+        "SharedPlace",
+    }
+
+
+def test_a_place_on_disk_is_good_enough_for_a_local_run() -> None:
+    data = manifest_spec([source()], [], [query("q", "s")])
+    del data["checkpoint"]["volume"]
+    with pytest.raises(InvalidTopology, match="lost with the node"):
+        compiled(data)
+    assert compile_topology(load_spec(data), "t", local=True).segments
