@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from kubernetes import client, config
 
 from embedded.control_plane import ControlPlane
-from embedded.process_node.host import Image, ProcessNode
+from embedded.process_node.host import Image, ProcessNode, Timing
+from embedded.process_node.restarts import BackoffPolicy
 from embedded.toolchain import ensure_helm, ensure_java
 from harness.archive import ensure_cds_archive
 
@@ -236,7 +237,7 @@ def images(report: Report) -> dict[str, Image]:
         "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, report)),
         "PYTHONUNBUFFERED": "1",
     }
-    path = (binaries, java_home / "bin")
+    path = (str(binaries), str(java_home / "bin"))
     return {
         OPERATOR_IMAGE: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
         PIPELINES_IMAGE: Image(path=path, env=environment),

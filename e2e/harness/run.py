@@ -1,0 +1,157 @@
+"""One topology on an embedded cluster, from `kubectl apply` to the comparison of its sinks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harness import oracle
+from harness.cluster import EmbeddedCluster, wait_for
+from harness.observe import Observer
+
+
+class Run:
+    """Applies the manifest, observes it, and deletes it in the end."""
+
+    def __init__(self, cluster: EmbeddedCluster, document: dict[str, Any]) -> None:
+        self.cluster = cluster
+        self.document = document
+        self.name: str = document["metadata"]["name"]
+        self.observer = Observer(lambda: cluster.status(self.name))
+
+    def __enter__(self) -> Run:
+        self.cluster.apply(self.document)
+        self.observer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.observer.__exit__(kind, error, trace)
+        if error is not None:
+            self._keep_evidence()
+        self.cluster.delete_topology(self.name)
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def wait_live(self, timeout_s: float = 120) -> None:
+        wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
+
+    def wait_advanced(self, epochs: int = 3, timeout_s: float = 90) -> None:
+        """Until every sink is `epochs` further than now, and every query is Live."""
+        goal = {q: e + epochs for q, e in self.observer.stable_epochs().items()}
+        wait_for(
+            f"{self.name}: sinks past {goal}, all Live",
+            lambda: (
+                all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
+                and self.observer.all_live()
+            ),
+            timeout_s,
+            0.25,
+        )
+
+    def wait_redundant(self, timeout_s: float = 120) -> None:
+        """Until no replica is missing."""
+        wait_for(
+            f"{self.name}: condition Redundant",
+            lambda: self.condition("Redundant") == "True",
+            timeout_s,
+            0.25,
+        )
+
+    def wait_checkpoint(self, after: int = 0, timeout_s: float = 60) -> int:
+        """Until a checkpoint newer than `after` is committed; returns its epoch."""
+        return wait_for(
+            f"{self.name}: a checkpoint after epoch {after}",
+            lambda: epoch if (epoch := self.checkpoint_epoch()) > after else None,
+            timeout_s,
+            0.25,
+        )
+
+    def checkpoint_epoch(self) -> int:
+        return int((self.observer.status.get("checkpoint") or {}).get("epoch", -1))
+
+    def condition(self, kind: str) -> str:
+        conditions = self.observer.status.get("conditions", [])
+        return next((c["status"] for c in conditions if c["type"] == kind), "Unknown")
+
+    def _all_live(self) -> bool:
+        return self.observer.all_live()
+
+    # -- pods and processes -------------------------------------------------------------------
+
+    def task_pods(self, segment_name: str) -> list[Any]:
+        """Running pods of a segment, lowest replica first."""
+        pods = self.cluster.pods(
+            f"rekindle.dev/topology={self.name},rekindle.dev/segment-name={segment_name}"
+        )
+        alive = [p for p in pods if p.metadata.deletion_timestamp is None and p.spec.node_name]
+        return sorted(alive, key=lambda p: p.metadata.name)
+
+    def coordinator_pod(self) -> Any:
+        return self.cluster.pods(
+            f"rekindle.dev/topology={self.name},rekindle.dev/role=coordinator"
+        )[0]
+
+    def incarnations(self) -> dict[str, str]:
+        """Pod name -> start time of its container: equal maps mean that nothing was touched."""
+        return {
+            p.metadata.name: str(p.status.container_statuses[0].state.running.started_at)
+            for p in self.cluster.tasks(self.name)
+            if p.status.container_statuses and p.status.container_statuses[0].state.running
+        }
+
+    def kill_pod_processes(self, pod: Any) -> None:
+        kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def verify(self, scratch: Path) -> int:
+        """Compare what the sinks hold with the reference execution; returns rows compared."""
+        until = min(self.observer.stable_epochs().values())
+        return oracle.check(self.document, self.cluster.shared, scratch, until)
+
+    def _keep_evidence(self) -> None:
+        evidence = self.cluster.directory / f"evidence-{self.name}.txt"
+        kubectl = self.cluster.control_plane.kubectl
+        parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
+        for pod in self.cluster.pods(f"rekindle.dev/topology={self.name}"):
+            try:
+                parts.append(kubectl("logs", pod.metadata.name, "--tail=80"))
+            except Exception as error:  # a pod without logs is no reason to lose the others
+                parts.append(f"{pod.metadata.name}: no logs: {error}")
+        evidence.write_text("\n---\n".join(parts))
+        print(f"evidence of the failure: {evidence}")
+
+
+def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:
+    """SIGKILL every process of the node whose environment names this pod address."""
+    needle = f"={address}\0".encode()
+    found = [
+        pid
+        for pid in cluster.nodes[node].pids
+        if needle in _environment(pid) and b"rekindle" in _command(pid)
+    ]
+    assert found, f"no process of pod address {address} on {node}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    except OSError:
+        return b""
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
