@@ -1,0 +1,269 @@
+"""When a global checkpoint is complete, and who may write the next manifest (design §7).
+
+A pure core. One manifest is written at a time, put-if-absent under the next number; after a lost
+race, and after any failure that leaves open what was written, the newest is read again first. The
+first manifest of each coordinator carries its fence: from then on a fenced coordinator loses the
+race for the next number, reads the higher fence and ends (I9).
+
+A checkpoint is complete at epoch c when every partition that runs has an entry at c or newer.
+Partitions that do not run, or are catching up, keep what they have: one waiting query never stops
+checkpoints (progressive recovery §4). Which partitions must be there comes from the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.evolve import evolve
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.model import (
+    CollectGarbage,
+    Effect,
+    Generation,
+    GiveUp,
+    Partition,
+    ReadNewestManifest,
+    WriteManifest,
+    partition_of,
+)
+from rekindle.coordinator.retention import Refs, Standings, keep_entries
+from rekindle.protocol import CheckpointDone
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.model import Slot
+
+_BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_STALLED_S = 30.0
+
+
+class _Store(StrEnum):
+    UNREAD = "unread"  # what the newest manifest is has to be asked
+    BUSY = "busy"  # asked, or being written
+    READY = "ready"  # `newest` is the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a proposal is made from. `running`: partitions that a checkpoint waits for."""
+
+    generation: Generation
+    graph: Graph
+    standings: Standings
+    running: frozenset[Partition]
+    head_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An entry that is saved and not yet committed, and which replica says so."""
+
+    slot: Slot
+    ref: EntryRef
+
+
+class Committer:
+    def __init__(self, fence: int) -> None:
+        self._fence = fence
+        self._store = _Store.UNREAD
+        self._retry_at = 0.0
+        self._failures = 0
+        self._reported: dict[Partition, dict[int, Report]] = {}
+        self._last_commit: float | None = None
+        self._began = 0.0
+        self._evolution_problems: tuple[str, ...] = ()
+        self._failure: str | None = None
+        self._garbage: str | None = None
+        self.newest: Manifest | None = None
+        self.duration_s: float | None = None
+
+    # --- what others may rely on ---
+
+    @property
+    def claimed(self) -> Manifest | None:
+        """The newest manifest that this coordinator knows of, once one carries its fence."""
+        newest = self.newest
+        return newest if newest is not None and newest.fence == self._fence else None
+
+    @property
+    def settled(self) -> Manifest | None:
+        """The manifest to restore from; None while a newer one may be under way."""
+        return self.claimed if self._store is _Store.READY else None
+
+    def problems(self, scene: Scene | None, now: float) -> list[str]:
+        found = [*self._evolution_problems]
+        found += [text for text in (self._failure, self._garbage) if text]
+        if scene is not None and self._last_commit is not None and self.claimed is not None:
+            patience = max(_STALLED_S, 3 * scene.generation.checkpoint_interval_s)
+            if scene.running and now - self._last_commit > patience:
+                late = [p.key for p in self._behind(scene)]
+                found.append(f"no checkpoint since epoch {self.claimed.epoch}: waiting for {late}")
+        return found
+
+    # --- events ---
+
+    def manifest_read(self, manifest: Manifest | None, now: float) -> list[Effect]:
+        self._store = _Store.READY
+        self._recovered()
+        if manifest is None:
+            return []
+        if manifest.fence > self._fence:
+            return [GiveUp(f"manifest {manifest.seq} was written by coordinator {manifest.fence}")]
+        self._adopt(manifest, now)
+        return []
+
+    def manifest_written(self, manifest: Manifest, retain: int, now: float) -> list[Effect]:
+        self._store = _Store.READY
+        self._recovered()
+        self._adopt(manifest, now)
+        self.duration_s = now - self._began
+        return [CollectGarbage(retain)]
+
+    def race_lost(self) -> list[Effect]:
+        self._store = _Store.BUSY
+        return [ReadNewestManifest()]
+
+    def store_failed(self, message: str, now: float) -> list[Effect]:
+        self._store = _Store.UNREAD
+        self._retry_at = now + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
+        self._failures += 1
+        self._failure = f"checkpoint store: {message}"
+        return []
+
+    def garbage_collected(self, problem: str | None) -> None:
+        self._garbage = f"checkpoint store: clean-up: {problem}" if problem else None
+
+    def reported(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
+        """Entries that a replica has saved. They stay known when that replica dies."""
+        partition = partition_of(slot)
+        least = self._newest_committed(partition)
+        known = self._reported.setdefault(partition, {})
+        for entry in done:
+            if entry.epoch > least:
+                ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
+                known.setdefault(entry.epoch, Report(slot, ref))
+
+    def distrust(self, slot: Slot) -> None:
+        """Do not commit what a diverged replica has saved."""
+        known = self._reported.get(partition_of(slot), {})
+        self._reported[partition_of(slot)] = {e: r for e, r in known.items() if r.slot != slot}
+
+    def contradicts(self, slot: Slot, done: CheckpointDone) -> Slot | None:
+        """Who saved a wrong state after that epoch, if this report disagrees with another one:
+        the one that disagrees with the committed checkpoint, else the higher index (§3)."""
+        partition = partition_of(slot)
+        refs = self.newest.entries.get(partition.key, ()) if self.newest else ()
+        committed = next((r for r in refs if r.epoch == done.epoch and r.object), None)
+        if committed is not None:
+            return slot if committed.digest != done.digest else None
+        other = self._reported.get(partition, {}).get(done.epoch)
+        if other is None or other.slot == slot or other.ref.digest == done.digest:
+            return None
+        return max(slot, other.slot)
+
+    # --- proposals ---
+
+    def step(self, scene: Scene | None, now: float) -> list[Effect]:
+        """Read or write what is due. `scene` is None while too little is known to write."""
+        if self._store is _Store.UNREAD and now >= self._retry_at:
+            self._store = _Store.BUSY
+            return [ReadNewestManifest()]
+        if self._store is not _Store.READY or scene is None:
+            return []
+        proposal = self._propose(scene, now)
+        if proposal is None:
+            return []
+        self._store = _Store.BUSY
+        self._began = now
+        return [proposal]
+
+    def covers(self, generation: Generation) -> bool:
+        """Whether the tasks of this generation can be told where they start."""
+        return self.claimed is not None and self.claimed.generation == generation.number
+
+    def _propose(self, scene: Scene, now: float) -> WriteManifest | None:
+        if not self.covers(scene.generation):
+            return self._claim(scene)
+        assert self.newest is not None
+        epoch = max(self.newest.epoch, self._complete_epoch(scene))
+        available = self._available(scene, epoch)
+        progressed = any(
+            refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
+        )
+        waited = now - (self._last_commit or 0.0)
+        patient = waited >= scene.generation.checkpoint_interval_s
+        if epoch == self.newest.epoch and not (progressed and patient):
+            return None
+        kept = keep_entries(scene.graph, available, self.newest.entries, scene.standings)
+        return WriteManifest(replace(self._next(scene), epoch=epoch, entries=kept))
+
+    def _claim(self, scene: Scene) -> WriteManifest:
+        evolution = evolve(self.newest, scene.generation, scene.graph, scene.head_epoch)
+        self._evolution_problems = evolution.problems
+        manifest = replace(
+            self._next(scene), entries=evolution.entries, query_start=evolution.query_start
+        )
+        return WriteManifest(manifest, evolution.assemblies)
+
+    def _next(self, scene: Scene) -> Manifest:
+        newest = self.newest
+        return Manifest(
+            seq=newest.seq + 1 if newest else 0,
+            epoch=newest.epoch if newest else NO_EPOCH,
+            generation=scene.generation.number,
+            fence=self._fence,
+            time="",
+            entries=newest.entries if newest else {},
+            query_start=newest.query_start if newest else {},
+        )
+
+    def _complete_epoch(self, scene: Scene) -> int:
+        best = [self._newest_entry(p) for p in scene.running]
+        return min(best, default=NO_EPOCH)
+
+    def _behind(self, scene: Scene) -> list[Partition]:
+        epoch = self._complete_epoch(scene)
+        return sorted(p for p in scene.running if self._newest_entry(p) == epoch)
+
+    def _newest_entry(self, partition: Partition) -> int:
+        reported: Mapping[int, Report] = self._reported.get(partition, {})
+        return max((self._newest_committed(partition), *reported))
+
+    def _newest_committed(self, partition: Partition) -> int:
+        refs = self.newest.entries.get(partition.key) if self.newest else None
+        return refs[0].epoch if refs else NO_EPOCH
+
+    def _available(self, scene: Scene, epoch: int) -> dict[Partition, Refs]:
+        assert self.newest is not None
+        found: dict[Partition, Refs] = {}
+        for partition in scene.graph.partitions:
+            saved = self._reported.get(partition, {}).values()
+            fresh = [r.ref for r in saved if r.ref.epoch <= epoch]
+            refs = [*fresh, *self.newest.entries[partition.key]]
+            found[partition] = tuple(sorted(refs, key=lambda r: -r.epoch))
+        return found
+
+    def _adopt(self, manifest: Manifest, now: float) -> None:
+        advanced = self.newest is None or manifest.epoch > self.newest.epoch
+        if advanced or self._last_commit is None or self._progressed(manifest):
+            self._last_commit = now
+        self.newest = manifest
+        for partition, known in self._reported.items():
+            least = self._newest_committed(partition)
+            self._reported[partition] = {e: r for e, r in known.items() if e > least}
+
+    def _progressed(self, manifest: Manifest) -> bool:
+        old: Mapping[str, Refs] = self.newest.entries if self.newest else {}
+        return any(key in old and refs[0] != old[key][0] for key, refs in manifest.entries.items())
+
+    def _recovered(self) -> None:
+        self._failures = 0
+        self._failure = None
+
+
+def rfc3339(wall_s: float) -> str:
+    """A status time: UTC, milliseconds."""
+    text = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

@@ -1,0 +1,396 @@
+"""The coordinator as one pure state machine: `step(event, now) -> effects`, `poll_for(slot)`.
+
+It puts the parts together: membership (§8.1), routes, restore points, floors (§6), checkpoint
+commit (§7), digest comparison (§3) and status. No I/O, no clock, no threads. It is stateless in
+the sense of design §1: all of it is rebuilt from pods, answers and the newest manifest, and until
+that has happened tasks are only asked, never told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import assert_never
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.commit import Committer, Scene, rfc3339
+from rekindle.coordinator.divergence import DigestComparison
+from rekindle.coordinator.graph import Graph, build_graph
+from rekindle.coordinator.membership import Membership, Task, coordinator_is_isolated
+from rekindle.coordinator.model import (
+    Effect,
+    Event,
+    FenceRaised,
+    GarbageCollected,
+    Generation,
+    GenerationSeen,
+    GiveUp,
+    ManifestRaceLost,
+    ManifestRead,
+    ManifestWritten,
+    Partition,
+    PodsListed,
+    PollAnswered,
+    PollFailed,
+    PollNow,
+    ProblemSaid,
+    StoreFailed,
+    Ticked,
+    WriteManifest,
+    partition_of,
+)
+from rekindle.coordinator.retention import Standings, floors, oldest
+from rekindle.coordinator.routes import saver, serving_replicas, upstreams
+from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
+from rekindle.protocol import Answer, Poll, RestorePoint, SinkAssignment, TaskRef
+from rekindle.topology.model import Slot
+
+SETTLE_S = 3.0
+"""How long a new coordinator waits for tasks that may run but do not answer."""
+_PROOF_S = 0.5
+"""A peer must be this much further than a silent task's last word to prove that it lives."""
+
+
+class Coordinator:
+    """One topology's coordinator. `fence` is its incarnation; `wall_s` the Unix time at now = 0."""
+
+    def __init__(self, fence: int, wall_s: float) -> None:
+        self.fence = fence
+        self.membership = Membership()
+        self.committer = Committer(fence)
+        self.divergence = DigestComparison()
+        self._wall_s = wall_s
+        self._generation: Generation | None = None
+        self._graph: Graph | None = None
+        self._pods_known_since: float | None = None
+        self._settled = False
+        self._isolated = False
+        self._heads = HeadHistory()
+        self._pace = StatusPace()
+        self._said: dict[str, str] = {}
+        # Derived once a tick, not for each of the polls.
+        self._replicas: dict[Partition, list[Task]] = {}
+        self._floors: dict[Partition, int] = {}
+
+    # --- what the shell reads ---
+
+    @property
+    def generation(self) -> Generation | None:
+        return self._generation
+
+    @property
+    def ready(self) -> bool:
+        """Whether it tells tasks what to do, not only asks them."""
+        generation = self._generation
+        return self._settled and generation is not None and self.committer.covers(generation)
+
+    def is_suspected(self, task: Task) -> bool:
+        """A coordinator that is itself the suspect suspects nobody (§8.1)."""
+        return task.suspected and not self._isolated
+
+    def problems(self, now: float) -> tuple[str, ...]:
+        found = [*self._said.values()]
+        if self._isolated:
+            silent = sum(t.suspected for t in self.membership)
+            found.append(
+                f"the coordinator does not hear {silent} of {len(list(self.membership))} tasks, "
+                "though their peers read them: its own network is the suspect"
+            )
+        found += self.committer.problems(self._scene(), now)
+        found += [f"{d.slot.key}: {d.message}" for d in self.divergence.found.values()]
+        return tuple(found)
+
+    # --- events ---
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        effects = self._handle(event, now)
+        if not isinstance(event, PollAnswered | PollFailed):
+            effects += [self._dated(e, now) for e in self.committer.step(self._scene(), now)]
+        if self._settled and self._pace.due(now):
+            effects += self._pace.offer(build_status(self._view(now), now), now)
+        return effects
+
+    def _handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Ticked():
+                return self._ticked(now)
+            case PollAnswered():
+                return self._answered(event, now)
+            case PollFailed(slot=slot, incarnation=incarnation, message=message):
+                task = self.membership.find(slot, incarnation)
+                if task is not None:
+                    task.last_failure = message
+                return []
+            case PodsListed():
+                return self._pods_listed(event, now)
+            case GenerationSeen(generation=generation):
+                return self._generation_seen(generation)
+            case ManifestRead(manifest=manifest):
+                self._pace.hurry()
+                return self.committer.manifest_read(manifest, now)
+            case ManifestWritten(manifest=manifest):
+                self._pace.hurry()
+                effects = self.committer.manifest_written(manifest, self._retain(), now)
+                self._derive()
+                return effects
+            case ManifestRaceLost():
+                return self.committer.race_lost()
+            case StoreFailed(message=message):
+                return self.committer.store_failed(message, now)
+            case GarbageCollected(problem=problem):
+                self.committer.garbage_collected(problem)
+                return []
+            case FenceRaised(by=by):
+                return [GiveUp(f"a newer coordinator is in charge: {by}")]
+            case ProblemSaid(subject=subject, message=message):
+                return self._problem_said(subject, message)
+        assert_never(event)
+
+    def _ticked(self, now: float) -> list[Effect]:
+        silent = self.membership.ticked(now)
+        isolated = self._isolated
+        self._isolated = coordinator_is_isolated(
+            self.membership, self._readable(), self._proof_margin()
+        )
+        if silent or isolated != self._isolated:
+            self._pace.hurry()
+        self._settle(now)
+        self._derive()
+        return [PollNow(slot) for task in silent for slot in self._reader_slots(task)]
+
+    def _answered(self, event: PollAnswered, now: float) -> list[Effect]:
+        task, answer = self.membership.find(event.slot, event.incarnation), event.answer
+        if task is None or not task.pod.runs:
+            return []
+        if answer.fence > self.fence:
+            return [GiveUp(f"{event.slot.key} obeys coordinator {answer.fence}")]
+        if self.membership.answered(task, answer, now):
+            self._pace.hurry()
+            self._settle(now)
+            self._derive()
+        if self._is_source(event.slot):
+            self._heads.advanced(answer.head_epoch, now)
+        self._compare(event.slot, event.incarnation, answer)
+        return self._assign_restore(task)
+
+    def _compare(self, slot: Slot, incarnation: int, answer: Answer) -> None:
+        found = [*self.divergence.observed(slot, incarnation, answer.digests)]
+        for done in answer.checkpoints:
+            culprit = self.committer.contradicts(slot, done)
+            wrong = self.membership.get(culprit) if culprit is not None else None
+            if wrong is not None:
+                found += self.divergence.contradicted(wrong.slot, wrong.pod.incarnation, done.epoch)
+        for divergence in found:
+            self.committer.distrust(divergence.slot)
+        if found:
+            self._pace.hurry()
+            self._derive()
+        if not self.divergence.is_diverged(slot):
+            self.committer.reported(slot, answer.checkpoints)
+
+    def _assign_restore(self, task: Task) -> list[Effect]:
+        """A restore point for a task that has just said that it has none, and for no other.
+
+        It is the oldest entry kept for its partition, so that it can regenerate all that its
+        readers may need. Once given it stays for this boot: the task holds it from now on.
+        """
+        manifest = self.committer.settled
+        waits = task.answer is not None and task.answer.phase == "Waiting"
+        if not waits or task.assigned is not None or manifest is None or not self.ready:
+            return []
+        refs = manifest.entries.get(partition_of(task.slot).key)
+        if not refs:
+            return []
+        entry = oldest(refs)
+        task.assigned = RestorePoint(epoch=entry.epoch, object=entry.object)
+        task.position = entry.epoch
+        self._derive()
+        return [PollNow(task.slot)]
+
+    def _pods_listed(self, event: PodsListed, now: float) -> list[Effect]:
+        if self._pods_known_since is None:
+            self._pods_known_since = now
+        before = {(t.slot, t.pod.incarnation) for t in self.membership}
+        self.membership.pods_listed(event.pods, now)
+        after = {(t.slot, t.pod.incarnation) for t in self.membership}
+        for slot, _ in before - after:
+            self.divergence.forget(slot)
+        if before != after:
+            self._pace.hurry()
+        self._derive()
+        return []
+
+    def _generation_seen(self, generation: Generation) -> list[Effect]:
+        if self._generation is None or generation.number > self._generation.number:
+            self._generation = generation
+            self._graph = build_graph(generation.topology)
+            self._pace.hurry()
+            self._derive()
+        return []
+
+    def _problem_said(self, subject: str, message: str | None) -> list[Effect]:
+        if self._said.get(subject) != message:
+            self._pace.hurry()
+        self._said.pop(subject, None)
+        if message is not None:
+            self._said[subject] = message
+        return []
+
+    # --- what is derived ---
+
+    def _settle(self, now: float) -> None:
+        """Known enough to tell tasks what to do: all that may run were heard, or time is up."""
+        if self._settled or self._pods_known_since is None:
+            return
+        waited = now - self._pods_known_since >= SETTLE_S
+        self._settled = waited or not any(t.unknown and t.pod.started for t in self.membership)
+
+    def _derive(self) -> None:
+        self._replicas = serving_replicas(self.membership, self.divergence.is_diverged)
+        manifest, graph = self.committer.claimed, self._graph
+        if not self.ready or manifest is None or graph is None:
+            self._floors = {}
+            return
+        self._floors = floors(graph, manifest, self._standings())
+
+    def _standings(self) -> Standings:
+        positions: dict[Partition, tuple[int, ...]] = {}
+        restoring: dict[Partition, tuple[int, ...]] = {}
+        unknown: set[Partition] = set()
+        for task in self.membership:
+            partition = partition_of(task.slot)
+            if task.unknown:
+                unknown.add(partition)
+            elif task.position is not None:
+                positions[partition] = (*positions.get(partition, ()), task.position)
+                if task.phase in ("Waiting", "Restoring"):
+                    restoring[partition] = (*restoring.get(partition, ()), task.position)
+        return Standings(positions, restoring, frozenset(unknown))
+
+    def _scene(self) -> Scene | None:
+        if not self._settled or self._generation is None or self._graph is None:
+            return None
+        return Scene(
+            generation=self._generation,
+            graph=self._graph,
+            standings=self._standings(),
+            running=self._running(),
+            head_epoch=max((t.answer.head_epoch for t in self.membership if t.answer), default=-1),
+        )
+
+    def _running(self) -> frozenset[Partition]:
+        """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
+        while there are none, those that catch up."""
+        for phase in ("Live", "CatchingUp"):
+            found = frozenset(
+                partition
+                for partition, tasks in self._replicas.items()
+                if any(t.phase == phase and not self.is_suspected(t) for t in tasks)
+            )
+            if found:
+                return found & frozenset(self._graph.partitions if self._graph else ())
+        return frozenset()
+
+    def _readable(self) -> dict[Slot, tuple[Slot, ...]]:
+        if self._graph is None:
+            return {}
+        slots: dict[Partition, list[Slot]] = {}
+        for task in self.membership:
+            slots.setdefault(partition_of(task.slot), []).append(task.slot)
+        return {
+            task.slot: tuple(
+                slot
+                for source in self._graph.inputs.get(partition_of(task.slot), ())
+                for slot in slots.get(source, ())
+            )
+            for task in self.membership
+        }
+
+    def _proof_margin(self) -> int:
+        interval_s = self._generation.interval_s if self._generation else 1.0
+        return math.ceil(_PROOF_S / interval_s)
+
+    def _reader_slots(self, task: Task) -> list[Slot]:
+        readers = self._graph.readers.get(partition_of(task.slot), ()) if self._graph else ()
+        return [t.slot for t in self.membership if partition_of(t.slot) in readers]
+
+    def _is_source(self, slot: Slot) -> bool:
+        return self._graph is not None and self._graph.inputs.get(partition_of(slot)) == ()
+
+    def _retain(self) -> int:
+        return self._generation.topology.spec.checkpoint.retain if self._generation else 3
+
+    def _dated(self, effect: Effect, now: float) -> Effect:
+        if isinstance(effect, WriteManifest):
+            return replace(
+                effect, manifest=replace(effect.manifest, time=rfc3339(self._wall_s + now))
+            )
+        return effect
+
+    def _view(self, now: float) -> View:
+        return View(
+            fence=self.fence,
+            wall_s=self._wall_s,
+            generation=self._generation,
+            graph=self._graph,
+            membership=self.membership,
+            manifest=self.committer.claimed,
+            heads=self._heads,
+            diverged=tuple(sorted(slot.key for slot in self.divergence.found)),
+            problems=self.problems(now),
+            is_suspected=self.is_suspected,
+        )
+
+    # --- what a task is told ---
+
+    def poll_for(self, slot: Slot) -> Poll | None:
+        """The next poll of a slot's task; None where there is nobody to poll."""
+        task, generation = self.membership.get(slot), self._generation
+        if task is None or generation is None or not task.pod.runs:
+            return None
+        ref = TaskRef(
+            segment=slot.segment,
+            partition=slot.partition,
+            replica=slot.replica,
+            incarnation=task.pod.incarnation,
+        )
+        poll = Poll(fence=self.fence, generation=generation.number, task=ref, ask_only=True)
+        manifest, graph = self.committer.claimed, self._graph
+        known = graph is not None and partition_of(slot) in graph.readers
+        # One that has not answered this coordinator yet may be running with a wish of its own.
+        if not self.ready or not known or manifest is None or task.answer is None:
+            return poll
+        return poll.model_copy(update=self._wish(task, manifest))
+
+    def _wish(self, task: Task, manifest: Manifest) -> dict[str, object]:
+        assert self._graph is not None
+        partition = partition_of(task.slot)
+        committed = manifest.entries[partition.key][0]
+        replicas = self._replicas.get(partition, [])
+        return {
+            "ask_only": False,
+            # Only to one that has none: its next boot must not find an old one in a late poll.
+            "restore": task.assigned if task.phase == "Waiting" else None,
+            "upstreams": upstreams(task.slot, self._graph, self._replicas, self.is_suspected),
+            "sinks": self._sinks(partition, manifest),
+            "floor": self._floor(task, manifest),
+            "saver": saver(replicas, self.is_suspected) == task.slot,
+            "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
+        }
+
+    def _sinks(self, partition: Partition, manifest: Manifest) -> tuple[SinkAssignment, ...]:
+        assert self._graph is not None
+        return tuple(
+            SinkAssignment(query=query, from_epoch=manifest.query_start[query])
+            for query in self._graph.queries[partition.segment]
+        )
+
+    def _floor(self, task: Task, manifest: Manifest) -> int | None:
+        """The stream's floor, but never beyond what this task's own sinks still have to write."""
+        partition = partition_of(task.slot)
+        floor = self._floors.get(partition)
+        if floor is None or task.answer is None:
+            return None
+        for sink in self._sinks(partition, manifest):
+            floor = min(floor, task.answer.sinks.get(sink.query, sink.from_epoch - 1))
+        return floor if floor >= 0 else None

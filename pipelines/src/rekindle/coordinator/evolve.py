@@ -1,0 +1,131 @@
+"""The first manifest of a generation: where its new partitions and queries start (design §4).
+
+Agreed once, and written down before any task is told, so that all replicas and all later
+coordinators say the same. Operator ids that stay keep their state, also in another segmentation;
+those that are new start empty at a checkpoint boundary that no task has reached. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.model import Assembly, Generation, Partition
+from rekindle.coordinator.retention import Refs
+from rekindle.streams.epochs import NO_EPOCH
+
+EMPTY_DIGEST = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    entries: Mapping[str, Refs]
+    query_start: Mapping[str, int]
+    assemblies: tuple[Assembly, ...]
+    problems: tuple[str, ...]
+
+
+def boundary_at_or_after(epoch: int, every: int) -> int:
+    """The first checkpoint epoch that is not before `epoch`."""
+    return -(-(epoch + 1) // every) * every - 1
+
+
+def starts_at(epoch: int) -> EntryRef:
+    """Start empty after `epoch`."""
+    return EntryRef(epoch=epoch, object=None, digest=EMPTY_DIGEST)
+
+
+def evolve(
+    previous: Manifest | None, generation: Generation, graph: Graph, head_epoch: int
+) -> Evolution:
+    """`head_epoch`: the newest epoch that any task has released."""
+    if previous is None:
+        return Evolution(
+            entries={p.key: (starts_at(NO_EPOCH),) for p in graph.partitions},
+            query_start={q.name: 0 for q in generation.topology.spec.queries},
+            assemblies=(),
+            problems=(),
+        )
+    # Strictly ahead of everybody: nobody may have passed it before hearing of it.
+    ahead = max(head_epoch, previous.epoch) + 1
+    start = boundary_at_or_after(ahead, generation.checkpoint_every)
+    return _Evolver(previous, generation, graph, start).run()
+
+
+class _Evolver:
+    def __init__(
+        self, previous: Manifest, generation: Generation, graph: Graph, start: int
+    ) -> None:
+        self._previous = previous
+        self._generation = generation
+        self._graph = graph
+        self._start = start
+        self._entries: dict[str, Refs] = {}
+        self._assemblies: list[Assembly] = []
+        self._problems: list[str] = []
+
+    def run(self) -> Evolution:
+        for partition in self._graph.partitions:
+            refs = self._previous.entries.get(partition.key)
+            self._entries[partition.key] = refs or self._begin(partition)
+        return Evolution(
+            entries=self._entries,
+            query_start=self._query_starts(),
+            assemblies=tuple(self._assemblies),
+            problems=tuple(self._problems),
+        )
+
+    def _begin(self, partition: Partition) -> Refs:
+        ancestors = self._ancestors(partition)
+        if ancestors:
+            refs = self._assemble(partition, ancestors)
+            if refs:
+                return refs
+            names = ", ".join(ancestors)
+            self._problems.append(
+                f"{partition.key} starts empty at epoch {self._start + 1}: {names}, which held the "
+                "state of its operators, have no checkpoint epoch in common"
+            )
+        above = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
+        return (starts_at(max(self._start, *above) if above else self._start),)
+
+    def _ancestors(self, partition: Partition) -> dict[str, Refs]:
+        """Entries of partitions that ran some of its operators in an older segmentation."""
+        lineage = self._generation.lineage
+        mine = set(lineage.get(partition.segment, ()))
+        found: dict[str, Refs] = {}
+        for key, refs in self._previous.entries.items():
+            segment, _, index = key.rpartition("/")
+            if int(index) == partition.index and mine & set(lineage.get(segment, ())):
+                found[key] = refs
+        return found
+
+    def _assemble(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
+        operators = self._generation.lineage[partition.segment]
+        by_epoch = [{ref.epoch: ref for ref in refs} for refs in ancestors.values()]
+        common = set.intersection(*(set(refs) for refs in by_epoch))
+        kept: list[EntryRef] = []
+        for epoch in sorted(common, reverse=True):
+            objects = [refs[epoch].object for refs in by_epoch]
+            sources = tuple(o for o in objects if o is not None)
+            if sources:
+                self._assemblies.append(Assembly(partition, epoch, operators, sources))
+            kept.append(starts_at(epoch))
+        return tuple(kept)
+
+    def _query_starts(self) -> dict[str, int]:
+        starts: dict[str, int] = {}
+        for segment in self._generation.topology.segments:
+            parts = [Partition(segment.id, i) for i in range(segment.partitions)]
+            fresh = [p for p in parts if p.key not in self._previous.entries]
+            begins = max(self._entries[p.key][0].epoch for p in parts) + 1
+            for query in segment.queries:
+                known = self._previous.query_start.get(query)
+                carried = all(self._ancestors(p) for p in fresh)
+                if known is not None and carried:
+                    starts[query] = known
+                else:
+                    starts[query] = begins if fresh and not carried else self._start + 1
+        return starts

@@ -1,0 +1,50 @@
+"""Who reads whom, partition by partition (Flux §4: every producer partition feeds its readers).
+
+Pure; made once a generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.coordinator.model import Partition
+from rekindle.topology.model import Exchange, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`partitions` in topological order, sources first."""
+
+    partitions: tuple[Partition, ...]
+    readers: Mapping[Partition, tuple[Partition, ...]]
+    inputs: Mapping[Partition, tuple[Partition, ...]]
+    streams: Mapping[str, str]  # segment id -> operator id of its stream
+    queries: Mapping[str, tuple[str, ...]]  # segment id -> query names
+
+
+def build_graph(topology: Topology) -> Graph:
+    partitions: list[Partition] = []
+    readers: dict[Partition, list[Partition]] = {}
+    inputs: dict[Partition, tuple[Partition, ...]] = {}
+    for segment in topology.segments:
+        for index in range(segment.partitions):
+            mine = Partition(segment.id, index)
+            partitions.append(mine)
+            readers[mine] = []
+            read: list[Partition] = []
+            for entry in segment.inputs:
+                producer = topology.producer(entry.stream).id
+                forward = entry.exchange is Exchange.FORWARD
+                wanted = [index] if forward else list(range(entry.partitions))
+                read.extend(Partition(producer, i) for i in wanted)
+            inputs[mine] = tuple(dict.fromkeys(read))
+            for source in inputs[mine]:
+                readers[source].append(mine)
+    return Graph(
+        partitions=tuple(partitions),
+        readers={p: tuple(r) for p, r in readers.items()},
+        inputs=inputs,
+        streams={s.id: s.stream for s in topology.segments},
+        queries={s.id: s.queries for s in topology.segments},
+    )

@@ -1,0 +1,212 @@
+"""Which tasks there are, when each was last heard, and which are suspected (design §8.1).
+
+A pure core: `now` is passed in. Suspicion only changes the order of routes and the status; it
+creates and ends nothing. What makes a task *lost* is the operator's to judge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rekindle.coordinator.model import Pod
+from rekindle.protocol import FLIGHT_PORT, Answer, RestorePoint
+from rekindle.topology.model import Slot
+
+LEAST_SILENCE_S = 1.5
+"""No task is suspected before this."""
+MOST_SILENCE_S = 5.0
+"""However irregular its history, a task silent for this long is suspected."""
+OWN_PAUSE_S = 0.5
+"""A gap between two ticks above this was the coordinator's own sleep, not the tasks' silence."""
+_HABIT_S = 3.0
+"""A longer silence was a failure and says nothing of the task's habits."""
+_HISTORY = 64
+_DEVIATIONS = 6.0
+
+
+@dataclass(slots=True)
+class Task:
+    """What is known of the highest incarnation of one slot.
+
+    `position` is the newest epoch of inputs that the task certainly needs no more; None while it
+    has no restore point. `answer` is of the running boot: a container that restarted is unheard.
+    """
+
+    pod: Pod
+    known_since: float
+    last_heard: float | None = None
+    answer: Answer | None = None
+    assigned: RestorePoint | None = None
+    position: int | None = None
+    suspected_since: float | None = None
+    last_failure: str | None = None
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    @property
+    def slot(self) -> Slot:
+        return self.pod.slot
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.pod.address}:{FLIGHT_PORT}"
+
+    @property
+    def suspected(self) -> bool:
+        return self.suspected_since is not None
+
+    @property
+    def phase(self) -> str:
+        return self.answer.phase if self.answer else "Waiting"
+
+    @property
+    def unknown(self) -> bool:
+        """It may be running, and this coordinator does not know where it stands."""
+        return self.pod.runs and self.answer is None
+
+    def tolerated_silence_s(self) -> float:
+        """The longest silence that its own history makes likely."""
+        if len(self.gaps) < 8:
+            return LEAST_SILENCE_S
+        mean = sum(self.gaps) / len(self.gaps)
+        deviation = math.sqrt(sum((g - mean) ** 2 for g in self.gaps) / len(self.gaps))
+        return min(MOST_SILENCE_S, max(LEAST_SILENCE_S, mean + _DEVIATIONS * deviation))
+
+
+class Membership:
+    """The tasks of one topology, by slot; the highest incarnation ever seen of a slot wins."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Slot, Task] = {}
+        self._highest: dict[Slot, int] = {}
+        self._last_tick: float | None = None
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks.values())
+
+    def get(self, slot: Slot) -> Task | None:
+        return self._tasks.get(slot)
+
+    def find(self, slot: Slot, incarnation: int) -> Task | None:
+        """None where that incarnation was replaced: what it says counts no more (I9)."""
+        task = self._tasks.get(slot)
+        return task if task is not None and task.pod.incarnation == incarnation else None
+
+    def pods_listed(self, pods: Iterable[Pod], now: float) -> None:
+        best: dict[Slot, Pod] = {}
+        for pod in pods:
+            if pod.incarnation >= best.get(pod.slot, pod).incarnation:
+                best[pod.slot] = pod
+        for slot, pod in best.items():
+            if pod.incarnation < self._highest.get(slot, pod.incarnation):
+                best[slot] = pod = _ended(pod)
+            self._highest[slot] = max(pod.incarnation, self._highest.get(slot, 0))
+        self._tasks = {slot: self._merge(slot, pod, now) for slot, pod in best.items()}
+
+    def _merge(self, slot: Slot, pod: Pod, now: float) -> Task:
+        task = self.find(slot, pod.incarnation)
+        if task is None:
+            return Task(pod=pod, known_since=now)
+        if pod.started and not task.pod.started and task.answer is None:
+            task.known_since = now
+        if not pod.runs:
+            task.answer, task.position, task.assigned = None, None, None
+            task.suspected_since, task.last_heard = None, None
+        task.pod = pod
+        return task
+
+    def answered(self, task: Task, answer: Answer, now: float) -> bool:
+        """Take an answer in; True when this is news that cannot wait (heard again, new phase)."""
+        previous = task.answer
+        rebooted = previous is not None and previous.boot_id != answer.boot_id
+        news = task.suspected or rebooted or previous is None or previous.phase != answer.phase
+        if task.last_heard is not None and now - task.last_heard <= _HABIT_S:
+            task.gaps.append(now - task.last_heard)
+        task.last_heard = now
+        task.suspected_since = None
+        task.last_failure = None
+        if rebooted:
+            task.position = None
+            if answer.phase == "Waiting":
+                task.assigned = None
+        task.answer = answer
+        task.position = _position(task, answer)
+        return news
+
+    def ticked(self, now: float) -> list[Task]:
+        """Suspect the silent; returns those that are newly so."""
+        if self._last_tick is not None and now - self._last_tick > OWN_PAUSE_S:
+            self._excuse(now - self._last_tick)
+        self._last_tick = now
+        silent = [t for t in self if not t.suspected and _is_silent(t, now)]
+        for task in silent:
+            task.suspected_since = now
+        return silent
+
+    def _excuse(self, pause_s: float) -> None:
+        for task in self:
+            task.known_since += pause_s
+            if task.last_heard is not None:
+                task.last_heard += pause_s
+
+
+def _ended(pod: Pod) -> Pod:
+    return Pod(pod.name, pod.slot, pod.incarnation, None, runs=False, started=False)
+
+
+def _is_silent(task: Task, now: float) -> bool:
+    if not task.pod.runs:
+        return False
+    if task.last_heard is None:
+        return task.pod.started and now - task.known_since > LEAST_SILENCE_S
+    return now - task.last_heard > task.tolerated_silence_s()
+
+
+def _position(task: Task, answer: Answer) -> int | None:
+    """Where a task certainly stands: it needs no input at or below this epoch.
+
+    Until it is Live a task holds what it was restored from, or what it saved since: its log may
+    hold newer epochs of an earlier boot, which say nothing of the inputs that it still needs.
+    """
+    start = answer.restored_from
+    if start is None:
+        start = task.assigned.epoch if task.assigned else None
+    if start is None and answer.phase in ("Waiting", "Failed"):
+        return task.position
+    stands = [-1 if start is None else start, *(c.epoch for c in answer.checkpoints)]
+    if answer.phase == "Live":
+        stands.append(answer.stable_epoch)
+    if task.position is not None:
+        stands.append(task.position)
+    return max(stands)
+
+
+def coordinator_is_isolated(
+    membership: Membership, inputs: Mapping[Slot, tuple[Slot, ...]], margin: int
+) -> bool:
+    """Whether most tasks are silent to us while their peers read them (design §8.1).
+
+    The proof is progress: a task that we hear has gone more than `margin` epochs beyond the last
+    word of a silent task whose stream it reads, and does not call it unreadable. `inputs` names,
+    for each slot, the replicas that it can read from.
+    """
+    running = [t for t in membership if t.pod.runs and t.last_heard is not None]
+    silent = {t.slot: t for t in running if t.suspected}
+    if len(silent) < 2 or 2 * len(silent) <= len(running):
+        return False
+    vouched = 0
+    for task in running:
+        if task.suspected or task.answer is None:
+            continue
+        for slot in inputs.get(task.slot, ()):
+            peer = silent.get(slot)
+            if peer is None or peer.answer is None:
+                continue
+            if peer.endpoint in task.answer.unreadable:
+                return False
+            if task.answer.stable_epoch <= peer.answer.stable_epoch + margin:
+                return False
+            vouched += 1
+    return vouched > 0

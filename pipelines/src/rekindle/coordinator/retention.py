@@ -1,0 +1,82 @@
+"""Holds and floors: what streams may forget, and what a manifest must keep (design §6, §7; I5).
+
+A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that
+the newest manifest keeps for it, or where one of its incarnations stands, if that is further back.
+A stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides its newest
+entry, for every point that a consumer holds the newest entry at or before it: from there the
+partition can regenerate what the consumer needs (progressive recovery §4). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.model import Partition
+
+Refs = tuple[EntryRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """Where the incarnations of each partition stand, which entries they are about to load, and
+    whose may run unheard."""
+
+    positions: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
+    restoring: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
+    unknown: frozenset[Partition] = frozenset()
+
+
+def oldest(refs: Refs) -> EntryRef:
+    return refs[-1]
+
+
+def hold(partition: Partition, manifest: Manifest, standings: Standings) -> int | None:
+    """None: not known, so that nothing its inputs hold may go."""
+    refs = manifest.entries.get(partition.key)
+    if not refs or partition in standings.unknown:
+        return None
+    return min((oldest(refs).epoch, *standings.positions.get(partition, ())))
+
+
+def floors(graph: Graph, manifest: Manifest, standings: Standings) -> dict[Partition, int]:
+    """The floor of each partition's stream; absent where everything must stay."""
+    holds = {p: hold(p, manifest, standings) for p in graph.partitions}
+    found: dict[Partition, int] = {}
+    for partition in graph.partitions:
+        # A stream that only sinks read is held by its own restore point: the entry is reported
+        # when its sinks are durable.
+        wanted = [holds[r] for r in graph.readers[partition]] or [holds[partition]]
+        known = [h for h in wanted if h is not None]
+        if len(known) == len(wanted):
+            found[partition] = min(known)
+    return found
+
+
+def keep_entries(
+    graph: Graph, available: Mapping[Partition, Refs], previous: Mapping[str, Refs], at: Standings
+) -> dict[str, Refs]:
+    """Choose what the next manifest keeps out of `available` (newest first, `previous` included).
+
+    Consumers come first, so that what they keep pins what their inputs keep, up to the sources.
+    Where a consumer's incarnation may run unheard, its inputs keep all that they had.
+    """
+    kept: dict[str, Refs] = {}
+    for partition in reversed(graph.partitions):
+        refs = available[partition]
+        wanted = {refs[0]}
+        wanted |= {_at_or_before(refs, point) for point in at.restoring.get(partition, ())}
+        for reader in graph.readers[partition]:
+            points = {ref.epoch for ref in kept[reader.key]}
+            points |= {p for p in at.positions.get(reader, ()) if p < max(points)}
+            wanted |= {_at_or_before(refs, point) for point in points}
+            if reader in at.unknown:
+                wanted |= {r for r in previous.get(partition.key, ()) if r in refs}
+        kept[partition.key] = tuple(sorted(wanted, key=lambda r: -r.epoch))
+    return kept
+
+
+def _at_or_before(refs: Refs, epoch: int) -> EntryRef:
+    return next((ref for ref in refs if ref.epoch <= epoch), refs[-1])

@@ -1,0 +1,76 @@
+"""From which replicas a task reads each of its inputs, preferred first (design §4, DPC §4).
+
+Pure. Only replicas that serve (CatchingUp, Live) and agree with the others are named; suspected
+ones come last, because suspicion may be wrong. Equals are ordered so that replica i prefers
+replica i, which spreads the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.membership import Membership, Task
+from rekindle.coordinator.model import Partition, partition_of
+from rekindle.protocol import Endpoint, Upstream
+from rekindle.topology.model import Slot
+
+_SERVING = frozenset({"CatchingUp", "Live"})
+_LAG_STEPS_S = (2.0, 10.0, 60.0)
+"""Lag orders replicas by these steps only, so that readers do not swing between equals."""
+
+Judge = Callable[[Task], bool]
+
+
+def serves(task: Task) -> bool:
+    """Whether readers may ask it. One that was not heard yet but once was ready is presumed to."""
+    if not task.pod.runs or task.pod.address is None:
+        return False
+    return task.phase in _SERVING if task.answer is not None else task.pod.started
+
+
+def upstreams(
+    slot: Slot, graph: Graph, replicas: dict[Partition, list[Task]], is_suspected: Judge
+) -> tuple[Upstream, ...]:
+    return tuple(
+        Upstream(
+            stream=graph.streams[source.segment],
+            partition=source.index,
+            endpoints=_endpoints(replicas.get(source, []), slot.replica, is_suspected),
+        )
+        for source in graph.inputs[partition_of(slot)]
+    )
+
+
+def serving_replicas(
+    membership: Membership, is_diverged: Callable[[Slot], bool]
+) -> dict[Partition, list[Task]]:
+    found: dict[Partition, list[Task]] = {}
+    for task in membership:
+        if serves(task) and not is_diverged(task.slot):
+            found.setdefault(partition_of(task.slot), []).append(task)
+    return found
+
+
+def saver(replicas: list[Task], is_suspected: Judge) -> Slot | None:
+    """Who saves a partition's checkpoints: the lowest index that is Live, else catching up."""
+    heard = [t for t in replicas if t.answer is not None and not is_suspected(t)]
+    best = min(heard, key=lambda t: (t.phase != "Live", t.slot.replica), default=None)
+    return best.slot if best else None
+
+
+def _endpoints(tasks: list[Task], mine: int, is_suspected: Judge) -> tuple[Endpoint, ...]:
+    def preference(task: Task) -> tuple[bool, bool, int, bool, int]:
+        replica = task.slot.replica
+        lag = sum(task.answer.lag_s > s for s in _LAG_STEPS_S) if task.answer else 0
+        return is_suspected(task), task.phase != "Live", lag, replica != mine, replica
+
+    return tuple(
+        Endpoint(
+            address=task.endpoint,
+            replica=task.slot.replica,
+            incarnation=task.pod.incarnation,
+            suspected=is_suspected(task),
+        )
+        for task in sorted(tasks, key=preference)
+    )

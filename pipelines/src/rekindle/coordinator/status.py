@@ -1,0 +1,167 @@
+"""`status.dataPlane`: what the coordinator says of the data plane, and when (docs/architecture.md).
+
+Pure. Said at once when a task is suspected, heard again, changes phase or diverges, or a checkpoint
+is committed; otherwise at most every two seconds: status is for people and the operator, figures
+that change fast belong in metrics.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.commit import rfc3339
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.membership import Membership, Task
+from rekindle.coordinator.model import ApplyStatus, Generation, partition_of
+from rekindle.coordinator.routes import Judge
+from rekindle.streams.epochs import NO_EPOCH
+
+PACE_S = 2.0
+_HEADS = 4096
+
+
+class HeadHistory:
+    """When sources released each epoch, so that a lag is an age and not a count."""
+
+    def __init__(self) -> None:
+        self._released: deque[tuple[int, float]] = deque(maxlen=_HEADS)
+
+    @property
+    def head(self) -> int:
+        return self._released[-1][0] if self._released else NO_EPOCH
+
+    def advanced(self, epoch: int, now: float) -> None:
+        if epoch > self.head:
+            self._released.append((epoch, now))
+
+    def age_s(self, stable_epoch: int, now: float, interval_s: float) -> float:
+        """How long ago the first epoch after `stable_epoch` was released; 0 if none was."""
+        if not self._released or stable_epoch >= self.head:
+            return 0.0
+        for epoch, at in reversed(self._released):
+            if epoch <= stable_epoch + 1:
+                return now - at
+        first, at = self._released[0]
+        return now - at + (first - stable_epoch - 1) * interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that status tells of. `wall_s` is the Unix time when `now` was zero."""
+
+    fence: int
+    wall_s: float
+    generation: Generation | None
+    graph: Graph | None
+    membership: Membership
+    manifest: Manifest | None
+    heads: HeadHistory
+    diverged: tuple[str, ...]
+    problems: tuple[str, ...]
+    is_suspected: Judge
+
+
+def build_status(view: View, now: float) -> dict[str, Any]:
+    status: dict[str, Any] = {
+        "fence": view.fence,
+        "tasks": [_task(t, view) for t in sorted(view.membership, key=lambda t: t.slot)],
+        "diverged": list(view.diverged),
+        "problems": list(view.problems),
+    }
+    if view.generation is not None:
+        status["generation"] = view.generation.number
+    if view.heads.head != NO_EPOCH:
+        status["headEpoch"] = view.heads.head
+    if view.manifest is not None and view.manifest.epoch != NO_EPOCH:
+        status["checkpoint"] = _checkpoint(view.manifest)
+    status["queries"] = _queries(view, now)
+    return status
+
+
+def _checkpoint(manifest: Manifest) -> dict[str, Any]:
+    size = sum(refs[0].bytes for refs in manifest.entries.values())
+    return {
+        "epoch": manifest.epoch,
+        "seq": manifest.seq,
+        "time": manifest.time,
+        "bytes": size,
+    }
+
+
+def _task(task: Task, view: View) -> dict[str, Any]:
+    suspected = view.is_suspected(task)
+    entry: dict[str, Any] = {
+        "slot": task.slot.key,
+        "incarnation": task.pod.incarnation,
+        "pod": task.pod.name,
+        "phase": task.phase,
+        "suspected": suspected,
+    }
+    if suspected and task.suspected_since is not None:
+        entry["suspectedSince"] = rfc3339(view.wall_s + task.suspected_since)
+    answer = task.answer
+    if answer is None:
+        return entry
+    entry["stableEpoch"] = answer.stable_epoch
+    if answer.restored_from is not None:
+        entry["restoredFrom"] = answer.restored_from
+    if answer.problem is not None:
+        entry["problem"] = _bounded(_problem_text(answer.problem.operator, answer.problem.message))
+    return entry
+
+
+def _problem_text(operator: str | None, message: str) -> str:
+    return f"{operator}: {message}" if operator else message
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= 1024 else text[:1023] + "…"
+
+
+def _queries(view: View, now: float) -> list[dict[str, Any]]:
+    if view.generation is None or view.graph is None:
+        return []
+    rows: list[dict[str, Any]] = []
+    for segment in view.generation.topology.segments:
+        for query in segment.queries:
+            stable = _stable_epoch(query, segment.id, segment.partitions, view.membership)
+            lag = view.heads.age_s(stable, now, view.generation.interval_s)
+            rows.append({"name": query, "stableEpoch": stable, "lagSeconds": round(lag, 1)})
+    return sorted(rows, key=lambda row: str(row["name"]))
+
+
+def _stable_epoch(query: str, segment: str, partitions: int, membership: Membership) -> int:
+    """What is durable in every partition, by whichever replica wrote it."""
+    best = [NO_EPOCH] * partitions
+    for task in membership:
+        where = partition_of(task.slot)
+        if where.segment == segment and where.index < partitions and task.answer is not None:
+            durable = task.answer.sinks.get(query, NO_EPOCH)
+            best[where.index] = max(best[where.index], durable)
+    return min(best, default=NO_EPOCH)
+
+
+class StatusPace:
+    """Decides when a status is worth an API call."""
+
+    def __init__(self) -> None:
+        self._said: Mapping[str, Any] | None = None
+        self._said_at = 0.0
+        self._urgent = True
+
+    def hurry(self) -> None:
+        self._urgent = True
+
+    def due(self, now: float) -> bool:
+        return self._urgent or now - self._said_at >= PACE_S
+
+    def offer(self, status: Mapping[str, Any], now: float) -> Iterable[ApplyStatus]:
+        self._urgent = False
+        if status == self._said:
+            return ()
+        self._said, self._said_at = status, now
+        return (ApplyStatus(status),)

@@ -1,0 +1,164 @@
+"""I5: nothing is truncated, and no entry let go, that some consumer may still need (design §6, §7).
+
+Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
+restarts, with an old coordinator that lingers.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.model import Partition, Ticked
+from rekindle.coordinator.retention import Standings, floors, keep_entries
+from test_coordinator_support import DIAMOND, Part, World, make_topology
+
+ACTIONS = st.sampled_from(
+    ["work"] * 6
+    + ["poll"] * 6
+    + ["head", "tick", "tick", "round", "round", "run"]
+    + ["kill", "start", "start", "reboot", "freeze", "thaw"]
+    + ["coordinator", "linger", "zombie", "zombie", "store", "hold", "release"]
+)
+
+
+def act(world: World, action: str, number: int) -> None:
+    slots = list(world.generation.topology.slots())
+    slot = slots[number % len(slots)]
+    task = world.tasks.get(slot)
+    match action:
+        case "work" if task:
+            world.work(slot, 1 + number % 7)
+        case "poll":
+            world.poll(slot)
+        case "head":
+            world.release_epoch(1 + number % 5)
+        case "tick":
+            world.now += 0.25 * (number % 8)
+            world.tell(Ticked())
+        case "round":
+            world.round()
+        case "run":
+            world.run(1 + number % 6)
+        case "kill":
+            world.kill(slot)
+        case "start":
+            world.start_task(slot)
+        case "reboot" if task:
+            task.reboot()
+        case "freeze" if task:
+            task.frozen = True
+        case "thaw" if task:
+            task.frozen = False
+        case "coordinator":
+            world.start_coordinator()
+        case "linger":
+            world.start_coordinator(linger=True)
+        case "zombie" if world.zombie:
+            world.poll(slot, world.zombie)
+        case "store":
+            world.store_up = not world.store_up
+        case "hold":
+            world.hold_writes = True
+        case "release":
+            world.hold_writes = False
+            world.release_writes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=20, max_size=120))
+def test_no_history_truncates_what_a_consumer_may_still_need(
+    history: list[tuple[str, int]],
+) -> None:
+    world = World(DIAMOND)
+    world.start_all()
+    world.run(6)
+    for action, number in history:
+        act(world, action, number)
+        assert not world.missing(), (action, number)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=20, max_size=80))
+def test_after_any_history_everything_runs_and_is_checkpointed_again(
+    history: list[tuple[str, int]],
+) -> None:
+    world = World(DIAMOND)
+    world.start_all()
+    world.run(3)
+    for action, number in history:
+        act(world, action, number)
+    heal(world)
+    assert not world.missing()
+    newest = world.store[-1]
+    assert newest.epoch >= world.head - 2 * world.every
+    assert all(len(refs) == 1 for refs in newest.entries.values())
+    assert all(t.position == world.head for t in world.tasks.values())
+    assert world.tasks[next(iter(world.tasks))].log_base > 0
+
+
+def heal(world: World) -> None:
+    world.store_up, world.hold_writes, world.zombie = True, False, None
+    world.release_writes()
+    for slot in world.generation.topology.slots():
+        if slot not in world.tasks:
+            world.start_task(slot)
+        world.tasks[slot].frozen = False
+    world.list_pods()
+    world.rounds(60)
+    for _ in range(40 + world.head // 4):
+        world.run(1)
+    world.run(4 * world.every)
+
+
+def test_a_floor_is_the_least_of_its_readers_holds() -> None:
+    graph = build_graph(make_topology(DIAMOND))
+    manifest = manifest_of({"src/0": [7], "left/0": [7], "left/1": [7, 3], "right/0": [7]})
+    found = floors(graph, manifest, Standings(positions={Partition("right", 0): (5,)}))
+    assert found[Partition("src", 0)] == 3
+    assert Partition("left", 0) not in found, "its reader `both` is not in the manifest"
+
+
+def test_no_floor_where_a_reader_may_run_unheard() -> None:
+    graph = build_graph(make_topology(DIAMOND))
+    manifest = manifest_of({p.key: [7] for p in graph.partitions})
+    found = floors(graph, manifest, Standings(unknown=frozenset({Partition("left", 1)})))
+    assert Partition("src", 0) not in found
+    assert found[Partition("left", 0)] == 7
+
+
+def test_a_stream_that_only_sinks_read_is_held_by_its_own_entry() -> None:
+    graph = build_graph(make_topology([Part("src", query=True)]))
+    found = floors(graph, manifest_of({"src/0": [11]}), Standings())
+    assert found == {Partition("src", 0): 11}
+
+
+def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
+    graph = build_graph(make_topology([Part("a"), Part("b", ("a",)), Part("c", ("b",))]))
+    a, b, c = (Partition(n, 0) for n in "abc")
+    available = {a: refs(15, 11, 7), b: refs(15, 7), c: refs(11, 7)}
+    kept = keep_entries(graph, available, {}, Standings(positions={b: (7,)}))
+    assert epochs(kept["c/0"]) == [11]
+    assert epochs(kept["b/0"]) == [15, 7], "7 is its newest entry at or before c's 11"
+    assert epochs(kept["a/0"]) == [15, 7]
+
+
+def test_an_entry_that_is_being_loaded_is_kept() -> None:
+    graph = build_graph(make_topology([Part("a")]))
+    a = Partition("a", 0)
+    kept = keep_entries(graph, {a: refs(15, 11, 7)}, {}, Standings(restoring={a: (7,)}))
+    assert epochs(kept["a/0"]) == [15, 7]
+
+
+def refs(*numbers: int) -> tuple[EntryRef, ...]:
+    return tuple(EntryRef(n, f"o{n}", f"d{n}") for n in numbers)
+
+
+def epochs(entries: tuple[EntryRef, ...]) -> list[int]:
+    return [e.epoch for e in entries]
+
+
+def manifest_of(entries: dict[str, list[int]]) -> Manifest:
+    newest = max(max(e) for e in entries.values())
+    return Manifest(1, newest, 1, 1, "", {k: refs(*v) for k, v in entries.items()})

@@ -1,0 +1,385 @@
+"""A world for the coordinator's core: fake tasks, a store in memory, no clock and no I/O.
+
+Not tests: the other test_coordinator_* modules import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.core import Coordinator
+from rekindle.coordinator.graph import Graph, build_graph
+from rekindle.coordinator.model import (
+    ApplyStatus,
+    CollectGarbage,
+    Effect,
+    Event,
+    Generation,
+    GenerationSeen,
+    GiveUp,
+    ManifestRaceLost,
+    ManifestRead,
+    ManifestWritten,
+    Partition,
+    Pod,
+    PodsListed,
+    PollAnswered,
+    PollFailed,
+    PollNow,
+    ReadNewestManifest,
+    StoreFailed,
+    Ticked,
+    WriteManifest,
+    partition_of,
+)
+from rekindle.protocol import Answer, CheckpointDone, Poll, TaskPhase
+from rekindle.topology.model import Exchange, Input, Resources, Segment, Slot, Topology
+from rekindle.topology.spec import TopologySpec
+
+SCHEMA = pa.schema([("a", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One segment of a test topology, all operators stateful."""
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    partitions: int = 1
+    replicas: int = 1
+    query: bool = False
+    operators: tuple[str, ...] = ()
+
+
+def make_topology(parts: Sequence[Part], every: int = 4) -> Topology:
+    sizes = {p.name: p.partitions for p in parts}
+    spec = TopologySpec.model_validate(
+        {
+            "epochInterval": "1s",
+            "checkpoint": {"interval": f"{every}s", "store": "memory://x"},
+            "sources": [
+                {"name": p.name, "schema": "a BIGINT", "generator": {"rowsPerSecond": 1}}
+                for p in parts
+                if not p.inputs
+            ],
+            "operators": [
+                {"name": p.name, "inputs": list(p.inputs), "sql": "SELECT * FROM x"}
+                for p in parts
+                if p.inputs
+            ],
+            "queries": [
+                {"name": f"q-{p.name}", "from": p.name, "sink": {"files": {"url": "file:///x"}}}
+                for p in parts
+                if p.query
+            ],
+        }
+    )
+    segments = tuple(_segment(p, sizes) for p in parts)
+    return Topology("t", spec, {}, segments)
+
+
+def _segment(part: Part, sizes: dict[str, int]) -> Segment:
+    def read(name: str) -> Input:
+        exchange = Exchange.FORWARD if sizes[name] == part.partitions else Exchange.HASH
+        return Input(f"op-{name}", name, SCHEMA, sizes[name], exchange, ())
+
+    return Segment(
+        id=part.name,
+        name=part.name,
+        nodes=(part.name,),
+        stream=f"op-{part.name}",
+        inputs=tuple(read(n) for n in part.inputs),
+        partitions=part.partitions,
+        replicas=part.replicas,
+        queries=(f"q-{part.name}",) if part.query else (),
+        resources=Resources(100, 1),
+    )
+
+
+def make_generation(parts: Sequence[Part], number: int = 1, every: int = 4) -> Generation:
+    lineage = {p.name: p.operators or (f"op-{p.name}",) for p in parts}
+    return Generation(number, make_topology(parts, every), lineage)
+
+
+@dataclass
+class FakeTask:
+    """What a task does with its input epochs, without rows: a position, a log, checkpoints."""
+
+    slot: Slot
+    incarnation: int
+    boot: int = 0
+    fence: int = 0
+    phase: TaskPhase = "Waiting"
+    position: int = -1
+    log_base: int = 0
+    restored_from: int | None = None
+    frozen: bool = False
+    saved: dict[int, CheckpointDone] = field(default_factory=dict)
+    wish: Poll | None = None
+    polls: list[Poll] = field(default_factory=list)
+    lie: str = ""
+
+    def poll(self, poll: Poll) -> Answer | None:
+        """None where it refuses: a lower fence, or another incarnation is meant."""
+        if poll.task.incarnation != self.incarnation or poll.fence < self.fence:
+            return None
+        self.fence = poll.fence
+        self.polls.append(poll)
+        if not poll.ask_only:
+            self.obey(poll)
+        return self.answer()
+
+    def obey(self, poll: Poll) -> None:
+        self.wish = poll
+        if poll.floor is not None:
+            self.log_base = max(self.log_base, min(poll.floor, self.position) + 1)
+        if poll.committed is not None:
+            self.saved = {e: c for e, c in self.saved.items() if e > poll.committed.epoch}
+        if self.phase == "Waiting" and poll.restore is not None:
+            self.phase = "Restoring"
+            self.restored_from = self.position = poll.restore.epoch
+            self.log_base = self.position + 1
+
+    def answer(self) -> Answer:
+        assert self.wish is not None or self.fence
+        recent = range(max(0, self.position - 15), self.position + 1)
+        return Answer(
+            task={
+                "segment": self.slot.segment,
+                "partition": self.slot.partition,
+                "replica": self.slot.replica,
+                "incarnation": self.incarnation,
+            },
+            boot_id=f"{self.incarnation}.{self.boot}",
+            fence=self.fence,
+            phase=self.phase,
+            stable_epoch=self.position,
+            head_epoch=self.position,
+            restored_from=self.restored_from,
+            log_base=self.log_base,
+            digests={e: f"d{e}{self.lie}" for e in recent},
+            checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
+            sinks={s.query: self.position for s in self.wish.sinks} if self.wish else {},
+        )
+
+    def reboot(self) -> None:
+        """The container restarts: same incarnation, nothing in memory, log gone."""
+        self.boot += 1
+        self.phase, self.restored_from, self.position = "Waiting", None, -1
+        self.log_base, self.saved, self.wish, self.fence = 0, {}, None, 0
+        self.frozen = False
+
+    def save(self) -> None:
+        epoch = self.position
+        key = f"{partition_of(self.slot).key}@{epoch}"
+        self.saved[epoch] = CheckpointDone(
+            epoch=epoch, object=key, digest=f"s{epoch}{self.lie}", bytes=10
+        )
+
+
+class World:
+    """Tasks, a store and one coordinator in charge (older ones may linger)."""
+
+    def __init__(self, parts: Sequence[Part], every: int = 4) -> None:
+        self.generation = make_generation(parts, every=every)
+        self.graph: Graph = build_graph(self.generation.topology)
+        self.every = every
+        self.now = 100.0
+        self.head = -1
+        self.store: list[Manifest] = []
+        self.store_up = True
+        self.tasks: dict[Slot, FakeTask] = {}
+        self.incarnations: dict[Slot, int] = {}
+        self.fence = 0
+        self.gave_up: list[str] = []
+        self.statuses: list[ApplyStatus] = []
+        self.zombie: Coordinator | None = None
+        self.held: list[tuple[Coordinator, Effect]] = []
+        self.hold_writes = False
+        self.start_coordinator()
+
+    # --- the cluster ---
+
+    def start_task(self, slot: Slot) -> FakeTask:
+        self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
+        self.tasks[slot] = FakeTask(slot, self.incarnations[slot])
+        self.list_pods()
+        return self.tasks[slot]
+
+    def start_all(self) -> None:
+        for slot in self.generation.topology.slots():
+            self.start_task(slot)
+
+    def kill(self, slot: Slot) -> None:
+        self.tasks.pop(slot, None)
+        self.list_pods()
+
+    def pods(self) -> tuple[Pod, ...]:
+        return tuple(
+            Pod(f"{s.key}-{t.incarnation}", s, t.incarnation, address(s), True, True)
+            for s, t in self.tasks.items()
+        )
+
+    def list_pods(self) -> None:
+        self.tell(PodsListed(self.pods()))
+
+    def start_coordinator(self, linger: bool = False) -> None:
+        """Kill -9 the coordinator and start its next incarnation; the old one may linger."""
+        if self.fence:
+            self.zombie = self.coordinator if linger else None
+            if not linger:
+                self.held = []
+        self.fence += 1
+        self.coordinator = Coordinator(self.fence, wall_s=0.0)
+        self.tell(GenerationSeen(self.generation))
+        self.list_pods()
+
+    # --- the coordinator's shell ---
+
+    def tell(self, event: Event, to: Coordinator | None = None) -> None:
+        who = to or self.coordinator
+        self.perform(who, who.step(event, self.now))
+
+    def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case WriteManifest() if self.hold_writes:
+                    self.held.append((who, effect))
+                case WriteManifest(manifest=manifest, assemblies=assemblies):
+                    assert not assemblies
+                    self.write(who, manifest)
+                case ReadNewestManifest():
+                    newest = self.store[-1] if self.store else None
+                    self.tell(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
+                case ApplyStatus() if who is self.coordinator:
+                    self.statuses.append(effect)
+                case GiveUp(reason=reason):
+                    if who is self.zombie:
+                        self.zombie = None
+                    else:
+                        self.gave_up.append(reason)
+                case CollectGarbage() | PollNow() | ApplyStatus():
+                    pass
+
+    def write(self, who: Coordinator, manifest: Manifest) -> None:
+        if not self.store_up:
+            self.tell(StoreFailed("down"), who)
+        elif manifest.seq != len(self.store):
+            self.tell(ManifestRaceLost(manifest.seq), who)
+        else:
+            self.store.append(manifest)
+            self.tell(ManifestWritten(manifest), who)
+
+    def release_writes(self) -> None:
+        held, self.held = self.held, []
+        for who, effect in held:
+            assert isinstance(effect, WriteManifest)
+            self.write(who, effect.manifest)
+
+    def poll(self, slot: Slot, who: Coordinator | None = None) -> None:
+        who = who or self.coordinator
+        poll, task = who.poll_for(slot), self.tasks.get(slot)
+        if poll is None:
+            return
+        answer = None if task is None or task.frozen else task.poll(poll)
+        incarnation = poll.task.incarnation
+        if answer is None:
+            self.tell(PollFailed(slot, incarnation, "silence"), who)
+        else:
+            self.tell(PollAnswered(slot, incarnation, answer), who)
+
+    def round(self, seconds: float = 0.25) -> None:
+        """One polling interval."""
+        self.now += seconds
+        for slot in list(self.tasks):
+            self.poll(slot)
+        self.tell(Ticked())
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.round()
+
+    # --- the data plane ---
+
+    def release_epoch(self, count: int = 1) -> None:
+        self.head += count
+
+    def work(self, slot: Slot, epochs: int) -> None:
+        """Let a task take up to so many epochs of its inputs."""
+        task = self.tasks[slot]
+        if task.phase == "Restoring" and not task.frozen:
+            task.phase = "CatchingUp"
+        if task.phase not in ("CatchingUp", "Live") or task.frozen:
+            return
+        for _ in range(epochs):
+            if not self.can_take(task, task.position + 1):
+                task.phase = "Live"
+                return
+            task.position += 1
+            if (task.position + 1) % self.every == 0 and task.wish and task.wish.saver:
+                task.save()
+
+    def can_take(self, task: FakeTask, epoch: int) -> bool:
+        inputs = self.graph.inputs[partition_of(task.slot)]
+        if not inputs:
+            return epoch <= self.head
+        return all(self.readable(source, epoch) for source in inputs)
+
+    def readable(self, source: Partition, epoch: int) -> bool:
+        return any(t.log_base <= epoch <= t.position for t in self.serving(source))
+
+    def serving(self, partition: Partition) -> list[FakeTask]:
+        return [
+            t
+            for t in self.tasks.values()
+            if partition_of(t.slot) == partition and t.phase in ("Restoring", "CatchingUp", "Live")
+        ]
+
+    def run(self, epochs: int) -> None:
+        """Everything works for a while: each epoch takes four polling intervals."""
+        order: Callable[[Slot], int] = lambda s: [  # noqa: E731
+            p.segment for p in self.graph.partitions
+        ].index(s.segment)
+        for _ in range(epochs):
+            self.release_epoch()
+            for _ in range(4):
+                for slot in sorted(self.tasks, key=order):
+                    self.work(slot, 8)
+                self.round()
+
+    # --- I5 ---
+
+    def missing(self) -> list[str]:
+        """Epochs that a consumer may still need and that can come from nowhere any more."""
+        found: list[str] = []
+        newest = self.store[-1] if self.store else None
+        if newest is None:
+            return found
+        for partition in self.graph.partitions:
+            stands = [oldest_epoch(newest.entries[partition.key])]
+            stands += [t.position for t in self.serving(partition)]
+            for source in self.graph.inputs[partition]:
+                bases = [t.log_base - 1 for t in self.serving(source)]
+                bases.append(oldest_epoch(newest.entries[source.key]))
+                if max(bases) > min(stands):
+                    found.append(f"{partition.key} at {stands} cannot read {source.key}: {bases}")
+        return found
+
+
+def oldest_epoch(refs: tuple[EntryRef, ...]) -> int:
+    return refs[-1].epoch
+
+
+def address(slot: Slot) -> str:
+    return f"{slot.segment}.{slot.partition}.{slot.replica}"
+
+
+DIAMOND = (
+    Part("src", replicas=2),
+    Part("left", ("src",), partitions=2, replicas=2, query=True),
+    Part("right", ("src",)),
+    Part("both", ("left", "right"), query=True),
+)
