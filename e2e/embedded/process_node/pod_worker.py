@@ -1,0 +1,385 @@
+"""Keeps one pod as its object says: level-triggered, one step after another.
+
+Every wake-up looks at the whole pod again, so a missed event or a restart of the
+agent changes nothing.  Knows restarts, back-off, termination and status; how
+containers run is `container`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.process_node import containers, environment, status, syscalls
+from embedded.process_node.actions import Actions
+from embedded.process_node.admission import Refusal
+from embedded.process_node.api import ApiClient, ApiError, Unreachable
+from embedded.process_node.container import Container
+from embedded.process_node.containers import ImageError, Surroundings
+from embedded.process_node.environment import ConfigError
+from embedded.process_node.events import EventRecorder
+from embedded.process_node.fields import Json, PodFacts
+from embedded.process_node.objects import ObjectReader, TokenReader
+from embedded.process_node.restarts import should_restart
+from embedded.process_node.settings import NodeSettings
+from embedded.process_node.status import PodView
+from embedded.process_node.volumes import VolumeError, Volumes
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """What all workers of an agent share."""
+
+    settings: NodeSettings
+    api: ApiClient
+    events: EventRecorder
+    objects: ObjectReader
+    tokens: TokenReader
+    actions: Actions
+    admit: Callable[[Json], Refusal | None]
+    service_variables: dict[str, str]
+
+
+class PodWorker:
+    """From the first sight of a pod to the deletion of its object and files."""
+
+    def __init__(self, pod: Json, directory: Path, pod_ip: str, services: NodeServices) -> None:
+        self.pod = pod
+        self.directory = directory
+        self.pod_ip = pod_ip
+        self.finished = False
+        self.failure: tuple[str, str] | None = None
+        self._services = services
+        self._wake = asyncio.Event()
+        self._vanished_at: float | None = None
+        self._stop_began: float | None = None
+        self._start_time = time.time()
+        self._admitted = False
+        self._published: Json | None = None
+        self._conditions: list[Json] = pod.get("status", {}).get("conditions") or []
+        self._next_refresh = 0.0
+        self._volumes = Volumes(directory / "volumes", services.objects, services.tokens)
+        spec = pod["spec"]
+        self.init = [self._container(c) for c in spec.get("initContainers") or []]
+        self.main = [self._container(c) for c in spec["containers"]]
+        self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def containers(self) -> list[Container]:
+        return [*self.init, *self.main]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it holds nothing of the node any more."""
+        return self.failure is not None or self._phase() in ("Succeeded", "Failed")
+
+    @property
+    def admitted(self) -> bool:
+        return self._admitted
+
+    def update(self, pod: Json) -> None:
+        self.pod = pod
+        self._wake.set()
+
+    def vanish(self) -> None:
+        """The object is gone: end the containers without much ado."""
+        if self._vanished_at is None:
+            self._vanished_at = time.time()
+            self._wake.set()
+
+    def fail(self, reason: str, message: str) -> None:
+        """End the pod for good: evicted."""
+        if self.failure is None:
+            self.failure = (reason, message)
+            self._services.events.record(self.pod, "Warning", reason, message)
+            self._save()
+            self._wake.set()
+
+    def find(self, name: str) -> Container | None:
+        return next((c for c in self.containers if c.name == name), None)
+
+    # --- the loop ---------------------------------------------------------
+
+    async def _run(self) -> None:
+        self._adopt()
+        while not self.finished:
+            self._wake.clear()
+            try:
+                next_at = await self._sync()
+            except (ApiError, Unreachable) as error:
+                log.warning("pod %s: %s", self.pod["metadata"]["name"], error)
+                next_at = time.time() + _RETRY_S
+            except Exception:
+                log.exception("pod %s", self.pod["metadata"]["name"])
+                next_at = time.time() + _RETRY_S
+            if self.finished:
+                return
+            with contextlib.suppress(TimeoutError):
+                timeout = None if next_at == _FOREVER else max(0.0, next_at - time.time())
+                await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _sync(self) -> float:
+        if self._vanished_at is not None or "deletionTimestamp" in self.pod["metadata"]:
+            return await self._terminate()
+        if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
+            await self._publish()
+            return _FOREVER
+        if not self._admitted and self.failure is None:
+            self._admit()
+        if self.failure is not None:
+            for container in self.containers:
+                container.kill("")
+            await self._publish()
+            return _FOREVER
+        next_at = await self._advance()
+        await self._publish()
+        return next_at
+
+    def _admit(self) -> None:
+        if refusal := self._services.admit(self.pod):
+            self.fail(refusal.reason, f"Pod was rejected: {refusal.message}")
+            return
+        self._admitted = True
+        self._save()
+
+    async def _advance(self) -> float:
+        """Do what can be done now; answer when to look again."""
+        if (refresh_at := await self._prepare()) is None:
+            return time.time() + _RETRY_S
+        next_at = refresh_at
+        for container in self.init:
+            ended = container.exit
+            if ended is None or ended.exit_code != 0:
+                return min(next_at, await self._drive(container, retry_failures=True))
+        for container in self.main:
+            next_at = min(next_at, await self._drive(container, retry_failures=False))
+        return next_at
+
+    async def _prepare(self) -> float | None:
+        """The volumes; the time of their next refresh, or None while one is missing."""
+        now = time.time()
+        names = {v["name"] for v in self.pod["spec"].get("volumes") or []}
+        try:
+            if not names <= set(self._volumes.paths):
+                hosts = self.directory / "hosts"
+                hosts.write_text(containers.hosts(self.pod, self.pod_ip))
+                await self._volumes.prepare(self.pod, self.facts)
+            elif now >= self._next_refresh:
+                await self._volumes.refresh(self.pod, self.facts)
+                if problem := await asyncio.to_thread(self._volumes.overfull, self.pod):
+                    self.fail("Evicted", problem)
+        except VolumeError as error:
+            self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
+            return None
+        if now >= self._next_refresh:
+            self._next_refresh = now + self._services.settings.timing.volume_refresh_s
+        return self._next_refresh if names else _FOREVER
+
+    async def _drive(self, container: Container, *, retry_failures: bool) -> float:
+        """One container: start it, start it again, or leave it; when to look again."""
+        if container.running:
+            if kind := container.condemned_by():
+                message = f"Container {container.name} failed {kind} probe, will be restarted"
+                self._event("Normal", "Killing", message)
+                deadline = time.time() + self._grace_s(container, f"{kind}Probe")
+                container.stop(lambda: deadline)
+            return _FOREVER
+        policy = self.pod["spec"].get("restartPolicy", "Always")
+        if ended := container.exit:
+            if retry_failures and policy == "Always":
+                # An init container that succeeded is done whatever the policy.
+                policy = "OnFailure"
+            if not should_restart(policy, ended):
+                container.waiting = None
+                return _FOREVER
+            backoff = self._services.settings.timing.backoff
+            start_at = ended.finished_at + container.crashes.delay_s(backoff)
+            if time.time() < start_at:
+                self._back_off(container, container.crashes.delay_s(backoff))
+                return start_at
+        return await self._start(container)
+
+    def _back_off(self, container: Container, delay_s: float) -> None:
+        name = f"{container.name} in pod {self.pod['metadata']['name']}"
+        text = f"back-off {delay_s:g}s restarting failed container={name}"
+        if container.waiting is None:
+            self._event("Warning", "BackOff", f"Back-off restarting failed container {name}")
+        container.waiting = ("CrashLoopBackOff", text)
+
+    async def _start(self, container: Container) -> float:
+        namespace = self.pod["metadata"]["namespace"]
+        try:
+            wanted = environment.references(container.spec)
+            objects = await self._services.objects.read(namespace, wanted)
+            directory = container.next_directory()
+            spec = containers.shim_spec(self._around(), container.spec, objects, directory)
+        except ImageError as error:
+            again = container.waiting is not None
+            self._event("Warning", "Failed", f"Failed to pull image: {error}")
+            container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
+            # The table of images does not change while a node lives.
+            return time.time() + _RETRY_S if not again else _FOREVER
+        except (ConfigError, OSError) as error:
+            self._event("Warning", "Failed", f"Error: {error}")
+            container.waiting = ("CreateContainerConfigError", str(error))
+            return time.time() + _RETRY_S
+        container.start(spec, self.pod_ip)
+        return _FOREVER
+
+    # --- the end ----------------------------------------------------------
+
+    async def _terminate(self) -> float:
+        if self._stop_began is None:
+            self._stop_began = time.time()
+        for container in self.containers:
+            container.stop(self._deadline)
+        if any(container.running for container in self.containers):
+            if self._vanished_at is None:
+                await self._publish()
+            return _FOREVER
+        if self._vanished_at is None:
+            await self._publish()
+            await self._delete_object()
+        self._volumes.remove()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._services.events.forget(self.uid)
+        self._services.tokens.forget(self.uid)
+        self.finished = True
+        return _FOREVER
+
+    def _deadline(self) -> float:
+        assert self._stop_began is not None
+        if self._vanished_at is not None:
+            return self._vanished_at + self._services.settings.timing.orphan_grace_s
+        grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
+        return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
+
+    def _grace_s(self, container: Container | None = None, probe: str = "") -> float:
+        own = (container.spec.get(probe) or {}) if container else {}
+        seconds = own.get("terminationGracePeriodSeconds")
+        if seconds is None:
+            seconds = self.pod["spec"].get("terminationGracePeriodSeconds", 30)
+        return float(seconds)
+
+    async def _delete_object(self) -> None:
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            # A pod of the same name may have come in the meantime.
+            "preconditions": {"uid": self.uid},
+        }
+        try:
+            await self._services.api.delete(self._path(), options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    # --- status -----------------------------------------------------------
+
+    async def _publish(self) -> None:
+        wanted = status.build(self.pod, self._view(), time.time())
+        if wanted == self._published:
+            return
+        body = {"metadata": {"uid": self.uid}, "status": wanted}
+        try:
+            await self._services.api.merge_strategically(f"{self._path()}/status", body)
+        except ApiError as error:
+            # 409: another pod by that name; the watch will say the rest.
+            if error.status not in (404, 409):
+                raise
+        self._published = wanted
+        self._conditions = wanted["conditions"]
+
+    def _view(self) -> PodView:
+        return PodView(
+            init=[c.view() for c in self.init],
+            main=[c.view() for c in self.main],
+            pod_ip=self.pod_ip,
+            host_ip=self._services.settings.address,
+            start_time=self._start_time,
+            failure=self.failure,
+            prepared=bool(self._volumes.paths) or not self.pod["spec"].get("volumes"),
+            conditions=self._conditions,
+        )
+
+    def _phase(self) -> str:
+        return status.phase(self.pod["spec"].get("restartPolicy", "Always"), self._view())
+
+    # --- small things -----------------------------------------------------
+
+    def _container(self, spec: Json) -> Container:
+        return Container(
+            spec,
+            self.directory / "containers" / spec["name"],
+            self._services.actions,
+            self._services.settings.timing.backoff,
+            self._wake.set,
+            self._event,
+        )
+
+    def _adopt(self) -> None:
+        saved = self.directory / "pod.json"
+        if saved.exists():
+            kept: Json = json.loads(saved.read_text())
+            self._start_time = kept["start_time"]
+            self._admitted = kept["admitted"]
+            self.failure = tuple(kept["failure"]) if kept["failure"] else None
+        statuses = self.pod.get("status") or {}
+        known = {
+            s["name"]: s
+            for field in ("initContainerStatuses", "containerStatuses")
+            for s in statuses.get(field) or []
+        }
+        for container in self.containers:
+            container.adopt(self.pod_ip, known.get(container.name, {}))
+        self._save()
+
+    def _save(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        content = {
+            "metadata": self.pod["metadata"],
+            "spec": self.pod["spec"],
+            "ip": self.pod_ip,
+            "start_time": self._start_time,
+            "admitted": self._admitted,
+            "failure": self.failure,
+        }
+        syscalls.write_json(self.directory / "pod.json", content)
+
+    def _around(self) -> Surroundings:
+        settings = self._services.settings
+        return Surroundings(
+            pod=self.pod,
+            facts=self.facts,
+            images=settings.images,
+            volumes=self._volumes.paths,
+            service_variables=self._services.service_variables,
+            hosts_file=self.directory / "hosts",
+            data_directory=Path(settings.directory),
+            log_limit_bytes=settings.log_limit_bytes,
+        )
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self._services.events.record(self.pod, kind, reason, message)
+
+    def _path(self) -> str:
+        meta = self.pod["metadata"]
+        return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

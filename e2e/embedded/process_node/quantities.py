@@ -1,0 +1,35 @@
+"""Resource quantities of Kubernetes (`500m`, `1Gi`, `1e3`) as exact numbers."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+
+_SUFFIXES = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+
+
+def parse(text: str | int | float) -> Decimal:
+    """Cores, bytes or a count; ValueError names the text."""
+    text = str(text).strip()
+    number = text.rstrip("numkKMGTPEi")
+    # "1E" is an exa, "1E3" has an exponent: the latter ends in a digit.
+    suffix = text[len(number) :]
+    try:
+        return Decimal(number) * _SUFFIXES[suffix]
+    except (InvalidOperation, KeyError):
+        raise ValueError(f"{text!r} is no resource quantity") from None
+
+
+def ceil_divide(amount: Decimal, divisor: Decimal) -> int:
+    return int((amount / divisor).to_integral_value(ROUND_CEILING))
+
+
+def whole(text: str | int | float) -> int:
+    """Rounded up, as Kubernetes does with bytes."""
+    return ceil_divide(parse(text), Decimal(1))

@@ -1,0 +1,54 @@
+"""Whether and when a container that ended is started again.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffPolicy:
+    """The first restart is immediate, the next waits `base_s`, then twice as long."""
+
+    base_s: float = 10.0
+    max_s: float = 300.0
+    # A container that ran for so long has a clean record again.
+    reset_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one attempt at a container ended; times are seconds since the epoch."""
+
+    exit_code: int
+    signal: int
+    reason: str
+    message: str
+    started_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """How often in a row a container ended, for its back-off."""
+
+    in_row: int = 0
+
+    def after(self, ended: Exit, policy: BackoffPolicy) -> Crashes:
+        ran_s = ended.finished_at - ended.started_at
+        return Crashes(1 if ran_s >= policy.reset_s else self.in_row + 1)
+
+    def delay_s(self, policy: BackoffPolicy) -> float:
+        """How long after the last exit the next attempt may begin."""
+        if self.in_row <= 1:
+            return 0.0
+        return min(policy.base_s * 2.0 ** min(self.in_row - 2, 30), policy.max_s)
+
+
+def should_restart(restart_policy: str, ended: Exit) -> bool:
+    match restart_policy:
+        case "Always":
+            return True
+        case "OnFailure":
+            return ended.exit_code != 0
+        case _:
+            return False
