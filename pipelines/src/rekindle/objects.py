@@ -37,6 +37,17 @@ class PlaceLost(OSError):
     """The root of an opened place is gone, or another place stands where it was."""
 
 
+_LASTING = (
+    FileExistsError,
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    PlaceLost,
+)
+"""Errors that trying again at once does not cure."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """`modified` is in seconds since the epoch by the store's own clock."""
@@ -60,7 +71,7 @@ class Retry:
         for attempt in range(self.attempts):
             try:
                 return action()
-            except (FileExistsError, FileNotFoundError, PlaceLost, PermissionError):
+            except _LASTING:
                 raise
             except (OSError, TimeoutError):
                 if attempt == self.attempts - 1:
@@ -152,10 +163,10 @@ class LocalObjects:
         (self.root / name).unlink(missing_ok=True)
 
     def remove_stale_temps(self, directory: str = "") -> int:
-        """Remove what dead writers left in one directory; how many files that were."""
+        """Remove what dead writers left below a directory; how many files that were."""
         limit = self._clock() - STALE_TEMP_S
         removed = 0
-        for path in (self.root / directory).glob(f".*{TEMP_SUFFIX}"):
+        for path in (self.root / directory).rglob(f".*{TEMP_SUFFIX}"):
             try:
                 if path.stat().st_mtime < limit:
                     path.unlink()

@@ -1,0 +1,17 @@
+"""Global checkpoints: the store, the states of partitions in it, and the manifests over them."""
+
+from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.checkpoints.manifests import ManifestStore
+from rekindle.checkpoints.state import StateStore, assemble
+from rekindle.checkpoints.store import ObjectMissing, Store
+
+__all__ = [
+    "Entry",
+    "EntryRef",
+    "Manifest",
+    "ManifestStore",
+    "ObjectMissing",
+    "StateStore",
+    "Store",
+    "assemble",
+]

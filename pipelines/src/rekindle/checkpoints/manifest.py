@@ -2,8 +2,11 @@
 
 Store layout below `<store>/<topology uid>/`:
   manifests/<seq:012d>.json          one Manifest, put-if-absent; the highest seq is the newest
-  entries/<segment id>/<partition>/<epoch:012d>-<digest>.json    one Entry (content-addressed)
-  state/<operator id>/<digest>.arrow  one bucket's table (content-addressed, Arrow IPC file)
+  entries/<segment id>/<partition>/<epoch:012d>-<digest>-<token>.json    one Entry
+  state/<operator id>/<digest>-<segment id>-<partition>-<epoch:012d>-<token>.arrow
+                                      one bucket's table (Arrow IPC file)
+Names are opaque outside `rekindle.checkpoints.codec`; digests are canonical (of content), and a
+token is unique, so that garbage collection never meets a new use of an old object.
 """
 
 from __future__ import annotations

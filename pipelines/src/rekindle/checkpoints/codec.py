@@ -1,0 +1,122 @@
+"""Manifests and entries as JSON, and the names of objects (see `rekindle.checkpoints.manifest`).
+
+Pure. Names carry what garbage collection has to know of an object without reading it:
+
+  manifests/<seq>.json
+  entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
+  state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
+
+The token is the writer's: equal content saved twice lies in two objects, so that an object that a
+new entry names is never an old one that garbage collection is about to delete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.objects import to_json
+
+FORMAT = 1
+
+_MANIFEST = re.compile(r"manifests/(?P<seq>\d{12})\.json")
+_ENTRY = re.compile(
+    r"entries/(?P<segment>[^/]+)/(?P<partition>\d+)/(?P<epoch>\d{12})"
+    r"-(?P<digest>[0-9a-f]+)-[0-9a-f]+\.json"
+)
+_STATE = re.compile(
+    r"state/[^/]+/(?P<digest>[0-9a-f]+)-(?P<segment>[^/]+)-(?P<partition>\d+)"
+    r"-(?P<epoch>\d{12})-[0-9a-f]+\.arrow"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAs:
+    """What the name of an entry or a state object says."""
+
+    segment: str
+    partition: int
+    epoch: int
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """As in Manifest.entries."""
+        return f"{self.segment}/{self.partition}"
+
+
+def manifest_name(seq: int) -> str:
+    return f"manifests/{seq:012d}.json"
+
+
+def manifest_seq(name: str) -> int | None:
+    match = _MANIFEST.fullmatch(name)
+    return int(match["seq"]) if match else None
+
+
+def entry_name(segment: str, partition: int, epoch: int, digest: str, token: str) -> str:
+    return f"entries/{segment}/{partition}/{epoch:012d}-{digest}-{token}.json"
+
+
+def state_name(operator: str, saved: SavedAs, token: str) -> str:
+    tail = f"{saved.segment}-{saved.partition}-{saved.epoch:012d}-{token}"
+    return f"state/{operator}/{saved.digest}-{tail}.arrow"
+
+
+def parse_entry_name(name: str) -> SavedAs | None:
+    return _saved_as(_ENTRY.fullmatch(name))
+
+
+def parse_state_name(name: str) -> SavedAs | None:
+    return _saved_as(_STATE.fullmatch(name))
+
+
+def _saved_as(match: re.Match[str] | None) -> SavedAs | None:
+    if match is None:
+        return None
+    return SavedAs(match["segment"], int(match["partition"]), int(match["epoch"]), match["digest"])
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
+    entries = {key: [asdict(ref) for ref in refs] for key, refs in manifest.entries.items()}
+    query_start = dict(manifest.query_start)
+    return to_json({"format": FORMAT, **fields, "entries": entries, "query_start": query_start})
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises ValueError if it is none, or of a format that this version does not know."""
+    fields = _fields(data, "manifest")
+    entries = {k: tuple(EntryRef(**ref) for ref in refs) for k, refs in fields["entries"].items()}
+    return Manifest(**{**fields, "entries": entries})
+
+
+def encode_entry(entry: Entry) -> bytes:
+    fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+    objects = {operator: dict(buckets) for operator, buckets in entry.objects.items()}
+    return to_json({"format": FORMAT, **fields, "objects": objects})
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Raises ValueError as decode_manifest."""
+    fields = _fields(data, "entry")
+    objects = {
+        operator: {int(bucket): name for bucket, name in buckets.items()}
+        for operator, buckets in fields["objects"].items()
+    }
+    return Entry(**{**fields, "operators": tuple(fields["operators"]), "objects": objects})
+
+
+def _fields(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        found = fields.pop("format")
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"this is no checkpoint {what}: {data[:80]!r}") from e
+    if found != FORMAT:
+        raise ValueError(f"checkpoint {what} of format {found}; this version reads {FORMAT}")
+    return fields

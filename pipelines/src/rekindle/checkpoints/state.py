@@ -1,0 +1,211 @@
+"""Saving and loading the state of one segment partition (design §7).
+
+A checkpoint costs what changed since the newest committed one: state is immutable Arrow tables by
+bucket, an untouched bucket is the same object, and a touched one whose digest came out the same is
+as good. Only objects of the newest *committed* manifest are reused: those of an entry that never
+made it into a manifest may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from rekindle.checkpoints.codec import (
+    SavedAs,
+    decode_entry,
+    encode_entry,
+    entry_name,
+    parse_state_name,
+    state_name,
+)
+from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import State
+from rekindle.errors import StoreError
+from rekindle.objects import to_json
+from rekindle.streams.digest import digest_table
+
+PARALLEL = 8
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+class StateStore:
+    """The saved states of one topology. One instance saves for one task; `save` is called by one
+    thread at a time, `load` by any."""
+
+    def __init__(self, store: Store, uid: str) -> None:
+        self._store = store
+        self._uid = uid
+        self._token = uuid.uuid4().hex[:12]
+        self._digests: dict[tuple[str, int], tuple[pa.Table, str]] = {}
+
+    def save(
+        self,
+        segment_id: str,
+        partition: int,
+        epoch: int,
+        watermark: int,
+        operator_ids: Iterable[str],
+        state: State,
+        previous: Entry | None,
+    ) -> EntryRef:
+        """Save the state after `epoch`; `previous` is this partition's entry in the newest
+        committed manifest. `bytes` of the result is what was written. Raises StoreError; then
+        nothing that was saved before is harmed, and the same call may be made again."""
+        operators = tuple(operator_ids)
+        digests = self._digest(state)
+        objects: dict[str, dict[int, str]] = {}
+        uploads: list[tuple[str, pa.Table]] = []
+        for (operator, bucket), digest in digests.items():
+            name = _reusable(previous, operator, bucket, digest)
+            if name is None:
+                saved = SavedAs(segment_id, partition, epoch, digest)
+                name = state_name(operator, saved, self._new_token(bucket))
+                uploads.append((name, state.buckets[operator][bucket]))
+            objects.setdefault(operator, {})[bucket] = name
+        written = self._upload(uploads)
+        entry = Entry(segment_id, partition, epoch, watermark, operators, objects)
+        digest = _state_digest(entry, digests)
+        name = entry_name(segment_id, partition, epoch, digest, uuid.uuid4().hex[:12])
+        data = encode_entry(entry)
+        self._store.put(self._path(name), data)
+        return EntryRef(epoch, name, digest, written + len(data))
+
+    def load_entry(self, object_name: str) -> Entry:
+        """The entry that an EntryRef names. Raises StoreError."""
+        data = self._store.get(self._path(object_name))
+        try:
+            return decode_entry(data)
+        except (ValueError, TypeError) as e:
+            raise StoreError(f"{self._store.url}: {self._path(object_name)}: {e}") from e
+
+    def load(self, object_name: str) -> tuple[Entry, State]:
+        """An entry and its state, every bucket's digest checked. Raises StoreError."""
+        entry = self.load_entry(object_name)
+        return entry, self.load_state(entry)
+
+    def load_state(self, entry: Entry) -> State:
+        """The state of an entry, as of one made by `assemble`."""
+        wanted = [
+            (operator, bucket, name)
+            for operator, buckets in entry.objects.items()
+            for bucket, name in buckets.items()
+        ]
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            tables = list(pool.map(lambda w: self._load_bucket(w[2]), wanted))
+        buckets: dict[str, dict[int, pa.Table]] = {}
+        for (operator, bucket, name), table in zip(wanted, tables, strict=True):
+            buckets.setdefault(operator, {})[bucket] = table
+            self._digests[operator, bucket] = (table, _digest_of(name))
+        return State(buckets)
+
+    def _digest(self, state: State) -> dict[tuple[str, int], str]:
+        """The digest of every bucket; a table that is the very one of last time is not read."""
+        known: dict[tuple[str, int], tuple[pa.Table, str]] = {}
+        for operator in sorted(state.buckets):
+            for bucket, table in sorted(state.buckets[operator].items()):
+                before = self._digests.get((operator, bucket))
+                same = before is not None and before[0] is table
+                known[operator, bucket] = (
+                    before if same and before is not None else (table, digest_table(table))
+                )
+        self._digests = known
+        return {key: digest for key, (_, digest) in known.items()}
+
+    def _new_token(self, bucket: int) -> str:
+        """Unique for each bucket and each attempt to save, also of equal content."""
+        return f"{self._token}{bucket:02x}{uuid.uuid4().hex[:8]}"
+
+    def _upload(self, uploads: list[tuple[str, pa.Table]]) -> int:
+        def upload(item: tuple[str, pa.Table]) -> int:
+            name, table = item
+            data = encode_table(table)
+            self._store.put(self._path(name), data)
+            return len(data)
+
+        if not uploads:
+            return 0
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            return sum(pool.map(upload, uploads))
+
+    def _load_bucket(self, name: str) -> pa.Table:
+        path = self._path(name)
+        data = self._store.get(path)
+        try:
+            table = decode_table(data)
+        except (pa.ArrowInvalid, OSError) as e:
+            raise StoreError(f"{self._store.url}: {path} is damaged: {e}") from e
+        if digest_table(table) != _digest_of(name):
+            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
+        return table
+
+    def _path(self, name: str) -> str:
+        return f"{self._uid}/{name}"
+
+
+def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
+    """What other segmentations saved of these operators, as one entry.
+
+    The entries are of one partition number. Operators that none of them contains start empty and
+    are not in the result's `operators`; None if that is all of them. Raises ValueError if the
+    entries that are needed are of different epochs: together they are no state that ever was.
+    """
+    by_operator = {operator: e for e in entries for operator in e.operators}
+    found = [operator for operator in operator_ids if operator in by_operator]
+    sources = [by_operator[operator] for operator in found]
+    if not sources:
+        return None
+    epochs = {(e.epoch, e.partition) for e in sources}
+    if len(epochs) > 1:
+        raise ValueError(f"entries of different epochs or partitions: {sorted(epochs)}")
+    return Entry(
+        segment="+".join(dict.fromkeys(e.segment for e in sources)),
+        partition=sources[0].partition,
+        epoch=sources[0].epoch,
+        watermark=min(e.watermark for e in sources),
+        operators=tuple(found),
+        objects={o: e.objects[o] for o, e in zip(found, sources, strict=True) if o in e.objects},
+    )
+
+
+def encode_table(table: pa.Table) -> bytes:
+    """One bucket as an Arrow IPC file."""
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue()
+
+
+def decode_table(data: bytes) -> pa.Table:
+    return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+
+
+def _reusable(previous: Entry | None, operator: str, bucket: int, digest: str) -> str | None:
+    if previous is None:
+        return None
+    buckets: Mapping[int, str] = previous.objects.get(operator, {})
+    name = buckets.get(bucket)
+    return name if name is not None and _digest_of(name) == digest else None
+
+
+def _digest_of(name: str) -> str:
+    saved = parse_state_name(name)
+    if saved is None:
+        raise StoreError(f"{name} is not the name of a state object")
+    return saved.digest
+
+
+def _state_digest(entry: Entry, digests: Mapping[tuple[str, int], str]) -> str:
+    """Equal for equal states at an epoch, whichever replica saved it, and under whatever names."""
+    content: Any = [
+        [entry.segment, entry.partition, entry.epoch, entry.watermark, list(entry.operators)],
+        [[operator, bucket, digest] for (operator, bucket), digest in sorted(digests.items())],
+    ]
+    return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()

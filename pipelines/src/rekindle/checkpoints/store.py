@@ -1,0 +1,82 @@
+"""The checkpoint store: objects by name on any fsspec URL, created once and never replaced.
+
+All that is durable in Rekindle is here (design §7). The store is marked when it is first opened; if
+its root is moved away afterwards, every call fails with StoreError until it is back, and nothing is
+written into whatever stands there instead. Credentials come from the environment (`AWS_*`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rekindle.errors import StoreError
+from rekindle.objects import LocalObjects, ObjectInfo, Objects, Retry, open_objects, to_json
+
+T = TypeVar("T")
+
+MARKER = "_rekindle_store.json"
+
+
+class ObjectMissing(StoreError):
+    """The store holds no object of this name."""
+
+
+class Store:
+    """See the module. Safe for many threads and many processes. Errors that may pass are tried
+    again with back-off, about a second in all; then StoreError names the URL, and the caller, who
+    knows how long it can wait, tries again."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        retry: Retry | None = None,
+        objects: Objects | None = None,
+        **storage_options: Any,
+    ) -> None:
+        """Open the store, make it if it is absent. `objects` replaces the file system (tests)."""
+        self.url = url.rstrip("/")
+        self._retry = retry or Retry()
+        try:
+            self._objects = objects or open_objects(self.url, **storage_options)
+        except (OSError, ValueError, ImportError) as e:
+            raise StoreError(f"checkpoint store {self.url} cannot be opened: {e}") from e
+        marker = to_json({"store": uuid.uuid4().hex})
+        self._call("cannot be opened", lambda: self._objects.mark(MARKER, marker))
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Create `name`. False if it exists (with whatever content)."""
+        return self._call(f"cannot write {name}", lambda: self._objects.put(name, data))
+
+    def get(self, name: str) -> bytes:
+        """The content of `name`. Raises ObjectMissing."""
+        return self._call(f"cannot read {name}", lambda: self._objects.get(name))
+
+    def exists(self, name: str) -> bool:
+        return self._call(f"cannot look for {name}", lambda: self._objects.exists(name))
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Objects whose name starts with `prefix`, by name, without the store's marker."""
+        found = self._call(f"cannot list {prefix}", lambda: self._objects.list(prefix))
+        return [info for info in found if info.name != MARKER]
+
+    def delete(self, name: str) -> None:
+        """Remove `name`; nothing happens if it is absent."""
+        self._call(f"cannot delete {name}", lambda: self._objects.delete(name))
+
+    def remove_stale_temps(self, prefix: str) -> int:
+        """Remove what writers that died left below `prefix`; how many files that were."""
+        if not isinstance(self._objects, LocalObjects):
+            return 0
+        local = self._objects
+        return self._call("cannot be cleaned", lambda: local.remove_stale_temps(prefix))
+
+    def _call(self, what: str, action: Callable[[], T]) -> T:
+        try:
+            return self._retry.run(action)
+        except FileNotFoundError as e:
+            raise ObjectMissing(f"checkpoint store {self.url} {what}: it is not there") from e
+        except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+            raise StoreError(f"checkpoint store {self.url} {what}: {e}") from e

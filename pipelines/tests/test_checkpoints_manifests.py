@@ -1,0 +1,193 @@
+"""Manifests: one coordinator wins, and garbage collection never deletes what is needed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.checkpoints.codec import SavedAs, entry_name, manifest_name, state_name
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifests import ManifestStore, garbage
+from rekindle.checkpoints.state import StateStore
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import State
+from rekindle.objects import ObjectInfo
+
+
+def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
+    named = {key.replace("__", "/"): (ref,) for key, ref in entries.items()}
+    return Manifest(seq, epoch, 1, fence, "2026-01-01T00:00:00Z", named, {"q": 3})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"file://{tmp_path}/store")
+
+
+def test_the_newest_manifest_comes_back_as_it_was_written(store: Store) -> None:
+    manifests = ManifestStore(store, "u")
+    assert manifests.newest() is None
+    first, second = manifest(1), manifest(2, s__0=EntryRef(9, "entries/x", "d", 5))
+    assert manifests.write(first)
+    assert manifests.write(second)
+    assert manifests.newest() == second
+    assert manifests.seqs() == [1, 2]
+    assert ManifestStore(store, "other").newest() is None
+
+
+def test_of_two_coordinators_with_the_same_number_one_commits(store: Store) -> None:
+    attempts = [manifest(5, fence=f) for f in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda m: ManifestStore(store, "u").write(m), attempts))
+    assert sum(won) == 1
+    assert ManifestStore(store, "u").newest() == attempts[won.index(True)]
+
+
+def test_writing_the_same_manifest_again_is_no_lost_race(store: Store) -> None:
+    assert ManifestStore(store, "u").write(manifest(1))
+    assert ManifestStore(store, "u").write(manifest(1))
+    assert not ManifestStore(store, "u").write(manifest(1, fence=2))
+
+
+def test_a_coordinator_that_slept_does_not_commit_a_number_that_was_cleared_away(
+    store: Store,
+) -> None:
+    manifests = ManifestStore(store, "u")
+    for seq in range(1, 6):
+        manifests.write(manifest(seq))
+    store.delete(f"u/{manifest_name(1)}")
+    assert not manifests.write(manifest(1))
+    newest = manifests.newest()
+    assert newest is not None
+    assert newest.seq == 5
+
+
+def age(root: Path, seconds: float) -> None:
+    for path in root.rglob("*"):
+        if path.is_file():
+            stat = path.stat()
+            os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))
+
+
+def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    steady, previous, refs = pa.table({"x": [1]}), None, []
+    for seq in range(6):
+        age(tmp_path / "store" / "u", 100)
+        state = State({"op": {0: steady, 1: pa.table({"x": [seq]})}})
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), state, previous)
+        assert ref.object is not None
+        previous = states.load_entry(ref.object)
+        refs.append(ref)
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
+    pending = states.save("seg", 0, 999, 0, ("op",), State({"op": {0: steady}}), previous)
+    age(tmp_path / "store" / "u" / "entries", 1000)
+    age(tmp_path / "store" / "u" / "state", 1000)
+    cleared = manifests.collect_garbage(retain=2)
+    assert cleared.objects == 4 + 4 + 4  # manifests, entries, and their own buckets
+    assert manifests.seqs() == [4, 5]
+    for ref in (*refs[4:], pending):
+        assert ref.object is not None
+        assert states.load(ref.object)[1].buckets["op"][0].equals(steady)
+        assert not manifests.missing([ref.object])
+    assert manifests.collect_garbage(retain=2).objects == 0
+    manifests.delete_all()
+    assert store.list("u/") == []
+
+
+def test_missing_names_what_an_entry_lacks(store: Store) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    ref = states.save("s", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
+    assert ref.object is not None
+    name = states.load_entry(ref.object).objects["op"][0]
+    store.delete(f"u/{name}")
+    assert manifests.missing([ref.object]) == [name]
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn,
+) -> tuple[list[ObjectInfo], list[Manifest], dict[str, frozenset[str]], set[str], set[str]]:
+    """A store after a random history: partitions save at their own pace, some saves are committed,
+    some hang between saving and committing. Returns also what must stay, and what must go."""
+    partitions, objects, refs = ["a", "b"], [], {}
+    committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in partitions}
+    held: dict[str, frozenset[str]] = {}
+    pending: dict[str, EntryRef] = {}
+    manifests: list[Manifest] = []
+    clock = 0.0
+    for step in range(draw(st.integers(1, 12))):
+        for p in partitions:
+            if not draw(st.booleans()):
+                continue
+            clock += 1
+            epoch, token = step * 10 + 9, f"{step:04x}"
+            old = sorted(held.get(committed[p].object or "", frozenset()))
+            reused = frozenset(n for n in old if draw(st.booleans()))
+            new = frozenset(
+                state_name("op", SavedAs(p, 0, epoch, f"{b:02x}"), token)
+                for b in range(draw(st.integers(0, 2)))
+            )
+            name = entry_name(p, 0, epoch, "dd", token)
+            objects += [ObjectInfo(n, 1, clock) for n in (*new, name)]
+            refs[name] = reused | new
+            held[name] = reused | new
+            pending[p] = EntryRef(epoch, name, "dd")
+        for p in list(pending):
+            if draw(st.booleans()):
+                committed[p] = pending.pop(p)
+        clock += 1
+        entries = {f"{p}/0": (committed[p],) for p in partitions}
+        manifests.append(Manifest(step, step * 10 + 9, 1, 1, "", entries))
+        objects.append(ObjectInfo(manifest_name(step), 1, clock))
+    retained = manifests[-draw(st.integers(1, 3)) :]
+    live = {r.object for m in retained for rs in m.entries.values() for r in rs if r.object}
+    live |= {r.object for r in pending.values() if r.object}
+    needed = live | set().union(*(refs[n] for n in live))
+    known = {n: refs[n] for n in live}
+    kept_manifests = {manifest_name(m.seq) for m in retained}
+    return objects, retained, known, needed | kept_manifests, {o.name for o in objects}
+
+
+@given(histories())
+def test_garbage_is_never_what_a_retained_manifest_or_a_pending_entry_needs(
+    history: tuple[list[ObjectInfo], list[Manifest], dict[str, frozenset[str]], set[str], set[str]],
+) -> None:
+    objects, retained, references, needed, names = history
+    doomed = {o.name for o in garbage(objects, retained, references)}
+    assert not doomed & needed
+    oldest = min(o.modified for o in objects if o.name == manifest_name(retained[0].seq))
+    ages = {o.name: o.modified for o in objects}
+    assert all(ages[n] < oldest for n in doomed)
+    committed = {k: r[0].epoch for k, r in retained[-1].entries.items()}
+    for name in names - doomed - needed:
+        young = ages[name] >= oldest
+        key = f"{'a' if '/a/' in name or '-a-' in name else 'b'}/0"
+        in_progress = any(f"{e:012d}" in name for e in range(committed[key] + 1, 200))
+        assert young or in_progress, f"{name} was left"
+
+
+def test_nothing_is_garbage_without_a_manifest_and_strange_names_stay() -> None:
+    objects = [ObjectInfo("entries/x/0/readme", 1, 0.0), ObjectInfo("what", 1, 0.0)]
+    assert garbage(objects, [], {}) == []
+    late = [*objects, ObjectInfo(manifest_name(1), 1, 5.0)]
+    assert garbage(late, [manifest(1)], {}) == []
+
+
+def test_manifests_go_first_then_entries_then_state() -> None:
+    ref = EntryRef(500, None, "")
+    saved = SavedAs("s", 0, 9, "aa")
+    objects = [
+        ObjectInfo(state_name("op", saved, "01"), 1, 1.0),
+        ObjectInfo(entry_name("s", 0, 9, "aa", "01"), 1, 1.0),
+        ObjectInfo(manifest_name(1), 1, 2.0),
+        ObjectInfo(manifest_name(9), 1, 9.0),
+    ]
+    names = [o.name.partition("/")[0] for o in garbage(objects, [manifest(9, s__0=ref)], {})]
+    assert names == ["manifests", "entries", "state"]

@@ -1,0 +1,193 @@
+"""States in the store: what is uploaded, what is reused, and that loading gives back the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.checkpoints.codec import decode_entry, encode_entry, parse_state_name
+from rekindle.checkpoints.manifest import Entry
+from rekindle.checkpoints.state import StateStore, assemble
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import State
+from rekindle.errors import StoreError
+from rekindle.streams.digest import digest_table
+
+UTC = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("sum", pa.float64()),
+        ("at", UTC),
+        ("parts", pa.list_(pa.struct([("n", pa.int64()), ("x", pa.float64())]))),
+    ]
+)
+
+
+def table(*keys: str, x: float = 1.0) -> pa.Table:
+    rows = [{"key": k, "sum": x, "at": None, "parts": [{"n": 1, "x": x}, None]} for k in keys]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def saved_names(store: Store) -> set[str]:
+    return {i.name for i in store.list("u/state/")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"file://{tmp_path}/store")
+
+
+def save(states: StateStore, epoch: int, state: State, previous: Entry | None = None) -> Any:
+    return states.save("seg", 0, epoch, epoch * 10, ("op", "stateless"), state, previous)
+
+
+def test_only_buckets_that_changed_since_the_committed_entry_are_uploaded(store: Store) -> None:
+    states = StateStore(store, "u")
+    first = State({"op": {3: table("a"), 5: table("b")}})
+    ref1 = save(states, 9, first)
+    entry1 = states.load_entry(ref1.object)
+    before = saved_names(store)
+    assert len(before) == 2
+    second = State({"op": {3: first.buckets["op"][3], 5: table("b", "c")}})
+    ref2 = save(states, 19, second, entry1)
+    assert len(saved_names(store) - before) == 1
+    entry2, loaded = states.load(ref2.object)
+    assert entry2.objects["op"][3] == entry1.objects["op"][3]
+    assert (entry2.epoch, entry2.watermark, entry2.operators) == (19, 190, ("op", "stateless"))
+    assert loaded.buckets["op"][5].equals(second.buckets["op"][5])
+
+
+def test_equal_content_is_reused_by_another_saver_that_has_other_tables(store: Store) -> None:
+    ref = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
+    partner = StateStore(store, "u")
+    entry, state = partner.load(ref.object)
+    again = save(partner, 19, state, entry)
+    equal = save(StateStore(store, "u"), 19, State({"op": {1: table("a")}}), entry)
+    assert len(saved_names(store)) == 1
+    assert again.digest == equal.digest
+
+
+def test_an_object_of_an_uncommitted_entry_is_never_reused(store: Store) -> None:
+    states = StateStore(store, "u")
+    state = State({"op": {1: table("a")}})
+    save(states, 9, state)
+    save(states, 19, state, None)
+    assert len(saved_names(store)) == 2
+
+
+def test_the_digest_of_an_entry_is_that_of_the_content(store: Store) -> None:
+    one = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
+    other = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
+    changed = save(StateStore(store, "u"), 9, State({"op": {1: table("a", x=2.0)}}))
+    assert one.digest == other.digest != changed.digest
+    assert one.object != other.object
+
+
+def test_an_unchanged_table_is_not_digested_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def count(t: pa.Table) -> str:
+        calls.append(t.num_rows)
+        return digest_table(t)
+
+    monkeypatch.setattr("rekindle.checkpoints.state.digest_table", count)
+    states = StateStore(store, "u")
+    state = State({"op": {b: table("a") for b in range(10)}})
+    entry = states.load_entry(save(states, 9, state).object)
+    changed = State({"op": {**state.buckets["op"], 4: table("z", "z")}})
+    calls.clear()
+    save(states, 19, changed, entry)
+    assert calls == [2]
+
+
+def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
+    states = StateStore(store, "u")
+    ref = save(states, 9, State({"op": {1: table("a"), 2: table("b")}}))
+    one, two = sorted((tmp_path / "store/u/state/op").iterdir())
+    one.write_bytes(two.read_bytes())
+    with pytest.raises(StoreError, match="is damaged: its digest does not match"):
+        states.load(ref.object)
+    one.write_bytes(two.read_bytes()[:50])
+    with pytest.raises(StoreError, match="is damaged"):
+        states.load(ref.object)
+
+
+def test_a_stateless_chain_has_an_entry_with_its_watermark(store: Store) -> None:
+    states = StateStore(store, "u")
+    entry, state = states.load(save(states, 9, State()).object)
+    assert entry.watermark == 90
+    assert not state.buckets
+
+
+values = st.one_of(st.none(), st.floats(), st.sampled_from([math.nan, -0.0, math.inf]))
+rows = st.fixed_dictionaries(
+    {
+        "key": st.none() | st.text(max_size=5),
+        "sum": values,
+        "at": st.none() | st.integers(-(2**50), 2**50),
+        "parts": st.none()
+        | st.lists(
+            st.none() | st.fixed_dictionaries({"n": st.none() | st.integers(-9, 9), "x": values}),
+            max_size=3,
+        ),
+    }
+)
+
+
+@given(st.dictionaries(st.integers(0, 63), st.lists(rows, max_size=4), max_size=4))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_loaded_is_what_was_saved(
+    tmp_path: Path, content: dict[int, list[dict[str, Any]]]
+) -> None:
+    store = Store(f"file://{tmp_path}/store")
+    raw = SCHEMA.set(2, pa.field("at", pa.int64()))
+    tables = {b: pa.Table.from_pylist(r, raw).cast(SCHEMA) for b, r in content.items()}
+    state = State({"op": tables} if tables else {})
+    states = StateStore(store, "u")
+    _, loaded = StateStore(store, "u").load(save(states, 9, state).object)
+    assert loaded.buckets.keys() == state.buckets.keys()
+    for bucket, t in tables.items():
+        got = loaded.buckets["op"][bucket]
+        assert got.schema == t.schema
+        assert digest_table(got) == digest_table(t)
+        assert repr(got.to_pylist()) == repr(t.to_pylist())
+
+
+def test_entries_survive_json() -> None:
+    entry = Entry("s", 1, 9, -(2**63), ("a", "b"), {"a": {0: "x", 63: "y"}})
+    assert decode_entry(encode_entry(entry)) == entry
+    with pytest.raises(ValueError, match="no checkpoint entry"):
+        decode_entry(b"{}")
+    with pytest.raises(ValueError, match="of format 99"):
+        decode_entry(b'{"format":99}')
+
+
+def test_another_segmentation_finds_its_operators() -> None:
+    first = Entry("ab", 0, 9, 90, ("a", "b"), {"b": {1: "x"}})
+    second = Entry("cd", 0, 9, 80, ("c", "d"), {"c": {2: "y"}, "d": {3: "z"}})
+    merged = assemble([first, second], ["b", "new", "c"])
+    assert merged == Entry("ab+cd", 0, 9, 80, ("b", "c"), {"b": {1: "x"}, "c": {2: "y"}})
+    assert assemble([first], ["new"]) is None
+    later = Entry("cd", 0, 19, 80, ("c",), {})
+    assert assemble([first, later], ["a"]) == Entry("ab", 0, 9, 90, ("a",), {})
+    with pytest.raises(ValueError, match="different epochs"):
+        assemble([first, later], ["a", "c"])
+
+
+def test_names_say_where_an_object_belongs(store: Store) -> None:
+    states = StateStore(store, "u")
+    ref = states.save("delays-0af1", 3, 129, 0, ("op",), State({"op": {1: table("a")}}), None)
+    name = states.load_entry(ref.object).objects["op"][1]
+    saved = parse_state_name(name)
+    assert saved is not None
+    assert (saved.key, saved.epoch) == ("delays-0af1/3", 129)
+    assert parse_state_name("state/op/other.arrow") is None
