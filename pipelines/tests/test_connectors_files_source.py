@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -125,8 +127,6 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "in.parquet")
     rows = table.to_pylist()
-    import json
-
     lines = [json.dumps({**r, "t": r["t"].isoformat()}) for r in rows]
     (tmp_path / "in.json").write_text("\n".join(lines))
     texts = [
@@ -212,7 +212,7 @@ def test_cuts_are_pure_and_together_are_the_sorted_input(tmp_path: Path) -> None
         assert again.watermark == forward[epoch].watermark
     whole = pa.concat_tables(c.rows for c in forward).column("k").to_pylist()
     assert whole == [str(i) for i in sorted(range(2000), key=lambda i: offsets[i])]
-    assert all(a.watermark <= b.watermark for a, b in zip(forward, forward[1:], strict=False))
+    assert all(a.watermark <= b.watermark for a, b in itertools.pairwise(forward))
 
 
 @given(

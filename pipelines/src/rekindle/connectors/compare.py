@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.connectors.files_sink import SUFFIX, json_line, parse_name
+from rekindle.connectors.files_sink import MARKER, SUFFIX, json_line, parse_name
 from rekindle.objects import Objects, open_objects
 from rekindle.topology.spec import QuerySpec
 
@@ -68,9 +68,10 @@ def read_sink(
     JSON can say: times are strings unless `schema` names their types.
     """
     url, format, query = _place(place, format)
+    objects = open_objects(url)
     tables = []
-    for bundle, name in _files(open_objects(url), format, query, until_epoch):
-        rows = _table(open_objects(url).get(name), format, schema)
+    for bundle, name in _files(objects, format, query, until_epoch):
+        rows = _table(objects.get(name), format, schema)
         stamps = {
             "_query": pa.array([bundle[0]] * rows.num_rows, pa.string()),
             "_partition": pa.array([bundle[1]] * rows.num_rows, pa.int32()),
@@ -90,7 +91,10 @@ def compare_sinks(
     until_epoch: int | None = None,
 ) -> Difference:
     """Compare two places row by row; with `until_epoch` only through that epoch (a run that is
-    still going on owes no more)."""
+    still going on owes no more). Raises ValueError if there is no expected output at all."""
+    expected_url = _place(expected, format)[0]
+    if not open_objects(expected_url).exists(MARKER):
+        raise ValueError(f"{expected_url} holds no output of Rekindle's to compare with")
     wanted = _lines(expected, format, until_epoch)
     found = _lines(actual, format, until_epoch)
     lost = differing = 0

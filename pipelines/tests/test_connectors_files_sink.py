@@ -1,0 +1,197 @@
+"""The files sink takes each epoch once, whoever brings it; comparing says what differs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rekindle.connectors.compare import compare_sinks, read_sink
+from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_name
+from rekindle.connectors.sink import Sink, open_sink
+from rekindle.errors import SinkRefused
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.topology.spec import QuerySpec
+
+UTC = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("at", UTC)])
+AT = dt.datetime(2013, 1, 1, 6, tzinfo=dt.UTC)
+
+
+def query(url: str, format: str = "parquet", name: str = "q") -> QuerySpec:
+    sink = {"files": {"url": url, "format": format}}
+    return QuerySpec.model_validate({"name": name, "from": "s", "sink": sink})
+
+
+def rows(*keys: str, x: float = 0.1) -> pa.Table:
+    return pa.Table.from_pylist([{"k": k, "x": x, "at": AT} for k in keys], SCHEMA)
+
+
+def batch(epoch: int, table: pa.Table, kind: Kind = Kind.STABLE) -> EpochBatch:
+    return EpochBatch("s", 0, epoch, 0, table, "", kind)
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/o" if request.param == "file" else f"memory://{uuid.uuid4().hex}/o"
+
+
+def sink_at(url: str, format: str = "parquet", partition: int = 0, uid: str = "uid") -> Sink:
+    return open_sink(query(url, format), partition, uid, SCHEMA)
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_an_epoch_is_written_once_and_the_outside_knows_the_last(url: str, format: str) -> None:
+    sink = sink_at(url, format)
+    assert sink.last_epoch() == NO_EPOCH
+    assert sink.write(batch(3, rows("a", "b")))
+    assert not sink.write(batch(3, rows("c")))
+    assert not sink.write(batch(4, rows()))
+    assert sink.write(batch(12, rows("d")))
+    assert sink_at(url, format).last_epoch() == 12
+    assert sink_at(url, format, partition=1).last_epoch() == NO_EPOCH
+    got = read_sink(query(url, format))
+    assert got.column("_epoch").to_pylist() == [3, 3, 12]
+    assert got.column("k").to_pylist() == ["a", "b", "d"]
+
+
+def test_queries_may_share_a_place_when_one_is_a_prefix_of_the_other(url: str) -> None:
+    one = open_sink(query(url, name="q"), 0, "uid", SCHEMA)
+    other = open_sink(query(url, name="q-p000-e000000000009.x"), 0, "uid", SCHEMA)
+    assert other.write(batch(5, rows("a")))
+    assert one.last_epoch() == NO_EPOCH
+
+
+def test_another_topology_is_refused(url: str) -> None:
+    sink_at(url, uid="first")
+    with pytest.raises(SinkRefused, match=r"belongs to the topology with uid first, not second"):
+        sink_at(url, uid="second")
+
+
+def test_a_marker_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_rekindle.json").write_text("[]")
+    with pytest.raises(SinkRefused, match="is not Rekindle's"):
+        sink_at(f"file://{tmp_path}")
+
+
+def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:
+    with pytest.raises(ValueError, match="stable epochs only"):
+        sink_at(url).write(batch(1, rows("a"), Kind.TENTATIVE))
+
+
+def test_sinks_that_are_not_built_say_so() -> None:
+    spec = QuerySpec.model_validate({"name": "q", "from": "s", "sink": {"kafka": {}}})
+    with pytest.raises(SinkRefused, match="kafka are not built yet"):
+        open_sink(spec, 0, "uid", SCHEMA)
+    with pytest.raises(SinkRefused, match="ftp:// cannot create"):
+        sink_at("ftp://host/x")
+
+
+def test_replicas_that_race_write_one_file_that_readers_see_whole(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/o"
+    sinks = [sink_at(url) for _ in range(8)]
+    content = rows(*(str(i) for i in range(5000)))
+    done, torn = threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            for path in (tmp_path / "o").glob("*.parquet"):
+                if pq.read_table(path).num_rows != 5000:
+                    torn.append(path)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for epoch in range(10):
+                wrote = list(pool.map(lambda s, e=epoch: s.write(batch(e, content)), sinks))
+                assert sum(wrote) == 1
+    finally:
+        done.set()
+        reader.join()
+    assert not torn
+    names = sorted(p.name for p in (tmp_path / "o").iterdir())
+    assert names == ["_rekindle.json", *(file_name("q", 0, e, "parquet") for e in range(10))]
+
+
+def test_a_sink_whose_place_is_gone_refuses_until_it_is_back(tmp_path: Path) -> None:
+    sink = sink_at(f"file://{tmp_path}/o")
+    (tmp_path / "o").rename(tmp_path / "away")
+    with pytest.raises(SinkRefused, match=r"cannot take epoch 1.*is gone"):
+        sink.write(batch(1, rows("a")))
+    (tmp_path / "away").rename(tmp_path / "o")
+    assert sink.write(batch(1, rows("a")))
+
+
+def test_files_have_the_same_bytes_for_the_same_rows_however_they_are_chunked() -> None:
+    whole, parts = rows("a", "b"), pa.concat_tables([rows("a"), rows("b")])
+    for format in ("parquet", "json"):
+        assert encode(whole, format) == encode(parts, format)
+
+
+def test_json_lines_are_exact() -> None:
+    schema = pa.schema(
+        [("x", pa.float64()), ("at", UTC), ("d", pa.decimal128(9, 2)), ("l", pa.list_(pa.date32()))]
+    )
+    values: list[dict[str, Any]] = [
+        {"x": 0.1 + 0.2, "at": AT, "d": None, "l": [dt.date(2013, 1, 1), None]},
+        {"x": float("nan"), "at": AT.replace(microsecond=5), "d": 3, "l": None},
+        {"x": float("-inf"), "at": None, "d": None, "l": []},
+    ]
+    lines = encode(pa.Table.from_pylist(values, schema), "json").decode().splitlines()
+    assert lines[0] == (
+        '{"x":0.30000000000000004,"at":"2013-01-01T06:00:00Z","d":null,"l":["2013-01-01",null]}'
+    )
+    assert lines[1].startswith('{"x":"NaN","at":"2013-01-01T06:00:00.000005Z","d":"3.00"')
+    assert json.loads(lines[2])["x"] == "-Infinity"
+
+
+def test_names_parse() -> None:
+    assert parse_name(file_name("a-p1", 12, 345, "json")) == ("a-p1", 12, 345)
+    assert parse_name("_rekindle.json") is None
+    assert parse_name("q-p000-e12.parquet") is None
+
+
+def fill(url: str, format: str, epochs: dict[int, pa.Table]) -> QuerySpec:
+    sink = sink_at(url, format)
+    for epoch, table in epochs.items():
+        sink.write(batch(epoch, table))
+    return query(url, format)
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_comparing_counts_lost_repeated_and_differing_rows(tmp_path: Path, format: str) -> None:
+    expected = fill(f"file://{tmp_path}/e", format, {1: rows("a", "b"), 2: rows("c", "d")})
+    same = fill(f"file://{tmp_path}/s", format, {1: rows("a", "b"), 2: rows("c", "d")})
+    assert not compare_sinks(expected, same)
+    assert str(compare_sinks(expected, same)) == "identical: 4 rows"
+    lost = compare_sinks(expected, fill(f"file://{tmp_path}/l", format, {1: rows("a", "b")}))
+    assert (lost.lost, lost.repeated, lost.differing, lost.files) == (2, 0, 0, (("q", 0, 2),))
+    again = {1: rows("a", "b"), 2: rows("c", "d"), 3: rows("a")}
+    repeated = compare_sinks(expected, fill(f"file://{tmp_path}/r", format, again))
+    assert (repeated.lost, repeated.repeated, repeated.differing) == (0, 1, 0)
+    assert "epoch 3: again" in str(repeated)
+    changed = {1: rows("a", "b"), 2: pa.concat_tables([rows("c", x=0.2), rows("d")])}
+    differing = compare_sinks(expected, fill(f"file://{tmp_path}/d", format, changed))
+    assert (differing.lost, differing.repeated, differing.differing) == (0, 0, 1)
+    swapped = {1: rows("b", "a"), 2: rows("c", "d")}
+    order = compare_sinks(expected, fill(f"file://{tmp_path}/o", format, swapped))
+    assert (order.lost, order.repeated, order.differing) == (0, 0, 2)
+    assert not compare_sinks(expected, f"file://{tmp_path}/l", until_epoch=1)
+    assert compare_sinks(f"file://{tmp_path}/e", f"file://{tmp_path}/l")
+    with pytest.raises(ValueError, match="no output of Rekindle's"):
+        compare_sinks(f"file://{tmp_path}/nothing", expected)
+
+
+def test_an_empty_place_reads_as_no_rows(tmp_path: Path) -> None:
+    sink = sink_at(f"file://{tmp_path}/o")
+    assert isinstance(sink, FilesSink)
+    assert read_sink(query(f"file://{tmp_path}/o")).num_rows == 0
