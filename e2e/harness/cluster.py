@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 from kubernetes import client, config
 
 from embedded.control_plane import ControlPlane
-from embedded.process_node.host import Image, ProcessNode, Timing
-from embedded.process_node.restarts import BackoffPolicy
+from embedded.process_node.host import Image, ProcessNode
 from embedded.toolchain import ensure_helm, ensure_java
 from harness.archive import ensure_cds_archive
 

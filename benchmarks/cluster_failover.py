@@ -1,0 +1,137 @@
+"""How fast a loss is noticed, replaced, and bridged, on the embedded cluster.
+
+- freeze -> `suspected` in the topology's status (bar: 2 s), -> first replacement pod (bar: 5 s);
+- the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
+  both for the replicated segment's own sink and for a query that reads the replicated stream.
+
+Writes build/bench/cluster_failover.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness.cluster import MOUNT, EmbeddedCluster, wait_for
+from harness.report import Row, report
+from harness.run import Run
+
+ROUNDS = 3
+EPOCH_S = 1.0
+
+
+def document(name: str) -> dict[str, Any]:
+    """A generator, a replicated segment with a sink, and a reader of its stream with another."""
+    place = f"file://{MOUNT}/{name}"
+    columns = {"k": "integer(1, 50)", "v": "uniform(0, 100)", "t": "timestamp"}
+    return {
+        "apiVersion": "rekindle.dev/v1alpha1",
+        "kind": "StreamTopology",
+        "metadata": {"name": name},
+        "spec": {
+            "epochInterval": "1s",
+            "checkpoint": {"interval": "5s", "store": f"{place}/checkpoints", "volume": "rekindle"},
+            "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+            "sources": [
+                {
+                    "name": "rows",
+                    "replicas": 2,
+                    "schema": "k BIGINT, v DOUBLE, t TIMESTAMP",
+                    "eventTime": {"column": "t"},
+                    "generator": {"rowsPerSecond": 1000, "seed": 7, "columns": columns},
+                }
+            ],
+            "operators": [
+                {"name": "twin", "inputs": ["rows"], "replicas": 2, "sql": "SELECT * FROM rows"},
+                {"name": "follower", "inputs": ["twin"], "sql": "SELECT k, v * 2 AS w FROM twin"},
+            ],
+            "queries": [
+                {
+                    "name": f"from-{node}",
+                    "from": node,
+                    "priority": 1,
+                    "sink": {"files": {"url": f"{place}/output/{node}", "format": "parquet"}},
+                }
+                for node in ("twin", "follower")
+            ],
+        },
+    }
+
+
+def main() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
+        EmbeddedCluster(Path(directory), nodes=4, report=print) as cluster,
+    ):
+        cluster.make_volume("rekindle")
+        cluster.install()
+        with Run(cluster, document("failover")) as run:
+            run.wait_live()
+            run.wait_checkpoint()
+            gaps = [_gaps(run, replica % 2) for replica in range(ROUNDS)]
+            losses = [_freeze(run) for _ in range(ROUNDS)]
+    rows = [
+        _row("freeze to suspected in status, s", [a for a, _ in losses], 2.0),
+        _row("freeze to first replacement pod, s", [b for _, b in losses], 5.0),
+        _row("longest gap, the replicated segment's sink, s", [a for a, _ in gaps], EPOCH_S + 0.1),
+        _row(
+            "longest gap, a reader of the replicated stream, s", [b for _, b in gaps], EPOCH_S + 0.1
+        ),
+    ]
+    report("cluster_failover", rows)
+
+
+def _row(what: str, values: list[float], bar: float) -> Row:
+    figures = {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
+    return Row(what, figures, bar=bar, held=max(values) <= bar)
+
+
+def _gaps(run: Run, replica: int) -> tuple[float, float]:
+    """Kill one replica of `twin`; the longest pause between two sink files around that moment."""
+    run.wait_redundant()
+    run.wait_advanced()
+    began = run.observer.now()
+    run.kill_pod_processes(run.task_pods("twin")[replica])
+    run.wait_advanced(epochs=8)
+    seconds = run.observer.now() - began
+    return _longest_gap(run, "twin", seconds + 3), _longest_gap(run, "follower", seconds + 3)
+
+
+def _longest_gap(run: Run, node: str, last_s: float) -> float:
+    folder = run.cluster.shared / run.name / "output" / node
+    times = sorted(f.stat().st_mtime for f in folder.glob("*.parquet"))
+    recent = [t for t in times if t >= times[-1] - last_s]
+    return max(b - a for a, b in itertools.pairwise(recent))
+
+
+def _freeze(run: Run) -> tuple[float, float]:
+    """Freeze the node of one `twin`; seconds until suspected, and until a replacement exists."""
+    run.wait_redundant()
+    pod = run.task_pods("twin")[0]
+    before = {p.metadata.name for p in run.cluster.tasks(run.name)}
+    name = pod.spec.node_name
+    run.cluster.nodes[name].freeze()
+    began = run.observer.now()
+
+    def suspected() -> float | None:
+        tasks = (run.cluster.status(run.name).get("dataPlane") or {}).get("tasks", [])
+        ours = [t for t in tasks if t.get("pod") == pod.metadata.name]
+        return run.observer.now() if any(t.get("suspected") for t in ours) else None
+
+    def replaced() -> float | None:
+        now = {p.metadata.name for p in run.cluster.tasks(run.name)}
+        return run.observer.now() if now - before else None
+
+    at_suspected = wait_for("suspected", suspected, 20, 0.02)
+    at_replaced = wait_for("a replacement pod", replaced, 40, 0.05)
+    run.cluster.kill_nodes([name])
+    run.cluster.add_node()
+    run.wait_live()
+    return at_suspected - began, at_replaced - began
+
+
+if __name__ == "__main__":
+    main()
