@@ -101,6 +101,7 @@ class Agent:
         for uid in [uid for uid in self.workers if uid not in present]:
             self.workers[uid].vanish()
         self._end_orphans(set(present))
+        log.info("node %s has %d pods", self._settings.name, len(present))
         version = listed["metadata"]["resourceVersion"]
         while True:
             # A watch that the server ends is gone on with; 410 comes as an ApiError.

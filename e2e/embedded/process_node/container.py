@@ -41,6 +41,7 @@ class Container:
     def __init__(
         self,
         spec: Json,
+        is_init: bool,
         directory: Path,
         actions: Actions,
         backoff: BackoffPolicy,
@@ -50,6 +51,7 @@ class Container:
         self.spec = spec
         self.name: str = spec["name"]
         self.directory = directory
+        self._is_init = is_init
         self.attempt: Attempt | None = None
         self.last: Exit | None = None
         self.crashes = Crashes()
@@ -125,9 +127,14 @@ class Container:
             last=self.exit if self.waiting else self.last,
             restarts=0 if attempt is None else attempt.number,
             started=is_started(running, startup),
-            ready=is_ready(running, startup, readiness),
+            ready=is_ready(running, startup, readiness) or self._has_initialized(),
             container_id=f"{identity}/{self.name}/{attempt.number}" if attempt else "",
         )
+
+    def _has_initialized(self) -> bool:
+        # An init container counts as ready once it is done.
+        ended = self.exit if self._is_init else None
+        return ended is not None and ended.exit_code == 0
 
     def condemned_by(self) -> ProbeKind | None:
         if not self.running or self._stopping is not None:

@@ -19,18 +19,24 @@ log = logging.getLogger(__name__)
 class _Seen:
     name: str
     count: int
-    first: float
+    written_at: float
 
 
 class EventRecorder:
     """Events about pods; a repeated one raises the count of the first."""
 
     def __init__(
-        self, api: ApiClient, node_name: str, clock: Callable[[], float] = time.time
+        self,
+        api: ApiClient,
+        node_name: str,
+        interval_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._node_name = node_name
         self._clock = clock
+        # A failing probe would otherwise cost a write each second.
+        self._interval_s = interval_s
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
@@ -51,6 +57,9 @@ class EventRecorder:
         try:
             if seen := self._seen.get(key):
                 seen.count += 1
+                if now - seen.written_at < self._interval_s:
+                    return
+                seen.written_at = now
                 change = {"count": seen.count, "lastTimestamp": rfc3339(now)}
                 await self._api.merge(f"{path}/{seen.name}", change)
                 return

@@ -92,7 +92,7 @@ class ProcessNode:
         self._timing = timing or Timing()
         self._kubelet_port = kubelet_port
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._cgroup = self._choose_cgroup()
+        self._cgroup: Path | None = None
         self._partitioned = False
 
     # --- life -------------------------------------------------------------
@@ -100,6 +100,7 @@ class ProcessNode:
     def start(self) -> None:
         """Return at once; `wait_ready` waits."""
         self.directory.mkdir(parents=True)
+        self._cgroup = self._make_cgroup()
         data = self.directory / "data"
         data.mkdir(mode=0o711)
         settings_file = self.directory / "settings.json"
@@ -264,7 +265,7 @@ class ProcessNode:
             kubelet_client=_kubelet_client_name(),
         )
 
-    def _choose_cgroup(self) -> Path | None:
+    def _make_cgroup(self) -> Path | None:
         root = cgroup2_mount()
         if root is None or os.geteuid() != 0:
             return None

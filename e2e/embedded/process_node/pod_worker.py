@@ -72,9 +72,11 @@ class PodWorker:
         self._next_refresh = 0.0
         self._volumes = Volumes(directory / "volumes", services.objects, services.tokens)
         spec = pod["spec"]
-        self.init = [self._container(c) for c in spec.get("initContainers") or []]
-        self.main = [self._container(c) for c in spec["containers"]]
+        self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
+        self.main = [self._container(c, False) for c in spec["containers"]]
         self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
+        # Before any other pod is judged by what is left of the node.
+        self._adopt()
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -96,6 +98,10 @@ class PodWorker:
 
     def update(self, pod: Json) -> None:
         self.pod = pod
+        if self._published and status.is_contradicted(self._published, pod.get("status") or {}):
+            # The node controller makes pods of a silent node unready, and leaves
+            # it to the node to say when they are ready again.
+            self._published = None
         self._wake.set()
 
     def vanish(self) -> None:
@@ -118,7 +124,6 @@ class PodWorker:
     # --- the loop ---------------------------------------------------------
 
     async def _run(self) -> None:
-        self._adopt()
         while not self.finished:
             self._wake.clear()
             try:
@@ -161,6 +166,13 @@ class PodWorker:
 
     async def _advance(self) -> float:
         """Do what can be done now; answer when to look again."""
+        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or _FOREVER)
+        if time.time() >= deadline:
+            self.fail("DeadlineExceeded", "Pod was active on the node longer than its deadline")
+            return _FOREVER
+        return min(deadline, await self._advance_containers())
+
+    async def _advance_containers(self) -> float:
         if (refresh_at := await self._prepare()) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
@@ -325,9 +337,10 @@ class PodWorker:
 
     # --- small things -----------------------------------------------------
 
-    def _container(self, spec: Json) -> Container:
+    def _container(self, spec: Json, is_init: bool) -> Container:
         return Container(
             spec,
+            is_init,
             self.directory / "containers" / spec["name"],
             self._services.actions,
             self._services.settings.timing.backoff,

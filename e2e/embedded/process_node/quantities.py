@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+import re
+from decimal import ROUND_CEILING, Decimal
 
 _SUFFIXES = {
     "n": Decimal("1e-9"),
@@ -13,17 +14,16 @@ _SUFFIXES = {
     **{suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
 }
 
+# "1E" is an exa, "1E3" has an exponent.
+_QUANTITY = re.compile(r"([+-]?\d*\.?\d+(?:[eE][+-]?\d+)?)([a-zA-Z]*)")
+
 
 def parse(text: str | int | float) -> Decimal:
     """Cores, bytes or a count; ValueError names the text."""
-    text = str(text).strip()
-    number = text.rstrip("numkKMGTPEi")
-    # "1E" is an exa, "1E3" has an exponent: the latter ends in a digit.
-    suffix = text[len(number) :]
-    try:
-        return Decimal(number) * _SUFFIXES[suffix]
-    except (InvalidOperation, KeyError):
-        raise ValueError(f"{text!r} is no resource quantity") from None
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None or match[2] not in _SUFFIXES:
+        raise ValueError(f"{text!r} is no resource quantity")
+    return Decimal(match[1]) * _SUFFIXES[match[2]]
 
 
 def ceil_divide(amount: Decimal, divisor: Decimal) -> int:

@@ -68,6 +68,13 @@ def build(pod: Json, view: PodView, now: float) -> Json:
     return status
 
 
+def is_contradicted(published: Json, seen: Json) -> bool:
+    """Whether someone else set a condition that the node had set otherwise."""
+    own = {c["type"]: c["status"] for c in published["conditions"]}
+    others = {c["type"]: c["status"] for c in seen.get("conditions") or []}
+    return any(others.get(kind, value) != value for kind, value in own.items())
+
+
 def phase(restart_policy: str, view: PodView) -> str:
     if view.failure is not None:
         return "Failed"

@@ -1,0 +1,325 @@
+"""What a process node decides, without a node: admission, probes, restarts, status."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedded.process_node import admission, status
+from embedded.process_node.node_object import node_labels, node_status
+from embedded.process_node.probes import ProbeKind, ProbeRun, ProbeSpec, is_ready, must_restart
+from embedded.process_node.restarts import BackoffPolicy, Crashes, Exit, should_restart
+from embedded.process_node.settings import Image, NodeSettings, Timing
+from embedded.process_node.status import ContainerView, PodView
+
+ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
+
+
+def pod(cpu: str = "", **spec: Any) -> dict[str, Any]:
+    resources = {"requests": {"cpu": cpu}} if cpu else {}
+    container = {"name": "c", "image": "i", "resources": resources}
+    return {
+        "metadata": {"name": "p", "namespace": "d", "uid": "u", "generation": 3},
+        "spec": {"containers": [container], **spec},
+    }
+
+
+# --- admission --------------------------------------------------------------
+
+
+def test_a_pod_that_fits_exactly_is_admitted() -> None:
+    assert admission.admit(pod("1500m"), [pod("500m")], ALLOCATABLE) is None
+
+
+def test_a_pod_above_what_is_left_is_refused_with_the_figures() -> None:
+    refusal = admission.admit(pod("1501m"), [pod("500m")], ALLOCATABLE)
+    assert refusal is not None
+    assert refusal.reason == "OutOfcpu"
+    assert "requested: 1.501" in refusal.message
+    assert "free: 1.5" in refusal.message
+
+
+def test_pods_are_counted_too() -> None:
+    refusal = admission.admit(pod(), [pod()] * 3, ALLOCATABLE)
+    assert refusal is not None
+    assert refusal.reason == "OutOfpods"
+
+
+def test_a_resource_the_node_lacks_is_refused() -> None:
+    greedy = pod()
+    greedy["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
+    refusal = admission.admit(greedy, [], ALLOCATABLE)
+    assert refusal is not None
+    assert refusal.reason == "OutOfexample.com/gpu"
+
+
+def test_an_init_container_counts_only_as_far_as_it_is_larger() -> None:
+    big = {"name": "i", "image": "i", "resources": {"requests": {"cpu": "2"}}}
+    assert admission.requests(pod("1", initContainers=[big]))["cpu"] == 2
+    assert admission.requests(pod("3", initContainers=[big]))["cpu"] == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"hostNetwork": True}, "spec.hostNetwork"),
+        ({"hostPID": True}, "spec.hostPID"),
+        ({"runtimeClassName": "gvisor"}, "spec.runtimeClassName"),
+        ({"volumes": [{"name": "v", "nfs": {}}]}, "spec.volumes[v].nfs"),
+        (
+            {"initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always"}]},
+            "spec.initContainers[s].restartPolicy",
+        ),
+        (
+            {"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]},
+            "spec.containers[c].livenessProbe.grpc",
+        ),
+        (
+            {"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": 1}]}]},
+            "spec.containers[c].ports.hostPort",
+        ),
+    ],
+)
+def test_what_a_node_does_not_do_is_refused_by_field(spec: dict[str, Any], path: str) -> None:
+    refusal = admission.admit(pod(**spec), [], ALLOCATABLE)
+    assert refusal is not None
+    assert refusal.reason == admission.UNSUPPORTED
+    assert path in refusal.message
+
+
+# --- probes -----------------------------------------------------------------
+
+SPEC = ProbeSpec.parse({"failureThreshold": 3, "successThreshold": 2})
+
+
+def test_a_verdict_takes_as_many_results_in_a_row_as_the_threshold_says() -> None:
+    run = ProbeRun(SPEC)
+    for success, verdict in [
+        (True, None),
+        (True, True),
+        (False, True),
+        (False, True),
+        (True, True),
+        (False, True),
+        (False, True),
+        (False, False),
+    ]:
+        run = run.record(success)
+        assert run.verdict is verdict
+
+
+@given(st.lists(st.booleans(), max_size=50))
+def test_a_verdict_never_contradicts_the_newest_run_of_results(results: list[bool]) -> None:
+    run = ProbeRun(SPEC)
+    for result in results:
+        run = run.record(result)
+    if results[-3:] == [False] * 3:
+        assert run.verdict is False
+    if results[-2:] == [True] * 2:
+        assert run.verdict is True
+
+
+def test_defaults_of_a_probe_are_kubernetes_own() -> None:
+    assert ProbeSpec.parse({}) == ProbeSpec(0, 10, 1, 1, 3)
+
+
+def test_readiness_waits_for_the_startup_probe() -> None:
+    passed, failed = (replace(ProbeRun(SPEC), verdict=v) for v in (True, False))
+    assert is_ready(True, None, None)
+    assert is_ready(True, passed, passed)
+    assert not is_ready(True, ProbeRun(SPEC), passed)
+    assert not is_ready(True, passed, ProbeRun(SPEC))
+    assert not is_ready(True, passed, failed)
+    assert not is_ready(False, passed, passed)
+
+
+def test_only_startup_and_liveness_condemn() -> None:
+    failed = replace(ProbeRun(SPEC), verdict=False)
+    assert must_restart(failed, None) is ProbeKind.STARTUP
+    assert must_restart(None, failed) is ProbeKind.LIVENESS
+    assert must_restart(ProbeRun(SPEC), ProbeRun(SPEC)) is None
+
+
+# --- restarts ---------------------------------------------------------------
+
+
+def ended(code: int = 1, ran_s: float = 1.0) -> Exit:
+    return Exit(code, 0, "Error" if code else "Completed", "", 1000.0, 1000.0 + ran_s)
+
+
+def test_the_first_restart_is_immediate_and_the_next_wait_ever_longer() -> None:
+    policy, crashes = BackoffPolicy(), Crashes()
+    delays = []
+    for _ in range(9):
+        crashes = crashes.after(ended(), policy)
+        delays.append(crashes.delay_s(policy))
+    assert delays == [0, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_long_run_clears_the_record() -> None:
+    policy = BackoffPolicy()
+    crashes = Crashes(6).after(ended(ran_s=600), policy)
+    assert crashes.delay_s(policy) == 0
+
+
+def test_the_delay_of_a_container_that_crashed_for_days_is_finite() -> None:
+    assert Crashes(1_000_000).delay_s(BackoffPolicy()) == 300
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "again"),
+    [
+        ("Always", 0, True),
+        ("Always", 1, True),
+        ("OnFailure", 0, False),
+        ("OnFailure", 1, True),
+        ("Never", 1, False),
+    ],
+)
+def test_the_restart_policy_decides(policy: str, code: int, again: bool) -> None:
+    assert should_restart(policy, ended(code)) is again
+
+
+# --- status -----------------------------------------------------------------
+
+RUNNING = ContainerView("a", "i", running_since=1.0, started=True, ready=True)
+DONE = ContainerView("a", "i", ended=ended(0))
+FAILED = ContainerView("a", "i", ended=ended(1))
+CREATING = ContainerView("a", "i", waiting=("ContainerCreating", ""))
+BACKING_OFF = ContainerView("a", "i", waiting=("CrashLoopBackOff", "x"), last=ended(1), restarts=2)
+
+
+def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any) -> PodView:
+    return PodView(init, main, "127.1.1.1", "127.1.0.1", 5.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen", "phase"),
+    [
+        ("Always", view(CREATING), "Pending"),
+        ("Always", view(RUNNING), "Running"),
+        ("Always", view(RUNNING, CREATING), "Pending"),
+        ("Always", view(BACKING_OFF), "Running"),
+        ("Always", view(FAILED), "Running"),
+        ("Never", view(DONE), "Succeeded"),
+        ("Never", view(DONE, FAILED), "Failed"),
+        ("Never", view(DONE, RUNNING), "Running"),
+        ("OnFailure", view(DONE), "Succeeded"),
+        ("OnFailure", view(FAILED), "Running"),
+        ("Always", view(CREATING, init=(RUNNING,)), "Pending"),
+        ("Always", view(RUNNING, init=(DONE,)), "Running"),
+        ("Never", view(CREATING, init=(FAILED,)), "Failed"),
+        ("Always", view(CREATING, init=(FAILED,)), "Pending"),
+        ("Always", view(RUNNING, failure=("Evicted", "full")), "Failed"),
+    ],
+)
+def test_the_phase_follows_the_containers(policy: str, seen: PodView, phase: str) -> None:
+    assert status.phase(policy, seen) == phase
+
+
+def conditions(seen: PodView, **spec: Any) -> dict[str, tuple[str, str]]:
+    found = status.conditions(pod(**spec), seen, 10.0)
+    return {c["type"]: (c["status"], c["reason"]) for c in found}
+
+
+def test_conditions_of_a_pod_that_serves() -> None:
+    assert {value for value, _ in conditions(view(RUNNING)).values()} == {"True"}
+
+
+def test_conditions_name_what_is_missing() -> None:
+    found = conditions(view(CREATING, init=(RUNNING,)))
+    assert found["Initialized"] == ("False", "ContainersNotInitialized")
+    assert found["Ready"] == ("False", "ContainersNotReady")
+
+
+def test_a_readiness_gate_that_is_closed_keeps_a_pod_unready() -> None:
+    found = conditions(view(RUNNING), readinessGates=[{"conditionType": "example.com/open"}])
+    assert found["ContainersReady"][0] == "True"
+    assert found["Ready"] == ("False", "ReadinessGatesNotReady")
+
+
+def test_conditions_of_a_pod_that_ended() -> None:
+    found = conditions(view(DONE), restartPolicy="Never")
+    assert found["Ready"] == ("False", "PodCompleted")
+
+
+def test_a_condition_keeps_its_time_until_it_changes() -> None:
+    first = status.conditions(pod(), view(CREATING), 10.0)
+    second = status.conditions(pod(), view(CREATING, conditions=first), 20.0)
+    third = status.conditions(pod(), view(RUNNING, conditions=second), 30.0)
+    times = [
+        next(c["lastTransitionTime"] for c in found if c["type"] == "Ready")
+        for found in (first, second, third)
+    ]
+    assert times == [status.rfc3339(10), status.rfc3339(10), status.rfc3339(30)]
+
+
+def test_another_s_word_against_ours_is_noticed() -> None:
+    ours = {"conditions": [{"type": "Ready", "status": "True"}]}
+    theirs = {"conditions": [{"type": "Ready", "status": "False"}]}
+    stranger = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert status.is_contradicted(ours, theirs)
+    assert not status.is_contradicted(ours, ours)
+    assert not status.is_contradicted(ours, stranger)
+
+
+def test_a_crash_loop_shows_how_the_last_attempt_ended() -> None:
+    shown = status.container_status(BACKING_OFF)
+    assert shown["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    assert shown["lastState"]["terminated"]["exitCode"] == 1
+    assert shown["restartCount"] == 2
+
+
+def test_the_status_has_addresses_and_generation() -> None:
+    shown = status.build(pod(), view(RUNNING), 10.0)
+    assert shown["podIPs"] == [{"ip": "127.1.1.1"}]
+    assert shown["hostIP"] == "127.1.0.1"
+    assert shown["observedGeneration"] == 3
+
+
+# --- the node ---------------------------------------------------------------
+
+
+def settings(**more: Any) -> NodeSettings:
+    strings = dict.fromkeys(("kubeconfig", "ca_file", "serving_certificate", "serving_key"), "f")
+    fields: dict[str, Any] = {
+        "name": "n1",
+        "zone": "z1",
+        "address": "127.9.0.1",
+        "address_prefix": "127.9",
+        "kubelet_port": 10250,
+        "capacity": ALLOCATABLE,
+        "labels": {"disk": "fast"},
+        "images": {"i": Image(path=("/x",), env={"A": "1"}, command=("run",))},
+        "timing": Timing(backoff=BackoffPolicy(base_s=0.5)),
+        "directory": "/d",
+        "kubelet_client": "server",
+        **strings,
+        **more,
+    }
+    return NodeSettings(**fields)
+
+
+def test_settings_survive_the_way_to_the_agent(tmp_path: Any) -> None:
+    settings().write(tmp_path / "s.json")
+    assert NodeSettings.read(tmp_path / "s.json") == settings()
+
+
+def test_a_node_carries_the_labels_that_schedulers_read() -> None:
+    labels = node_labels(settings())
+    assert labels["kubernetes.io/hostname"] == "n1"
+    assert labels["topology.kubernetes.io/zone"] == "z1"
+    assert labels["kubernetes.io/os"] == "linux"
+    assert {"kubernetes.io/arch", "disk"} <= set(labels)
+
+
+def test_a_node_s_status_has_its_four_conditions() -> None:
+    shown = node_status(settings(), 1.0, 2.0)
+    assert {c["type"]: c["status"] for c in shown["conditions"]} == {
+        "Ready": "True",
+        "MemoryPressure": "False",
+        "DiskPressure": "False",
+        "PIDPressure": "False",
+    }
