@@ -1,0 +1,67 @@
+"""`python -m rekindle_operator`: one replica of the operator."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import kopf
+from kubernetes import client, config
+from kubernetes.config.config_exception import ConfigException
+
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.execute import Executor
+from rekindle_operator.handlers import make_registry, make_settings
+from rekindle_operator.leader import Leader
+from rekindle_operator.logs import set_up_logging
+from rekindle_operator.loop import ControlLoop, Relister
+from rekindle_operator.metrics import serve
+from rekindle_operator.settings import Settings, read_settings
+
+
+def main() -> None:
+    settings = read_settings()
+    set_up_logging(settings.log_level)
+    api = _connect()
+    cluster = Cluster(api, settings.namespace, time.time)
+    leader = Leader(api, settings.election, cluster.excuse)
+    executor = Executor(
+        api,
+        cluster,
+        settings.election.identity,
+        settings.timing.figures_s,
+        time.time,
+        lambda: leader.leading,
+    )
+    loop = ControlLoop(cluster, executor, settings)
+    serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
+    cluster.start()
+    relister = Relister(api, cluster, settings)
+    relister.wait_for_resource()
+    threading.Thread(target=relister.run, name="relist", daemon=True).start()
+    leader.start(loop.run)
+    _watch(cluster, settings)
+    leader.release()
+
+
+def _connect() -> client.ApiClient:
+    try:
+        config.load_incluster_config()  # type: ignore[no-untyped-call]
+    except ConfigException:
+        config.load_kube_config()  # type: ignore[no-untyped-call]
+    return client.ApiClient()
+
+
+def _watch(cluster: Cluster, settings: Settings) -> None:
+    """Kopf, in the main thread: it ends on SIGTERM and SIGINT."""
+    kopf.run(
+        registry=make_registry(cluster),
+        settings=make_settings(),
+        standalone=True,
+        clusterwide=settings.namespace is None,
+        namespaces=[settings.namespace] if settings.namespace is not None else (),
+    )
+
+
+if __name__ == "__main__":
+    main()

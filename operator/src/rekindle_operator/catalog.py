@@ -1,0 +1,43 @@
+"""Specs, judged and compiled once each. Pure but for its cache.
+
+A spec is compiled by what its JSON says, so the same spec of another generation costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rekindle.errors import InvalidTopology, Problem
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    topology: Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    problems: tuple[Problem, ...]
+
+
+Verdict = Compiled | Rejected
+
+
+def judge_spec(name: str, spec: Mapping[str, Any]) -> Verdict:
+    """Parse, validate, compile; all that is wrong, never only the first."""
+    return _judge(name, json.dumps(spec, sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _judge(name: str, text: str) -> Verdict:
+    try:
+        return Compiled(compile_topology(load_spec(json.loads(text)), name))
+    except InvalidTopology as error:
+        return Rejected(tuple(error.problems))

@@ -1,0 +1,209 @@
+"""The API's JSON objects -> what a snapshot holds. Pure; reads no more than the decisions need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rekindle.topology.model import Slot
+from rekindle_operator import names
+from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.model import (
+    ConfigView,
+    LeaseView,
+    NodeView,
+    PodView,
+    Taint,
+    Toleration,
+    TopologyView,
+)
+from rekindle_operator.resources.common import TOPOLOGY_KEY
+
+Json = Mapping[str, Any]
+
+
+def version_of(raw: Json) -> int:
+    """resourceVersions of one store are comparable integers."""
+    return int((raw.get("metadata") or {}).get("resourceVersion") or 0)
+
+
+def parse_time(text: str | None) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def pod_requests(spec: Json) -> Amounts:
+    """As the scheduler counts: containers and sidecars add up, other init containers overlap."""
+    running = list(spec.get("containers") or ())
+    inits = spec.get("initContainers") or ()
+    running += [c for c in inits if c.get("restartPolicy") == "Always"]
+    asked = total(_container_requests(c) for c in running)
+    for container in inits:
+        need = _container_requests(container)
+        asked = Amounts(max(asked.cpu_m, need.cpu_m), max(asked.memory, need.memory))
+    overhead = Amounts.parse(spec.get("overhead"), pods=1)
+    return asked + overhead
+
+
+def _container_requests(container: Json) -> Amounts:
+    resources = container.get("resources") or {}
+    # Without a request the API server fills in the limit.
+    return Amounts.parse(
+        {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, 0
+    )
+
+
+def tolerations_of(spec: Json) -> tuple[Toleration, ...]:
+    return tuple(
+        Toleration(
+            t.get("key", ""), t.get("operator", "Equal"), t.get("value", ""), t.get("effect", "")
+        )
+        for t in spec.get("tolerations") or ()
+    )
+
+
+def pod_view(raw: Json) -> PodView:
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    bound = spec.get("nodeName")
+    return PodView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        version=version_of(raw),
+        created_at=parse_time(meta.get("creationTimestamp")),
+        phase=status.get("phase", "Pending"),
+        node=bound,
+        requests=pod_requests(spec),
+        terminating=bool(meta.get("deletionTimestamp")),
+        ready=_condition(status, "Ready") == "True",
+        owner_uid=_controller(meta),
+        topology=labels.get(names.LABEL_TOPOLOGY),
+        role=labels.get(names.LABEL_ROLE),
+        slot=_slot(labels),
+        segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
+        incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
+        generation=_integer(labels.get(names.LABEL_GENERATION)),
+        gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
+        opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
+        pinned=None if bound else pinned_node(spec.get("affinity")),
+        lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
+        annotations={} if bound else annotations,
+        selector={} if bound else spec.get("nodeSelector") or {},
+        tolerations=() if bound else tolerations_of(spec),
+        affinity=None if bound else spec.get("affinity"),
+    )
+
+
+def pinned_node(affinity: Json | None) -> str | None:
+    """The node that an opened gate requires (`resources.task.pinned_affinity`)."""
+    node_affinity = (affinity or {}).get("nodeAffinity") or {}
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or ():
+        for field in term.get("matchFields") or ():
+            if field.get("key") == "metadata.name" and field.get("operator") == "In":
+                return str(field["values"][0])
+    return None
+
+
+def node_view(raw: Json) -> NodeView:
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    conditions: Iterable[Json] = status.get("conditions") or ()
+    ready: Json = next((c for c in conditions if c["type"] == "Ready"), {})
+    return NodeView(
+        name=meta["name"],
+        uid=meta["uid"],
+        version=version_of(raw),
+        ready=ready.get("status") == "True",
+        ready_since=parse_time(ready.get("lastTransitionTime")),
+        cordoned=bool(spec.get("unschedulable")),
+        taints=tuple(
+            Taint(t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints") or ()
+        ),
+        labels=meta.get("labels") or {},
+        allocatable=Amounts.parse(status.get("allocatable")),
+    )
+
+
+def lease_view(raw: Json, seen_at: float) -> LeaseView:
+    meta = raw["metadata"]
+    holder = (raw.get("spec") or {}).get("holderIdentity") or ""
+    return LeaseView(meta["namespace"], meta["name"], version_of(raw), str(holder), seen_at)
+
+
+def config_view(raw: Json) -> ConfigView:
+    meta = raw["metadata"]
+    labels = meta.get("labels") or {}
+    return ConfigView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        version=version_of(raw),
+        owner_uid=_controller(meta),
+        topology=labels.get(names.LABEL_TOPOLOGY, ""),
+        generation=_integer(labels.get(names.LABEL_GENERATION)),
+        text=(raw.get("data") or {}).get(TOPOLOGY_KEY, ""),
+    )
+
+
+def topology_view(raw: Json) -> TopologyView:
+    meta = raw["metadata"]
+    return TopologyView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        version=version_of(raw),
+        generation=int(meta.get("generation") or 1),
+        created=meta["creationTimestamp"],
+        deleting=bool(meta.get("deletionTimestamp")),
+        spec=raw.get("spec") or {},
+        status=raw.get("status") or {},
+    )
+
+
+def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
+    """The topology as an earlier generation, from that generation's record."""
+    record = json.loads(config.text)
+    return TopologyView(
+        namespace=view.namespace,
+        name=view.name,
+        uid=view.uid,
+        version=view.version,
+        generation=config.generation,
+        created=view.created,
+        deleting=view.deleting,
+        spec=record["spec"],
+        status=view.status,
+    )
+
+
+def _slot(labels: Json) -> Slot | None:
+    try:
+        return Slot(
+            labels[names.LABEL_SEGMENT],
+            int(labels[names.LABEL_PARTITION]),
+            int(labels[names.LABEL_REPLICA]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _controller(meta: Json) -> str | None:
+    owners: Iterable[Json] = meta.get("ownerReferences") or ()
+    return next((str(o["uid"]) for o in owners if o.get("controller")), None)
+
+
+def _condition(status: Json, kind: str) -> str | None:
+    conditions: Iterable[Json] = status.get("conditions") or ()
+    return next((str(c["status"]) for c in conditions if c["type"] == kind), None)
+
+
+def _integer(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,122 @@
+"""A mirror of one kind of object, kept by the client's SharedInformer (design §13).
+
+The informer lists, watches and says DELETED for what a relist no longer has; it works on the API's
+JSON, since the client's classes cost milliseconds a pod. This process's own writes go in as the API
+server answers them (`put`), so a pass never acts on what the pass before has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar
+
+from kubernetes.client.exceptions import ApiException
+from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
+
+from rekindle_operator.cluster.convert import Json, version_of
+
+_CONNECT_S = 5
+_SILENT_WATCH_S = 60  # a connection that died without a word; longer than the server's timeout
+_WATCH_S = 45
+
+logger = logging.getLogger(__name__)
+
+
+class Versioned(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+V = TypeVar("V", bound=Versioned)
+
+
+class Mirror(Generic[V]):
+    """`list_call` is a client's `list_...` method; `view` makes the immutable view of an object."""
+
+    def __init__(
+        self,
+        name: str,
+        list_call: Callable[..., Any],
+        view: Callable[[Json], V],
+        changed: Callable[[], None],
+        **selectors: str,
+    ) -> None:
+        self.name = name
+        self._list_call = list_call
+        self._view = view
+        self._changed = changed
+        self._selectors = selectors
+        self._lock = threading.Lock()
+        self._views: dict[tuple[str, str], V] = {}
+        self._synced = threading.Event()
+        self._informer = SharedInformer(self._request, resync_period=_WATCH_S)  # type: ignore[no-untyped-call]
+        for kind, handler in ((ADDED, self.put), (MODIFIED, self.put), (DELETED, self._remove)):
+            self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
+
+    @property
+    def synced(self) -> bool:
+        return self._synced.is_set()
+
+    def start(self) -> None:
+        self._informer.start()  # type: ignore[no-untyped-call]
+
+    def views(self) -> tuple[V, ...]:
+        with self._lock:
+            return tuple(self._views.values())
+
+    def put(self, raw: Json) -> None:
+        """An object as the API server has it; older than what is known: ignored."""
+        key, fresh = _key(raw), self._view(raw)
+        with self._lock:
+            known = self._views.get(key)
+            if known is not None and known.version >= fresh.version:
+                return
+            self._views[key] = fresh
+        self._changed()
+
+    def forget(self, raw: Json) -> None:
+        """The API server has deleted it for good."""
+        self._remove(raw)
+
+    def _remove(self, raw: Json) -> None:
+        key = _key(raw)
+        with self._lock:
+            known = self._views.get(key)
+            if known is not None and known.version > version_of(raw):
+                return  # another object took the name since
+            self._views.pop(key, None)
+        self._changed()
+
+    def _replace(self, items: list[Mapping[str, Any]], version: int) -> None:
+        fresh = {_key(raw): self._view(raw) for raw in items}
+        with self._lock:
+            newer = {k: v for k, v in self._views.items() if v.version > version}
+            self._views = fresh | newer
+        self._synced.set()
+        self._changed()
+
+    def _request(self, **arguments: Any) -> Any:
+        """The API call behind the informer.
+
+        :return: object
+        """
+        timeout = (_CONNECT_S, _SILENT_WATCH_S)
+        call = {**self._selectors, **arguments, "_preload_content": False}
+        response = self._list_call(**call, _request_timeout=timeout)
+        if arguments.get("watch"):
+            return response
+        if response.status != 200:
+            raise ApiException(status=response.status, reason=response.reason)
+        listed = json.loads(response.data)
+        version = str(listed["metadata"]["resourceVersion"])
+        items = listed.get("items") or []
+        self._replace(items, int(version))
+        return SimpleNamespace(items=items, metadata=SimpleNamespace(resource_version=version))
+
+
+def _key(raw: Json) -> tuple[str, str]:
+    return raw["metadata"].get("namespace", ""), raw["metadata"]["name"]

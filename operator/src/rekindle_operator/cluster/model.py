@@ -1,0 +1,163 @@
+"""What the operator sees of the cluster at one moment: immutable, without the client's classes.
+
+Reconcile is a function of a `Snapshot` and a time. Times are seconds since 1970 by the operator's
+clock; ages that need another machine's clock (a Lease's, a suspicion's) are measured from when this
+process first saw the fact (design §13), so that a skewed clock cannot make a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.errors import Problem
+from rekindle.topology.model import Slot
+from rekindle_operator.cluster.amounts import Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    key: str  # "": every key
+    operator: str  # Exists | Equal
+    value: str
+    effect: str  # "": every effect
+
+    def tolerates(self, taint: Taint) -> bool:
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    name: str
+    uid: str
+    version: int
+    ready: bool
+    ready_since: float  # last change of the Ready condition
+    cordoned: bool
+    taints: tuple[Taint, ...]
+    labels: Mapping[str, str]
+    allocatable: Amounts
+
+    @property
+    def zone(self) -> str:
+        return self.labels.get("topology.kubernetes.io/zone", "")
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod of any owner. Those that are not Rekindle's matter for the room they take."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    created_at: float
+    phase: str  # Pending | Running | Succeeded | Failed | Unknown
+    node: str | None
+    requests: Amounts
+    terminating: bool = False
+    ready: bool = False
+    owner_uid: str | None = None
+    topology: str | None = None
+    role: str | None = None
+    slot: Slot | None = None
+    segment_name: str = ""
+    incarnation: int = 0
+    generation: int = 0
+    gates: tuple[str, ...] = ()
+    opened_at: float | None = None
+    pinned: str | None = None  # the node that an open gate requires
+    lost_at: float | None = None  # when the pod it replaces was lost
+    annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
+    selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    affinity: Mapping[str, Any] | None = None  # of pods that are not bound yet
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """`seen_at`: when this process saw its last renewal."""
+
+    namespace: str
+    name: str
+    version: int
+    holder: str
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """The ConfigMap of an accepted generation; `text` is its topology.json."""
+
+    namespace: str
+    name: str
+    version: int
+    owner_uid: str | None
+    topology: str
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyView:
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    generation: int
+    created: str  # RFC 3339, as the API server wrote it
+    deleting: bool
+    spec: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def data_plane(self) -> Mapping[str, Any]:
+        return self.status.get("dataPlane") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """One incarnation of one slot of one topology: what silence is told of."""
+
+    topology_uid: str
+    slot: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The API server's verdict on the pods of a generation (dry run). No problems: accepted."""
+
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    topologies: tuple[TopologyView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    leases: tuple[LeaseView, ...] = ()
+    configs: tuple[ConfigView, ...] = ()
+    silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
+    shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
+    trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)

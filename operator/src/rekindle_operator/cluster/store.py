@@ -1,0 +1,176 @@
+"""All that the operator knows, gathered into snapshots.
+
+Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and a
+plain list now and then, which finds what was deleted while nobody watched. Facts whose age matters
+are stamped with this process's clock when it first sees them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kubernetes import client
+
+from rekindle_operator import names
+from rekindle_operator.cluster.convert import (
+    Json,
+    config_view,
+    lease_view,
+    node_view,
+    pod_view,
+    topology_view,
+)
+from rekindle_operator.cluster.mirror import Mirror
+from rekindle_operator.cluster.model import (
+    ConfigView,
+    LeaseView,
+    NodeView,
+    PodView,
+    SlotRef,
+    Snapshot,
+    TopologyView,
+    Trial,
+)
+from rekindle_operator.dataplane import read_data_plane
+
+
+class Cluster:
+    def __init__(
+        self, api: client.ApiClient, namespace: str | None, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._topologies: dict[str, TopologyView] = {}  # by uid
+        self._topologies_listed = False
+        self._silent_since: dict[SlotRef, float] = {}
+        self._shunned: dict[str, float] = {}
+        self._trials: dict[tuple[str, int], Trial] = {}
+        self._excused_until = 0.0
+        core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
+        ours = {"label_selector": names.LABEL_TOPOLOGY}
+        self.pods = Mirror[PodView](
+            "pods", core.list_pod_for_all_namespaces, pod_view, self.mark_dirty
+        )
+        self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.mark_dirty)
+        self.configs = Mirror[ConfigView](
+            "configmaps",
+            core.list_config_map_for_all_namespaces,
+            config_view,
+            self.mark_dirty,
+            **ours,
+        )
+        self.leases = Mirror[LeaseView](
+            "leases",
+            coordination.list_lease_for_all_namespaces,
+            lambda raw: lease_view(raw, clock()),
+            self.mark_dirty,
+            **ours,
+        )
+        self._mirrors: tuple[Mirror[Any], ...] = (self.pods, self.nodes, self.configs, self.leases)
+        self._namespace = namespace
+
+    def start(self) -> None:
+        for mirror in self._mirrors:
+            mirror.start()
+
+    @property
+    def synced(self) -> bool:
+        """Nothing is planned before this (design §13)."""
+        return self._topologies_listed and all(m.synced for m in self._mirrors)
+
+    # --- waking the loop ------------------------------------------------------
+
+    def mark_dirty(self) -> None:
+        self._wake.set()
+
+    def wait_dirty(self, timeout_s: float) -> bool:
+        woken = self._wake.wait(timeout_s)
+        self._wake.clear()
+        return woken
+
+    # --- topologies -----------------------------------------------------------
+
+    def put_topology(self, raw: Json) -> None:
+        view = topology_view(raw)
+        if self._namespace is not None and view.namespace != self._namespace:
+            return
+        with self._lock:
+            known = self._topologies.get(view.uid)
+            if known is not None and known.version >= view.version:
+                return
+            self._topologies[view.uid] = view
+            self._hear(view)
+        self.mark_dirty()
+
+    def remove_topology(self, uid: str) -> None:
+        with self._lock:
+            self._topologies.pop(uid, None)
+        self.mark_dirty()
+
+    def list_topologies(self, items: list[Json], version: int) -> None:
+        """A plain list: what is not in it and not newer is gone."""
+        for raw in items:
+            self.put_topology(raw)
+        listed = {raw["metadata"]["uid"] for raw in items}
+        with self._lock:
+            gone = [u for u, t in self._topologies.items() if u not in listed]
+            for uid in gone:
+                if self._topologies[uid].version <= version:
+                    del self._topologies[uid]
+        self._topologies_listed = True
+        self.mark_dirty()
+
+    def _hear(self, view: TopologyView) -> None:
+        """Since when each suspected task is silent, by our clock."""
+        suspected = {
+            SlotRef(view.uid, t.slot, t.incarnation)
+            for t in read_data_plane(view.data_plane).tasks.values()
+            if t.suspected
+        }
+        now = self._clock()
+        kept = {r: at for r, at in self._silent_since.items() if r.topology_uid != view.uid}
+        self._silent_since = kept | {r: self._silent_since.get(r, now) for r in suspected}
+
+    # --- memory ---------------------------------------------------------------
+
+    def shun(self, node: str, at: float) -> None:
+        with self._lock:
+            self._shunned[node] = at
+
+    def remember_trial(self, uid: str, generation: int, trial: Trial) -> None:
+        with self._lock:
+            self._trials = {k: v for k, v in self._trials.items() if k[0] != uid}
+            self._trials[uid, generation] = trial
+        self.mark_dirty()
+
+    def excuse(self) -> None:
+        """The API server or this process was away: silence until now proves nothing."""
+        with self._lock:
+            self._excused_until = self._clock()
+            self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
+            silent, shunned = dict(self._silent_since), dict(self._shunned)
+            trials, excused = dict(self._trials), self._excused_until
+        leases = tuple(
+            LeaseView(x.namespace, x.name, x.version, x.holder, max(x.seen_at, excused))
+            for x in self.leases.views()
+        )
+        pods = self.pods.views()
+        if self._namespace is not None:
+            pods = tuple(p for p in pods if p.topology is None or p.namespace == self._namespace)
+        return Snapshot(
+            topologies=topologies,
+            pods=pods,
+            nodes=self.nodes.views(),
+            leases=leases,
+            configs=self.configs.views(),
+            silent_since=silent,
+            shunned=shunned,
+            trials=trials,
+        )

@@ -1,0 +1,87 @@
+"""`status.dataPlane`, the coordinator's report (docs/architecture.md), as Python objects. Pure.
+
+What cannot be read is taken as not said: a coordinator of another version must not stop recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    slot: str
+    incarnation: int
+    phase: str
+    suspected: bool = False
+    stable_epoch: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryReport:
+    stable_epoch: int | None = None
+    lag_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    fence: int = 0
+    tasks: Mapping[str, TaskReport] = field(default_factory=dict)
+    queries: Mapping[str, QueryReport] = field(default_factory=dict)
+    diverged: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+
+    def task(self, slot: str, incarnation: int) -> TaskReport | None:
+        """The report of exactly this incarnation; of an older one nothing follows for it."""
+        report = self.tasks.get(slot)
+        return report if report is not None and report.incarnation == incarnation else None
+
+
+def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
+    tasks = [_task(t) for t in raw.get("tasks") or () if isinstance(t, Mapping)]
+    return DataPlane(
+        fence=_integer(raw.get("fence")) or 0,
+        tasks={t.slot: t for t in tasks},
+        queries={
+            str(q.get("name")): QueryReport(
+                _integer(q.get("stableEpoch")), _number(q.get("lagSeconds"))
+            )
+            for q in raw.get("queries") or ()
+            if isinstance(q, Mapping)
+        },
+        diverged=tuple(_diverged(d) for d in raw.get("diverged") or ()),
+        problems=tuple(str(p) for p in raw.get("problems") or ()),
+        checkpoint=raw.get("checkpoint") or {},
+    )
+
+
+def _task(raw: Mapping[str, Any]) -> TaskReport:
+    problem = raw.get("problem") or ""
+    return TaskReport(
+        slot=str(raw.get("slot", "")),
+        incarnation=_integer(raw.get("incarnation")) or 0,
+        phase=str(raw.get("phase", "Waiting")),
+        suspected=bool(raw.get("suspected", False)),
+        stable_epoch=_integer(raw.get("stableEpoch")),
+        problem=problem if isinstance(problem, str) else str(problem),
+    )
+
+
+def _diverged(raw: Any) -> str:
+    return str(raw.get("slot", "")) if isinstance(raw, Mapping) else str(raw)
+
+
+def _integer(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

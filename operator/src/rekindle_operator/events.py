@@ -1,0 +1,205 @@
+"""What a person would want to know of, as Events with stable reasons. Pure.
+
+Events are the difference between the status that was and the one that is about to be written, so
+another operator, or this one after a restart, says nothing twice. `occasion` makes an Event's name:
+the API server refuses the same one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle_operator.reconcile.actions import EmitEvent
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.recovery.plan import Plan
+
+_NOTE_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One pass over one topology: what there was, what there is, and what was decided."""
+
+    case: Case
+    states: Sequence[SlotState]
+    judgement: Judgement
+    plan: Plan
+    new: Mapping[str, Any]
+    succession: str  # why the coordinator was replaced; empty: it was not
+    incarnation: int | None
+
+    @property
+    def old(self) -> Mapping[str, Any]:
+        return self.case.view.status
+
+
+def tell(change: Change) -> list[EmitEvent]:
+    said = [
+        *_validity(change),
+        *_losses(change),
+        *_recovery(change),
+        *_queries(change),
+        *_coordinator(change),
+        *_conditions(change),
+        *_phases(change),
+    ]
+    return [_event(change.case, *words) for words in said]
+
+
+# (warning, reason, action, note, occasion)
+Words = tuple[bool, str, str, str, str]
+
+
+def _event(
+    case: Case, warning: bool, reason: str, action: str, note: str, occasion: str
+) -> EmitEvent:
+    view = case.view
+    short = note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ..."
+    return EmitEvent(view.namespace, view.name, view.uid, warning, reason, action, short, occasion)
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
+    return next(found, {})
+
+
+def _validity(change: Change) -> Iterator[Words]:
+    old, new = _condition(change.old, "Valid"), _condition(change.new, "Valid")
+    generation = change.case.view.generation
+    told = old.get("observedGeneration") == generation and old.get("reason") == new["reason"]
+    if told or new["reason"] == "Checking":
+        return
+    if new["status"] == "True":
+        yield False, "Accepted", "Validate", new["message"], f"{generation}"
+    else:
+        yield True, "Invalid", "Validate", new["message"], f"{generation} {new['message']}"
+
+
+def _losses(change: Change) -> Iterator[Words]:
+    entry = _entry(change.new)
+    before = _entry(change.old)
+    known = set(before.get("lostNodes") or ()) if _same(before, entry) else set()
+    for node in entry.get("lostNodes") or ():
+        if node not in known:
+            lost = [s for s in change.states if s.pod is not None and s.pod.node == node]
+            why = change.judgement.lost_nodes.get(node, "is lost")
+            note = f"node {node} {why}; it ran {_name(lost)}"
+            yield True, "NodeLost", "Judge", note, f"{entry.get('startedAt')} {node}"
+    held = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds}
+    for state in change.states:
+        if state.loss is None or state.loss is Loss.UNBOUND or state.pod is None:
+            continue
+        occasion = f"{state.slot.key} {state.pod.incarnation}"
+        if state.loss is Loss.DIVERGED:
+            note = f"{_name([state])} disagrees with its partner and is copied anew"
+            yield True, "Diverged", "Replace", note, occasion
+        elif (state.slot.segment, state.slot.partition) in held and state.pod.node is not None:
+            note = f"{_name([state])}: {state.loss.value}; its partner goes on alone"
+            yield True, "TakeOver", "Replace", note, occasion
+
+
+def _recovery(change: Change) -> Iterator[Words]:
+    old, new = change.old.get("recovery") or {}, change.new.get("recovery") or {}
+    started = new.get("startedAt")
+    if started is None:
+        return
+    if new["mode"] == "Progressive" and (
+        old.get("mode") != "Progressive" or old.get("startedAt") != started
+    ):
+        nodes = ", ".join(new.get("lostNodes") or ()) or "no node of them known"
+        note = f"a correlated failure (lost: {nodes}): queries come back by profit density"
+        yield True, "BurstDetected", "Judge", note, f"{started} burst"
+    if new["plan"] and (old.get("startedAt") != started or old.get("plan") != new["plan"]):
+        occasion = f"{started} {' '.join(new['plan'])}"
+        yield False, "RecoveryPlanned", "Plan", _explain(change, new["plan"]), occasion
+
+
+def _explain(change: Change, order: Sequence[str]) -> str:
+    """The order, and why: profit density = priority ÷ cost of what is missing, shared."""
+    key = change.case.view.key
+    now = {r.key[1]: r.density for r in change.plan.order if r.key[0] == key}
+    later = {r.key[1]: r.density for r in change.plan.waiting if r.key[0] == key}
+    if "" in later:
+        return f"all wait until there is room for all of it (blocking): {', '.join(order)}"
+    words = []
+    for name in order:
+        if name in now:
+            words.append(f"{name} now (profit density {now[name]:.3g})")
+        elif name in later:
+            words.append(f"{name} waits for capacity (profit density {later[name]:.3g})")
+        else:
+            words.append(f"{name} under way")
+    return "; ".join(words)
+
+
+def _queries(change: Change) -> Iterator[Words]:
+    before = {q["name"]: q for q in change.old.get("queries") or ()}
+    entry = _entry(change.new)
+    after = {q["name"]: q.get("liveAfter") for q in entry.get("queries") or ()}
+    stamp = entry.get("startedAt") or f"generation {change.case.view.generation}"
+    for query in change.new.get("queries") or ():
+        name, state = query["name"], query["state"]
+        was = before.get(name, {}).get("state", "")
+        if state == was:
+            continue
+        occasion = f"{stamp} {name} {_round(change, name)}"
+        if was == "Live" and state in ("Waiting", "Restoring", "Failed"):
+            note = f"{name} (priority {query['priority']}) is down: {query.get('waitingFor', '')}"
+            yield True, "QueryLost", "Judge", note, occasion
+        if state in ("Restoring", "CatchingUp") and was not in ("Restoring", "CatchingUp"):
+            note = f"{name} is restored: {query.get('waitingFor', '')}"
+            yield False, "QueryRestoring", "Recover", note, occasion
+        if state == "Live":
+            took = f", {after[name]} after the loss" if after.get(name) else ""
+            yield False, "QueryLive", "Recover", f"{name} is live{took}", occasion
+
+
+def _round(change: Change, query: str) -> int:
+    """Tells one loss of a query from the next: the incarnations that it stands on."""
+    if change.case.running is None:
+        return 0
+    spec = next(q for q in change.case.running.topology.spec.queries if q.name == query)
+    wanted = {s.id for s in change.case.running.topology.ancestry(spec)}
+    taken = {s["slot"]: s["incarnation"] for s in change.new.get("slots") or ()}
+    return sum(taken.get(s.slot.key, 0) for s in change.states if s.slot.segment in wanted)
+
+
+def _coordinator(change: Change) -> Iterator[Words]:
+    if change.incarnation is not None and change.incarnation > 1 and change.succession:
+        note = f"coordinator {change.incarnation} follows: {change.succession}"
+        yield True, "CoordinatorReplaced", "Replace", note, f"{change.incarnation}"
+
+
+def _conditions(change: Change) -> Iterator[Words]:
+    old, new = _condition(change.old, "Redundant"), _condition(change.new, "Redundant")
+    if new["status"] == "True" and old.get("status") == "False":
+        note = f"{change.new['redundancy']} replicas are live"
+        yield False, "RedundancyRestored", "Recover", note, new["lastTransitionTime"]
+
+
+def _phases(change: Change) -> Iterator[Words]:
+    old, new = change.old.get("phase"), change.new["phase"]
+    occasion = f"generation {change.case.view.generation}"
+    if new == "Suspended" and old != "Suspended":
+        note = "tasks are stopped; checkpoints and incarnations are kept"
+        yield False, "Suspended", "Suspend", note, occasion
+    if old == "Suspended" and new != "Suspended":
+        yield False, "Resumed", "Resume", "tasks are restored from the checkpoints", occasion
+
+
+def _entry(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    history = (status.get("recovery") or {}).get("history") or ()
+    return history[0] if history else {}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.get("startedAt") == other.get("startedAt")
+
+
+def _name(states: Sequence[SlotState]) -> str:
+    named = [f"{s.segment.name}/{s.slot.partition}/{s.slot.replica}" for s in states]
+    return ", ".join(named[:8]) + (" ..." if len(named) > 8 else "") if named else "no task"

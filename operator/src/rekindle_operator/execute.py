@@ -1,0 +1,286 @@
+"""Doing what reconcile asks for. The one place that writes to Kubernetes.
+
+Each topology's actions are done in order, and the first failure ends its turn: the next pass looks
+again. A topology whose turns keep failing is tried less and less often, so that a full quota costs
+neither the API server nor the others anything. Reads nothing to decide anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from rekindle.errors import Problem
+from rekindle_operator import names
+from rekindle_operator.cluster.model import Trial
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.metrics import ACTIONS
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreateConfig,
+    CreatePod,
+    DeleteConfig,
+    DeletePod,
+    EmitEvent,
+    EnsureAccess,
+    EnsureLease,
+    OpenGate,
+    ShunNode,
+    TryPods,
+    Turn,
+    WriteStatus,
+)
+from rekindle_operator.resources.common import Manifest
+
+_TIMEOUT_S = (3, 10)
+_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+_JSON_PATCH = "application/json-patch+json"
+_APPLY = "application/apply-patch+yaml"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How a topology's turns have gone."""
+
+    failures: int = 0
+    not_before: float = 0.0
+    status_at: float = 0.0
+
+
+class Executor:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        cluster: Cluster,
+        identity: str,
+        figures_s: float,
+        clock: Callable[[], float],
+        allowed: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._identity = identity
+        self._figures_s = figures_s
+        self._clock = clock
+        self._allowed = allowed
+        self._api = api
+        self._core = client.CoreV1Api(api)
+        self._standings: dict[str, _Standing] = {}
+
+    def run(self, turns: Iterable[Turn]) -> None:
+        for turn in turns:
+            standing = self._standings.setdefault(turn.owner, _Standing())
+            if self._clock() >= standing.not_before:
+                self._run_turn(turn, standing)
+
+    def _run_turn(self, turn: Turn, standing: _Standing) -> None:
+        """`allowed` is asked each time: what is no longer the leader changes nothing."""
+        for action in turn.actions:
+            if not self._allowed():
+                return
+            try:
+                self._do(action, standing)
+                ACTIONS.labels(type(action).__name__).inc()
+            except (ApiException, HTTPError) as error:
+                self._note_failure(turn.owner, standing, action, error)
+                return
+        standing.failures = 0
+
+    def _note_failure(
+        self, owner: str, standing: _Standing, action: Action, error: Exception
+    ) -> None:
+        standing.failures += 1
+        wait_s = _BACKOFF_S[min(standing.failures, len(_BACKOFF_S)) - 1]
+        standing.not_before = self._clock() + wait_s
+        ACTIONS.labels(f"{type(action).__name__}Failed").inc()
+        said = f"{error.status} {_message(error)}" if isinstance(error, ApiException) else error
+        logger.warning(
+            "%s of %s failed, next try in %g s: %s", type(action).__name__, owner, wait_s, said
+        )
+        self._cluster.mark_dirty()
+
+    def _do(self, action: Action, standing: _Standing) -> None:
+        match action:
+            case TryPods():
+                self._try_pods(action)
+            case CreateConfig(namespace, manifest):
+                self._create(f"/api/v1/namespaces/{namespace}/configmaps", manifest)
+            case DeleteConfig(namespace, name):
+                self._call("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/{name}", ok=404)
+            case EnsureAccess(namespace, manifests):
+                for manifest in manifests:
+                    self._apply(namespace, manifest)
+            case EnsureLease(namespace, manifest):
+                path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+                self._create(path, manifest)
+            case CreatePod(namespace, manifest):
+                self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
+            case DeletePod():
+                self._delete_pod(action)
+            case OpenGate():
+                self._open_gate(action)
+            case WriteStatus():
+                self._write_status(action, standing)
+            case EmitEvent():
+                self._emit(action)
+            case ShunNode(node, at):
+                logger.warning("node %s is silent: its tasks are replaced", node)
+                self._cluster.shun(node, at)
+            case _:
+                assert_never(action)
+
+    # --- kinds of actions -----------------------------------------------------
+
+    def _try_pods(self, action: TryPods) -> None:
+        problems = []
+        for path, manifest in action.pods:
+            try:
+                target = f"/api/v1/namespaces/{action.namespace}/pods"
+                self._call("POST", target, manifest, query=[("dryRun", "All")])
+            except ApiException as error:
+                if error.status not in (400, 403, 422):
+                    raise
+                hint = (
+                    "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
+                )
+                problems.append(Problem(path, "PodRefused", _message(error), hint))
+        self._cluster.remember_trial(action.uid, action.generation, Trial(tuple(problems)))
+
+    def _delete_pod(self, action: DeletePod) -> None:
+        logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)
+        body: Manifest = {"preconditions": {"uid": action.uid}}
+        if action.grace_s is not None:
+            body["gracePeriodSeconds"] = action.grace_s
+        path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
+        # 409: another pod has the name by now.
+        answer = self._call("DELETE", path, body, ok=(404, 409))
+        if answer is not None and answer.get("kind") == "Pod":
+            if action.grace_s == 0 or not answer["metadata"].get("deletionTimestamp"):
+                self._cluster.pods.forget(answer)
+            else:
+                self._cluster.pods.put(answer)
+
+    def _open_gate(self, action: OpenGate) -> None:
+        path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
+        answer = self._call("PATCH", path, list(action.patch), content=_JSON_PATCH, ok=404)
+        if answer is not None:
+            self._cluster.pods.put(answer)
+
+    def _write_status(self, action: WriteStatus, standing: _Standing) -> None:
+        now = self._clock()
+        if not action.urgent and now - standing.status_at < self._figures_s:
+            return
+        path = (
+            f"/apis/{names.API_VERSION}/namespaces/{action.namespace}"
+            f"/{names.PLURAL}/{action.name}/status"
+        )
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            # The uid makes the API server refuse to apply to, or create, any other topology.
+            "metadata": {"name": action.name, "namespace": action.namespace, "uid": action.uid},
+            "status": action.status,
+        }
+        answer = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
+        standing.status_at = now
+        if answer is not None:
+            self._cluster.put_topology(answer)
+
+    def _emit(self, action: EmitEvent) -> None:
+        words = f"{action.uid} {action.reason} {action.occasion}"
+        name = f"{action.topology}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": action.namespace},
+            "eventTime": datetime.fromtimestamp(self._clock(), UTC).isoformat(
+                timespec="microseconds"
+            ),
+            "type": "Warning" if action.warning else "Normal",
+            "reason": action.reason,
+            "action": action.action,
+            "note": action.note,
+            "reportingController": f"{names.GROUP}/operator",
+            "reportingInstance": self._identity,
+            "regarding": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "namespace": action.namespace,
+                "name": action.topology,
+                "uid": action.uid,
+            },
+        }
+        logger.info("%s %s: %s", action.topology, action.reason, action.note)
+        try:
+            path = f"/apis/events.k8s.io/v1/namespaces/{action.namespace}/events"
+            self._call("POST", path, body, ok=409)
+        except (ApiException, HTTPError) as error:
+            logger.warning("an Event could not be written: %s", error)
+
+    # --- the API --------------------------------------------------------------
+
+    def _create(self, path: str, manifest: Manifest) -> None:
+        """Names are deterministic: what exists already is what was wanted."""
+        answer = self._call("POST", path, manifest, ok=409)
+        if answer is None:
+            return
+        match answer["kind"]:
+            case "Pod":
+                self._cluster.pods.put(answer)
+            case "ConfigMap":
+                self._cluster.configs.put(answer)
+            case "Lease":
+                self._cluster.leases.put(answer)
+
+    def _apply(self, namespace: str, manifest: Manifest) -> None:
+        kind, version = manifest["kind"].lower() + "s", manifest["apiVersion"]
+        root = "/api/v1" if version == "v1" else f"/apis/{version}"
+        path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
+        self._call("PATCH", path, manifest, content=_APPLY, query=_OWNERSHIP)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content: str = "application/json",
+        query: Iterable[tuple[str, str]] = (),
+        ok: int | tuple[int, ...] = (),
+    ) -> dict[str, Any] | None:
+        """The answer's JSON; None for the refusals in `ok`, which are as good."""
+        request = self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query),
+            header_params={"Accept": "application/json", "Content-Type": content},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = self._api.call_api(*request, _request_timeout=_TIMEOUT_S)
+        text = str(response.read().decode())  # type: ignore[no-untyped-call]
+        if response.status in ((ok,) if isinstance(ok, int) else ok):
+            return None
+        if not 200 <= response.status <= 299:
+            raise ApiException(status=response.status, reason=response.reason, body=text)
+        return dict(json.loads(text))
+
+
+_OWNERSHIP = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)

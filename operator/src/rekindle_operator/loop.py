@@ -1,0 +1,124 @@
+"""The one level-triggered loop: snapshot, reconcile, execute; woken by changes and by time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from rekindle_operator import names
+from rekindle_operator.cluster.convert import parse_time
+from rekindle_operator.cluster.model import Snapshot
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.execute import Executor
+from rekindle_operator.metrics import (
+    RECONCILE_ERRORS,
+    RECONCILE_SECONDS,
+    RECOVERY_SECONDS,
+    observe,
+)
+from rekindle_operator.reconcile import take_turns
+from rekindle_operator.settings import Settings
+
+_PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
+_STUCK_S = 60.0
+_COALESCE_S = 0.02  # changes come in bursts
+
+logger = logging.getLogger(__name__)
+
+
+class ControlLoop:
+    def __init__(self, cluster: Cluster, executor: Executor, settings: Settings) -> None:
+        self._cluster = cluster
+        self._executor = executor
+        self._settings = settings
+        self._passed_at: float | None = None  # monotonic
+        self._finished: set[tuple[str, str]] = set()
+        self._watching_recoveries = False
+
+    @property
+    def alive(self) -> bool:
+        """A replica that does not lead has no pass to be late with."""
+        return self._passed_at is None or time.monotonic() - self._passed_at < _STUCK_S
+
+    def run(self) -> None:
+        while not self._cluster.synced:
+            self._cluster.wait_dirty(self._settings.timing.tick_s)
+        while True:
+            self._cluster.wait_dirty(self._settings.timing.tick_s)
+            time.sleep(_COALESCE_S)
+            self._excuse_own_pause()
+            self.run_pass()
+            self._passed_at = time.monotonic()
+
+    def run_pass(self) -> None:
+        with RECONCILE_SECONDS.time():
+            snapshot = self._cluster.snapshot()
+            try:
+                self._executor.run(take_turns(snapshot, time.time(), self._settings))
+            except Exception:
+                # One topology that trips a fault of ours must not end the others' recovery.
+                RECONCILE_ERRORS.inc()
+                logger.exception("a pass failed")
+                time.sleep(1.0)
+        observe(snapshot)
+        self._observe_recoveries(snapshot)
+
+    def _excuse_own_pause(self) -> None:
+        if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:
+            logger.warning("this process was away; what was silent meanwhile is excused")
+            self._cluster.excuse()
+
+    def _observe_recoveries(self, snapshot: Snapshot) -> None:
+        for topology in snapshot.topologies:
+            for entry in (topology.status.get("recovery") or {}).get("history") or ():
+                key = (topology.uid, entry.get("startedAt", ""))
+                if entry.get("finishedAt") and key not in self._finished:
+                    self._finished.add(key)
+                    if self._watching_recoveries:  # not those of an earlier leader
+                        RECOVERY_SECONDS.labels(entry.get("mode", "")).observe(_length(entry))
+        self._watching_recoveries = True
+
+
+def _length(entry: Mapping[str, Any]) -> float:
+    return parse_time(entry["finishedAt"]) - parse_time(entry["startedAt"])
+
+
+class Relister:
+    """Lists topologies plainly: at the start, when the CRD appears, and now and then."""
+
+    def __init__(self, api: client.ApiClient, cluster: Cluster, settings: Settings) -> None:
+        self._custom = client.CustomObjectsApi(api)
+        self._cluster = cluster
+        self._settings = settings
+
+    def wait_for_resource(self) -> None:
+        """Return once topologies can be listed, however long the CRD takes to come."""
+        while not self.list_once():
+            time.sleep(2.0)
+
+    def run(self) -> None:
+        while True:
+            time.sleep(self._settings.timing.resync_s)
+            self.list_once()
+
+    def list_once(self) -> bool:
+        place = [names.GROUP, names.VERSION]
+        call: Callable[..., Any] = self._custom.list_cluster_custom_object
+        if self._settings.namespace is not None:
+            place.append(self._settings.namespace)
+            call = self._custom.list_namespaced_custom_object
+        try:
+            listed: Any = call(*place, names.PLURAL, _request_timeout=(5, 30))
+        except (ApiException, HTTPError) as error:
+            reason = error.reason if isinstance(error, ApiException) else error
+            logger.warning("StreamTopologies cannot be listed: %s; is the CRD there?", reason)
+            return False
+        version = int(listed["metadata"]["resourceVersion"])
+        self._cluster.list_topologies(listed["items"], version)
+        return True

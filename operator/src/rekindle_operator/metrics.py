@@ -1,0 +1,87 @@
+"""Prometheus metrics of the operator, and the health of its process, over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter as Tally
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
+
+from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.names import GATE, ROLE_TASK
+
+RECONCILE_SECONDS = Histogram(
+    "rekindle_operator_reconcile_seconds",
+    "One pass over the whole cluster, actions included",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+RECONCILE_ERRORS = Counter("rekindle_operator_reconcile_errors", "Passes that raised")
+ACTIONS = Counter("rekindle_operator_actions", "Actions done, by kind", ["kind"])
+LEADER = Gauge("rekindle_operator_leader", "1 while this replica is the leader")
+PODS = Gauge("rekindle_operator_task_pods", "Task pods, by state", ["state"])
+NODES = Gauge("rekindle_operator_nodes", "Nodes, by state", ["state"])
+QUERIES = Gauge(
+    "rekindle_operator_queries", "Queries of a topology, by state", ["topology", "state"]
+)
+RECOVERY_SECONDS = Histogram(
+    "rekindle_operator_recovery_seconds",
+    "From the loss until every query was live again",
+    ["mode"],
+    buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800),
+)
+
+_QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Failed")
+
+
+def observe(snapshot: Snapshot) -> None:
+    """Gauges follow the snapshot; topologies that are gone leave no series."""
+    states = Tally(_pod_state(p) for p in snapshot.pods if p.role == ROLE_TASK)
+    for state in ("gated", "open", "bound", "ended"):
+        PODS.labels(state).set(states[state])
+    ready = sum(node.ready for node in snapshot.nodes)
+    NODES.labels("ready").set(ready)
+    NODES.labels("not_ready").set(len(snapshot.nodes) - ready)
+    QUERIES.clear()
+    for topology in snapshot.topologies:
+        tally = Tally(q.get("state") for q in topology.status.get("queries") or ())
+        for state in _QUERY_STATES:
+            QUERIES.labels(topology.key, state).set(tally[state])
+
+
+def _pod_state(pod: PodView) -> str:
+    if pod.ended:
+        return "ended"
+    if pod.node is not None:
+        return "bound"
+    return "gated" if GATE in pod.gates else "open"
+
+
+def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
+    """/metrics, /livez and /readyz, from a thread of their own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            match self.path:
+                case "/metrics":
+                    self._answer(200, generate_latest(), CONTENT_TYPE_LATEST)
+                case "/livez":
+                    self._answer(*((200, b"ok\n") if alive() else (503, b"stuck\n")))
+                case "/readyz":
+                    self._answer(*((200, b"ok\n") if ready() else (503, b"not synced\n")))
+                case _:
+                    self._answer(404, b"/metrics, /livez, /readyz\n")
+
+        def _answer(self, code: int, body: bytes, kind: str = "text/plain") -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Probes are not worth a line each."""
+
+    server = ThreadingHTTPServer((bind, port), Handler)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

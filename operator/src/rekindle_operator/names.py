@@ -1,0 +1,60 @@
+"""Names, labels and annotations of all that the operator makes (docs/architecture.md). Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+from rekindle.topology.model import Slot
+
+GROUP = "rekindle.dev"
+VERSION = "v1alpha1"
+PLURAL = "streamtopologies"
+KIND = "StreamTopology"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+FIELD_MANAGER = "rekindle-operator"
+COORDINATOR_SLOT = "coordinator"
+
+LABEL_TOPOLOGY = f"{GROUP}/topology"
+LABEL_GENERATION = f"{GROUP}/generation"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_SEGMENT = f"{GROUP}/segment"
+LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"
+LABEL_PARTITION = f"{GROUP}/partition"
+LABEL_REPLICA = f"{GROUP}/replica"
+LABEL_INCARNATION = f"{GROUP}/incarnation"
+
+ROLE_TASK = "task"
+ROLE_COORDINATOR = "coordinator"
+
+GATE = f"{GROUP}/awaiting-capacity"
+ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds since 1970
+ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
+
+MAX_NAME = 63  # a pod's name is its host name
+
+
+def object_name(*parts: str | int) -> str:
+    """Join parts to a DNS label; what is too long is cut and ends in a hash of the whole."""
+    name = "-".join(str(part) for part in parts).replace("_", "-").lower()
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME - 9].rstrip('-')}-{digest}"
+
+
+def config_name(topology: str, generation: int) -> str:
+    return object_name(topology, f"g{generation}")
+
+
+def coordinator_name(topology: str) -> str:
+    """Of the ServiceAccount, Role, RoleBinding and Lease."""
+    return object_name(topology, COORDINATOR_SLOT)
+
+
+def coordinator_pod_name(topology: str, incarnation: int) -> str:
+    return object_name(topology, COORDINATOR_SLOT, incarnation)
+
+
+def task_pod_name(topology: str, segment_name: str, slot: Slot, incarnation: int) -> str:
+    return object_name(topology, segment_name, slot.partition, slot.replica, incarnation)

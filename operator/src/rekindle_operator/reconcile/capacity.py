@@ -1,0 +1,209 @@
+"""From the slots of all topologies to one plan, and from the plan to opened gates. Pure.
+
+Every slot that neither runs nor has room reserved takes part, also those whose pods this very pass
+creates: a plan over the half of them that the API server has confirmed would start the wrong query.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rekindle.topology.spec import QuerySpec
+from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.convert import pod_requests, tolerations_of
+from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.names import ROLE_COORDINATOR, ROLE_TASK
+from rekindle_operator.reconcile.actions import OpenGate
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
+from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.recovery.pack import Bin, Item, Room, pack
+from rekindle_operator.recovery.plan import Demand, Plan, Spare, make_plan
+from rekindle_operator.resources.common import Manifest
+from rekindle_operator.resources.coordinator import ASK
+from rekindle_operator.resources.task import open_gate_patch
+from rekindle_operator.settings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A slot that needs a node; `pod` is its gated pod, None while that is only being made."""
+
+    state: SlotState
+    item: Item
+    pod: PodView | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One topology's part in the plan."""
+
+    case: Case
+    states: tuple[SlotState, ...]
+    made: tuple[Replacement, ...] = ()
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by slot key
+
+
+def partition_key(uid: str, state: SlotState) -> str:
+    return f"{uid}/{state.slot.segment}/{state.slot.partition}"
+
+
+def with_candidates(work: Work) -> Work:
+    uid = work.case.view.uid
+    made = {m.state.slot.key: m.create.manifest for m in work.made}
+    found = {}
+    for state in work.states:
+        key = state.slot.key
+        if manifest := made.get(key):
+            found[key] = Candidate(state, _item_of_manifest(uid, state, manifest), None)
+        elif state.stand is Stand.GATED and state.loss is None and state.pod is not None:
+            found[key] = Candidate(state, _item_of_pod(uid, state, state.pod), state.pod)
+    return Work(work.case, work.states, work.made, found)
+
+
+def _item_of_pod(uid: str, state: SlotState, pod: PodView) -> Item:
+    return Item(
+        key=f"{uid}/{state.slot.key}",
+        ask=pod.requests,
+        group=partition_key(uid, state),
+        replica=state.slot.replica,
+        selector=tuple(sorted(pod.selector.items())),
+        tolerations=pod.tolerations,
+    )
+
+
+def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
+    spec = manifest["spec"]
+    return Item(
+        key=f"{uid}/{state.slot.key}",
+        ask=pod_requests(spec),
+        group=partition_key(uid, state),
+        replica=state.slot.replica,
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        tolerations=tolerations_of(spec),
+    )
+
+
+def measure(
+    snapshot: Snapshot, judgement: Judgement, gone: Iterable[str], coordinators: int
+) -> Room:
+    """What the usable nodes have left: bound pods of any owner count until they are gone, opened
+    ones until they are bound (`gone`: uids whose reservation this pass withdraws), and so do
+    coordinators that the scheduler has yet to place (`coordinators` more are made in this pass)."""
+    used: dict[str, list[PodView]] = defaultdict(list)
+    withdrawn, unplaced = set(gone), coordinators
+    for pod in snapshot.pods:
+        place = pod.node or pod.pinned
+        if pod.ended or (pod.node is None and pod.uid in withdrawn):
+            continue
+        if place is not None:
+            used[place].append(pod)
+        elif pod.role == ROLE_COORDINATOR and not pod.terminating:
+            unplaced += 1
+    bins = {}
+    for name, node in judgement.usable.items():
+        here = used.get(name, [])
+        holds = frozenset(
+            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica)
+            for p in here
+            if p.role == ROLE_TASK and p.slot is not None
+        )
+        free = node.allocatable - total(p.requests for p in here)
+        bins[name] = Bin(node, free, holds)
+    room = Room(bins, total(n.allocatable for n in judgement.usable.values()))
+    for number in range(unplaced):
+        packed = pack([Item(f"coordinator {number}", ASK, f"coordinator {number}", 0)], room)
+        room = packed.room if packed is not None else room
+    return room
+
+
+def plan_all(works: Sequence[Work], room: Room, now: float, timing: Timing) -> Plan:
+    """One plan over all topologies (design §8.4)."""
+    demands: list[Demand] = []
+    items: dict[str, Item] = {}
+    spares: list[Spare] = []
+    for work in works:
+        if not work.candidates or work.case.running is None:
+            continue
+        if work.case.running.topology.spec.recovery.mode == "Blocking":
+            _demand_in_one_block(work, demands, items, now, timing)
+        else:
+            _demand_by_query(work, demands, items, spares, now, timing)
+    return make_plan(demands, items, spares, room)
+
+
+def _demand_in_one_block(
+    work: Work, demands: list[Demand], items: dict[str, Item], now: float, timing: Timing
+) -> None:
+    """Blocking recovery: nothing starts before there is room for all (the paper's baseline, §4)."""
+    assert work.case.running is not None
+    queries = work.case.running.topology.spec.queries
+    needs = {c.item.key: c.item for c in work.candidates.values()}
+    items |= needs
+    demands.append(
+        Demand(
+            key=(work.case.view.key, ""),
+            priority=sum(q.priority for q in queries),
+            needs=frozenset(needs),
+            patient=_is_patient(work.candidates.values(), now, timing),
+        )
+    )
+
+
+def _demand_by_query(
+    work: Work,
+    demands: list[Demand],
+    items: dict[str, Item],
+    spares: list[Spare],
+    now: float,
+    timing: Timing,
+) -> None:
+    assert work.case.running is not None
+    uid, topology = work.case.view.uid, work.case.running.topology
+    held = {partition_key(uid, s) for s in work.states if s.holds}
+    first: dict[str, Candidate] = {}
+    for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
+        key = candidate.item.group
+        if key not in held:
+            first.setdefault(key, candidate)
+    items |= {key: c.item for key, c in first.items()}
+    users: dict[str, int] = defaultdict(int)
+    for query in topology.spec.queries:
+        wanted = _partitions(work, query)
+        for key in wanted:
+            users[key] = max(users[key], query.priority)
+        if needs := wanted & set(first):
+            patient = _is_patient((first[key] for key in needs), now, timing)
+            demands.append(
+                Demand((work.case.view.key, query.name), query.priority, frozenset(needs), patient)
+            )
+    firsts = {c.item.key for c in first.values()}
+    for candidate in work.candidates.values():
+        if candidate.item.key not in firsts:
+            group = candidate.item.group
+            spares.append(Spare(candidate.item, users[group], group if group in first else ""))
+
+
+def _partitions(work: Work, query: QuerySpec) -> set[str]:
+    assert work.case.running is not None
+    uid = work.case.view.uid
+    wanted = {s.id for s in work.case.running.topology.ancestry(query)}
+    return {partition_key(uid, s) for s in work.states if s.slot.segment in wanted}
+
+
+def _is_patient(candidates: Iterable[Candidate], now: float, timing: Timing) -> bool:
+    return all(
+        c.pod is not None and now - c.pod.created_at >= timing.redundancy_hold_s for c in candidates
+    )
+
+
+def opened_gates(work: Work, plan: Plan, now: float) -> list[OpenGate]:
+    return [
+        OpenGate(
+            c.pod.namespace, c.pod.name, c.pod.uid, node, tuple(open_gate_patch(c.pod, node, now))
+        )
+        for c in work.candidates.values()
+        if c.pod is not None and (node := plan.nodes.get(c.item.key)) is not None
+    ]

@@ -1,0 +1,135 @@
+"""One topology as reconcile sees it: which generation runs, what is wrong with the newest. Pure.
+
+A generation is accepted by its ConfigMap. An edit that is refused changes nothing that runs: the
+newest accepted generation's record goes on (design §13, "changing a topology").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.errors import Problem
+from rekindle.topology.model import Slot, Topology
+from rekindle_operator import names
+from rekindle_operator.catalog import Compiled, Rejected, judge_spec
+from rekindle_operator.cluster.convert import recorded
+from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
+from rekindle_operator.dataplane import DataPlane, read_data_plane
+from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
+from rekindle_operator.resources.common import generation_record
+from rekindle_operator.resources.task import task_pod
+from rekindle_operator.settings import Images
+
+_KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The accepted generation: its view (spec as recorded), compiled."""
+
+    view: TopologyView
+    topology: Topology
+
+    @property
+    def generation(self) -> int:
+        return self.view.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    view: TopologyView
+    running: Running | None
+    problems: tuple[Problem, ...]  # of the newest generation
+    judged: bool  # False while the API server's verdict is awaited
+    data: DataPlane
+    reserved: Mapping[str, int]  # slot -> incarnation
+
+    @property
+    def suspended(self) -> bool:
+        return self.running is not None and self.running.topology.spec.suspend
+
+    @property
+    def wants_pods(self) -> bool:
+        return self.running is not None and not self.suspended and not self.view.deleting
+
+
+def open_case(view: TopologyView, snapshot: Snapshot, images: Images) -> tuple[Case, list[Action]]:
+    """The case, and what accepting its newest generation takes."""
+    configs = sorted(
+        (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
+    )
+    actions: list[Action] = []
+    problems: tuple[Problem, ...] = ()
+    judged, running = True, _newest_running(view, configs)
+    if not view.deleting and (running is None or running.generation != view.generation):
+        match judge_spec(view.name, view.spec):
+            case Rejected(found):
+                problems = found
+            case Compiled(topology):
+                fresh = Running(view, topology)
+                trial = snapshot.trials.get((view.uid, view.generation))
+                if trial is None:
+                    judged = False
+                    actions.append(_trial(fresh, images))
+                elif trial.problems:
+                    problems = trial.problems
+                else:
+                    running = fresh
+                    actions.append(CreateConfig(view.namespace, generation_record(view)))
+    case = Case(
+        view=view,
+        running=running,
+        problems=problems,
+        judged=judged,
+        data=read_data_plane(view.data_plane),
+        reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
+    )
+    return case, actions + _forgotten(case, configs, snapshot)
+
+
+def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | None:
+    """None, too, where another version of the operator accepted what this one cannot compile: its
+    pods stay as they are. An older record would have them deleted."""
+    if not configs:
+        return None
+    accepted = recorded(view, configs[-1])
+    match judge_spec(view.name, accepted.spec):
+        case Compiled(topology):
+            return Running(accepted, topology)
+        case Rejected():
+            return None
+
+
+def _trial(fresh: Running, images: Images) -> TryPods:
+    view = fresh.view
+    pods = tuple(
+        (
+            f"spec.podTemplate (as merged for {segment.name})",
+            task_pod(view, fresh.topology, fresh.generation, Slot(segment.id, 0, 0), 0, images),
+        )
+        for segment in fresh.topology.segments
+    )
+    return TryPods(view.namespace, view.uid, view.generation, pods)
+
+
+def _forgotten(case: Case, configs: list[ConfigView], snapshot: Snapshot) -> list[Action]:
+    """Records that no pod mounts and that are older than the newest few."""
+    mounted = {p.generation for p in snapshot.pods if p.owner_uid == case.view.uid}
+    return [
+        DeleteConfig(c.namespace, c.name)
+        for c in configs[:-_KEPT_GENERATIONS]
+        if c.generation not in mounted
+    ]
+
+
+def reservation(case: Case, taken: Mapping[str, int]) -> list[dict[str, object]]:
+    """`status.slots` with the incarnations that this pass takes: counters never go back."""
+    highest = dict(case.reserved)
+    for slot, incarnation in taken.items():
+        highest[slot] = max(incarnation, highest.get(slot, 0))
+    return [{"slot": slot, "incarnation": highest[slot]} for slot in sorted(highest)]
+
+
+def coordinator_incarnation(case: Case) -> int:
+    return case.reserved.get(names.COORDINATOR_SLOT, 0)

@@ -1,0 +1,105 @@
+"""Keeping one coordinator a topology, before anything else and outside any plan (§8.1). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle_operator import names
+from rekindle_operator.cluster.model import LeaseView, PodView, Snapshot
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    EnsureAccess,
+    EnsureLease,
+)
+from rekindle_operator.reconcile.case import Case, coordinator_incarnation
+from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.resources.access import coordinator_access, coordinator_lease
+from rekindle_operator.resources.coordinator import coordinator_pod
+from rekindle_operator.settings import Settings, Timing
+
+_GRACE_S = 1  # it is stateless and fenced
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """`incarnation` is to be reserved before `create`; None: the coordinator stays."""
+
+    why: str
+    incarnation: int | None
+    prepare: tuple[Action, ...] = ()
+    create: tuple[Action, ...] = ()
+    remove: tuple[Action, ...] = ()
+
+
+def keep_coordinator(
+    case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+) -> Succession:
+    if case.running is None or not case.wants_pods:
+        return Succession("", None)
+    pods = coordinator_pods(case, snapshot)
+    newest = max(pods, key=lambda p: p.incarnation, default=None)
+    lease = _lease(case, snapshot)
+    why = (
+        "there is none" if newest is None else _loss(newest, lease, judgement, now, settings.timing)
+    )
+    view, incarnation = case.running.view, None
+    prepare: list[Action] = []
+    create: list[Action] = []
+    remove: list[Action] = []
+    if lease is None:
+        prepare.append(EnsureLease(view.namespace, coordinator_lease(view)))
+    if why:
+        incarnation = max(coordinator_incarnation(case), newest.incarnation if newest else 0) + 1
+        prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
+        avoid = set(judgement.lost_nodes)
+        if newest is not None and newest.node is not None and lease is not None:
+            avoid |= {newest.node} if _is_stale(newest, lease, now, settings.timing) else set()
+        manifest = coordinator_pod(view, incarnation, avoid, settings.images)
+        create.append(CreatePod(view.namespace, manifest))
+    for pod in pods:
+        if not pod.terminating and (why or pod is not newest):
+            grace = 0 if judgement.loss_of_node(pod) else _GRACE_S
+            reason = why or "a newer incarnation stands"
+            remove.append(DeletePod(pod.namespace, pod.name, pod.uid, grace, reason))
+    return Succession(why, incarnation, tuple(prepare), tuple(create), tuple(remove))
+
+
+def coordinator_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
+    return [
+        p
+        for p in snapshot.pods
+        if p.owner_uid == case.view.uid and p.role == names.ROLE_COORDINATOR
+    ]
+
+
+def _lease(case: Case, snapshot: Snapshot) -> LeaseView | None:
+    name = names.coordinator_name(case.view.name)
+    return next(
+        (x for x in snapshot.leases if (x.namespace, x.name) == (case.view.namespace, name)), None
+    )
+
+
+def _loss(
+    pod: PodView, lease: LeaseView | None, judgement: Judgement, now: float, timing: Timing
+) -> str:
+    """Why the coordinator is to be replaced; empty: it stays."""
+    if pod.terminating:
+        return "its pod is being deleted"
+    if pod.ended:
+        return "its pod has failed"
+    if judgement.loss_of_node(pod):
+        return f"its node {pod.node} {judgement.lost_nodes[pod.node or '']}"
+    if lease is not None and _is_stale(pod, lease, now, timing):
+        return "its Lease is not renewed"
+    never = lease is None or lease.holder != str(pod.incarnation)
+    if never and pod.node is not None and now - pod.created_at > timing.coordinator_start_s:
+        return "it never took its Lease"
+    return ""
+
+
+def _is_stale(pod: PodView, lease: LeaseView, now: float, timing: Timing) -> bool:
+    return (
+        lease.holder == str(pod.incarnation) and now - lease.seen_at > timing.coordinator_silent_s
+    )

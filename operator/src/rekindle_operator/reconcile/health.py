@@ -1,0 +1,100 @@
+"""How operators and queries are, from pods and the coordinator's report. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rekindle.topology.spec import QuerySpec
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.slots import SlotState
+
+_ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryHealth:
+    """`state` as status has it; `waiting_for` names what is missing."""
+
+    name: str
+    priority: int
+    state: str
+    waiting_for: str = ""
+    stable_epoch: int | None = None
+    lag_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`stages`: (segment id, partition) -> the best of its replicas, a word of `_ORDER`."""
+
+    queries: tuple[QueryHealth, ...]
+    stages: Mapping[tuple[str, int], str]
+    live: int  # slots whose task is Live
+    slots: int
+    lost_partitions: frozenset[tuple[str, int]]  # no replica runs or has room reserved
+
+    @property
+    def queries_live(self) -> int:
+        return sum(q.state == "Live" for q in self.queries)
+
+
+def examine(case: Case, states: Sequence[SlotState]) -> Health:
+    by_partition: dict[tuple[str, int], list[SlotState]] = defaultdict(list)
+    for state in states:
+        by_partition[state.slot.segment, state.slot.partition].append(state)
+    stages = {
+        key: min((slot_stage(case, s) for s in replicas), key=_ORDER.index)
+        for key, replicas in by_partition.items()
+    }
+    queries = case.running.topology.spec.queries if case.running else ()
+    return Health(
+        queries=tuple(_query(case, q, stages) for q in queries),
+        stages=stages,
+        live=sum(slot_stage(case, s) == "Live" for s in states),
+        slots=len(states),
+        lost_partitions=frozenset(k for k, stage in stages.items() if stage == "Waiting"),
+    )
+
+
+def slot_stage(case: Case, state: SlotState) -> str:
+    """`Waiting` for a node; `Starting` until its task answers; then what the task says."""
+    if not state.holds or state.pod is None:
+        return "Waiting"
+    report = case.data.task(state.slot.key, state.pod.incarnation)
+    if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
+        return "Starting"
+    return report.phase if report.phase in _ORDER else "Starting"
+
+
+def _query(case: Case, query: QuerySpec, stages: Mapping[tuple[str, int], str]) -> QueryHealth:
+    assert case.running is not None
+    names = {s.id: s.name for s in case.running.topology.ancestry(query)}
+    needed = {key: stage for key, stage in stages.items() if key[0] in names}
+    worst = max(needed.values(), key=_ORDER.index, default="Waiting")
+    state = "Restoring" if worst == "Starting" else worst
+    if case.suspended:
+        return QueryHealth(query.name, query.priority, "Waiting", "spec.suspend is true")
+    short = [f"{names[s]}/{p}" for (s, p), stage in needed.items() if stage == worst]
+    report = case.data.queries.get(query.name)
+    return QueryHealth(
+        name=query.name,
+        priority=query.priority,
+        state=state,
+        waiting_for="" if state == "Live" else _explain(worst, short),
+        stable_epoch=report.stable_epoch if report else None,
+        lag_s=report.lag_s if report else None,
+    )
+
+
+def _explain(stage: str, partitions: Sequence[str]) -> str:
+    what = {
+        "Waiting": "a node for",
+        "Failed": "a task that works for",
+        "Starting": "the start of",
+        "Restoring": "the state of",
+        "CatchingUp": "the catch-up of",
+    }[stage]
+    shown = ", ".join(partitions[:5]) + (" ..." if len(partitions) > 5 else "")
+    return f"{what} {shown}"

@@ -1,0 +1,208 @@
+"""The slots of one topology: who stands in each, who is lost, and what replaces it. Pure.
+
+A lost pod is replaced under a new incarnation and a new name at once; what becomes of the old one
+is never waited for (I7). Its successor is born gated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from rekindle.topology.model import Segment, Slot
+from rekindle_operator import names
+from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
+from rekindle_operator.resources.task import task_pod
+from rekindle_operator.settings import Settings
+
+_SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its room is wanted
+
+
+class Stand(Enum):
+    VACANT = auto()
+    GATED = auto()
+    OPEN = auto()  # its gate is open, the scheduler has not bound it
+    BOUND = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    slot: Slot
+    segment: Segment
+    reserved: int
+    pod: PodView | None = None  # of the highest incarnation
+    loss: Loss | None = None
+
+    @property
+    def stand(self) -> Stand:
+        if self.pod is None:
+            return Stand.VACANT
+        if self.pod.node is not None:
+            return Stand.BOUND
+        return Stand.GATED if names.GATE in self.pod.gates else Stand.OPEN
+
+    @property
+    def holds(self) -> bool:
+        """It runs, or room is reserved for it: the plan need not think of it."""
+        return self.loss is None and self.stand in (Stand.OPEN, Stand.BOUND)
+
+    @property
+    def next_incarnation(self) -> int:
+        return max(self.reserved, self.pod.incarnation if self.pod else 0) + 1
+
+
+def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
+    return [
+        p
+        for p in snapshot.pods
+        if p.owner_uid == case.view.uid and p.role == names.ROLE_TASK and p.slot is not None
+    ]
+
+
+def census(
+    case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+) -> tuple[SlotState, ...]:
+    if case.running is None:
+        return ()
+    by_slot: dict[Slot, list[PodView]] = defaultdict(list)
+    for pod in task_pods(case, snapshot):
+        if pod.slot is not None:
+            by_slot[pod.slot].append(pod)
+    topology, states = case.running.topology, []
+    segments = {s.id: s for s in topology.segments}
+    for slot in topology.slots():
+        state = SlotState(slot, segments[slot.segment], case.reserved.get(slot.key, 0))
+        if pods := by_slot.get(slot):
+            pod = max(pods, key=lambda p: p.incarnation)
+            loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
+            if loss is None and _diverged(case, slot, pod):
+                loss = Loss.DIVERGED
+            state = replace(state, pod=pod, loss=loss)
+        elif state.reserved and not was_suspended(case):
+            state = replace(state, loss=Loss.GONE)
+        states.append(state)
+    return tuple(states)
+
+
+def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:
+    """The verdict is about the incarnation that the coordinator reports, not its successor."""
+    return slot.key in case.data.diverged and bool(case.data.task(slot.key, pod.incarnation))
+
+
+def was_suspended(case: Case) -> bool:
+    return bool(case.view.status.get("phase") == "Suspended")
+
+
+def has_new_loss(states: Iterable[SlotState]) -> bool:
+    return any(
+        s.loss not in (None, Loss.UNBOUND, Loss.GONE) and s.stand is Stand.BOUND for s in states
+    )
+
+
+def withdraw_open(states: Sequence[SlotState]) -> tuple[SlotState, ...]:
+    """Another loss came: what is open and not bound is planned anew (design §8.5)."""
+    return tuple(
+        replace(s, loss=Loss.UNBOUND) if s.stand is Stand.OPEN and s.loss is None else s
+        for s in states
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    state: SlotState
+    incarnation: int
+    create: CreatePod
+    delete: DeletePod | None
+
+
+def replacements(
+    case: Case, states: Iterable[SlotState], judgement: Judgement, now: float, settings: Settings
+) -> list[Replacement]:
+    """For every slot that is vacant or whose pod is lost."""
+    if case.running is None or not case.wants_pods:
+        return []
+    made = []
+    for state in states:
+        if state.loss is None and state.stand is not Stand.VACANT:
+            continue
+        incarnation = state.next_incarnation
+        manifest = task_pod(
+            case.running.view,
+            case.running.topology,
+            case.running.generation,
+            state.slot,
+            incarnation,
+            settings.images,
+            lost_at=_lost_at(state, now),
+        )
+        create = CreatePod(case.view.namespace, manifest)
+        made.append(Replacement(state, incarnation, create, _removal(state, judgement)))
+    return made
+
+
+def _lost_at(state: SlotState, now: float) -> float | None:
+    """When the partition's replica was lost: a replacement that found no node passes it on."""
+    if state.loss is None:
+        return None
+    if state.loss is Loss.UNBOUND and state.pod is not None:
+        return state.pod.lost_at
+    return now
+
+
+def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
+    pod, loss = state.pod, state.loss
+    if pod is None or loss is None or pod.terminating:
+        return None  # Terminating on a lost node: see `zombies`
+    grace = 0 if judgement.loss_of_node(pod) else _SHORT_GRACE_S
+    return DeletePod(pod.namespace, pod.name, pod.uid, grace, loss.value)
+
+
+def leftovers(
+    case: Case, states: Iterable[SlotState], snapshot: Snapshot, judgement: Judgement
+) -> list[Action]:
+    """Fenced incarnations, and pods of slots that the topology has no more."""
+    current = {s.slot: s.pod for s in states}
+    found: list[Action] = []
+    for pod in task_pods(case, snapshot):
+        if pod.terminating or pod.slot is None or case.running is None:
+            continue
+        if pod.slot not in current:
+            found.append(_delete(pod, judgement, None, "its slot is no more in the topology"))
+        elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
+            found.append(_delete(pod, judgement, _SHORT_GRACE_S, "a newer incarnation stands"))
+    return found
+
+
+def suspension(case: Case, snapshot: Snapshot, judgement: Judgement) -> list[Action]:
+    """Tasks first, the coordinator after the last of them: it commits what they saved."""
+    pods = [p for p in snapshot.pods if p.owner_uid == case.view.uid]
+    tasks = [p for p in pods if p.role == names.ROLE_TASK]
+    chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
+    return [_delete(p, judgement, None, "suspended") for p in chosen if not p.terminating]
+
+
+def zombies(snapshot: Snapshot, judgement: Judgement) -> list[Action]:
+    """Nobody will ever confirm the end of a Terminating pod on a lost node; nor is there anyone to
+    end the pods of a topology that is being deleted."""
+    going = {t.uid for t in snapshot.topologies if t.deleting}
+    return [
+        DeletePod(p.namespace, p.name, p.uid, 0, "its node is lost")
+        for p in snapshot.pods
+        if p.topology is not None
+        and judgement.loss_of_node(p)
+        and (p.terminating or p.owner_uid in going)
+    ]
+
+
+def _delete(pod: PodView, judgement: Judgement, grace_s: int | None, why: str) -> DeletePod:
+    grace = 0 if judgement.loss_of_node(pod) else grace_s
+    return DeletePod(pod.namespace, pod.name, pod.uid, grace, why)
+
+
+def incarnations(made: Iterable[Replacement]) -> Mapping[str, int]:
+    return {m.state.slot.key: m.incarnation for m in made}

@@ -1,0 +1,108 @@
+"""What is lost (design §8.1) and whether it is a burst (§8.3). Pure.
+
+Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone or
+not Ready, every task of its node has been silent for 3 s, or it alone for 10 s. Evictions are not
+waited for, and neither is a Terminating pod (I7).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rekindle_operator.cluster.model import NodeView, PodView, SlotRef, Snapshot
+from rekindle_operator.names import ROLE_TASK
+from rekindle_operator.settings import Timing
+
+
+class Loss(StrEnum):
+    """Why a slot needs a new incarnation."""
+
+    GONE = "its pod is gone"
+    FAILED = "its pod has failed"
+    TERMINATING = "its pod is being deleted"
+    NODE = "its node is lost"
+    SILENT = "it alone is silent"
+    UNBOUND = "its gate is open and no node took it"
+    DIVERGED = "its output disagreed with its partner's"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
+    nothing else tells that they are dead until Kubernetes says NotReady."""
+
+    lost_nodes: Mapping[str, str]
+    newly_silent: frozenset[str]
+    usable: Mapping[str, NodeView]
+
+    def loss_of_node(self, pod: PodView) -> bool:
+        return pod.node is not None and pod.node in self.lost_nodes
+
+
+def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
+    nodes = {node.name: node for node in snapshot.nodes}
+    ours = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
+    lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
+    lost |= {name: "is not Ready" for name, node in nodes.items() if not node.ready}
+    shunned = {
+        name
+        for name, at in snapshot.shunned.items()
+        if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
+    }
+    silent = _silent_nodes(ours, snapshot.silent_since, now, timing) - set(lost) - shunned
+    lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
+    usable = {name: node for name, node in nodes.items() if name not in lost and not node.cordoned}
+    return Judgement(lost, frozenset(silent), usable)
+
+
+def _silent_nodes(
+    pods: Iterable[PodView], silent_since: Mapping[SlotRef, float], now: float, timing: Timing
+) -> set[str]:
+    """A task that starts counts as heard: a node busy with starting is slow, not dead."""
+    quiet: dict[str, list[bool]] = defaultdict(list)
+    for pod in pods:
+        if pod.role == ROLE_TASK and not pod.terminating and not pod.ended and pod.node:
+            since = silent_since.get(slot_ref(pod))
+            quiet[pod.node].append(since is not None and now - since >= timing.node_silent_s)
+    return {node for node, flags in quiet.items() if all(flags)}
+
+
+def slot_ref(pod: PodView) -> SlotRef:
+    slot = pod.slot.key if pod.slot is not None else ""
+    return SlotRef(pod.owner_uid or "", slot, pod.incarnation)
+
+
+def judge_pod(
+    pod: PodView, judgement: Judgement, snapshot: Snapshot, now: float, timing: Timing
+) -> Loss | None:
+    """Of the newest pod of a slot; None: it stays."""
+    if pod.terminating:
+        return Loss.TERMINATING
+    if pod.ended:
+        return Loss.FAILED
+    if judgement.loss_of_node(pod):
+        return Loss.NODE
+    if pod.node is None:
+        return _judge_open(pod, judgement, now, timing)
+    since = snapshot.silent_since.get(slot_ref(pod))
+    if since is not None and now - since >= timing.task_silent_s:
+        return Loss.SILENT
+    return None
+
+
+def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) -> Loss | None:
+    if pod.gates or pod.pinned is None:
+        return None
+    if pod.pinned not in judgement.usable:
+        return Loss.UNBOUND
+    opened = pod.opened_at if pod.opened_at is not None else pod.created_at
+    return Loss.UNBOUND if now - opened >= timing.unbound_s else None
+
+
+def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:
+    """`lost_at`: partition -> when it was lost. More than `threshold` of them within the window is
+    a correlated failure (progressive recovery §4)."""
+    return sum(now - at <= window_s for at in lost_at.values()) > threshold

@@ -1,0 +1,140 @@
+"""Which queries come back, in which order, on which nodes. Pure.
+
+Progressive recovery, §5: the set of failed partitions that maximises the sum of the priorities of
+the recovered queries is a set-union knapsack (NP-hard). The greedy solution ranks queries by profit
+density, priority ÷ Σ(cost of a missing partition ÷ number of failed queries that use it), takes the
+densest that fits, and ranks the rest again. Here costs are shares of several resources, and "fits"
+means packed onto nodes. One plan covers all topologies; what runs is never moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from rekindle_operator.recovery.pack import Item, Packed, Room, Rule, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A query that is down. `needs` are the keys of what it misses, shared between queries: one
+    replica of a partition each (or, for a topology that recovers in one block, all its slots)."""
+
+    key: tuple[str, str]  # topology "namespace/name", query
+    priority: int
+    needs: frozenset[str]
+    patient: bool = False  # has waited so long that redundancy may go first
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A missing replica of a partition that has one (or that the plan gives one)."""
+
+    item: Item
+    priority: int  # the highest of the queries that use the partition
+    needs: str  # key of the partition's need, if it is missing altogether
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A query in the plan and why it stands there."""
+
+    key: tuple[str, str]
+    density: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    order: tuple[Ranked, ...]  # that start now
+    waiting: tuple[Ranked, ...]  # that do not fit
+    nodes: Mapping[str, str]  # item key -> node, the spares' too
+
+
+def density(demand: Demand, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
+    """PD_i of progressive recovery §5."""
+    total = sum(cost[need] / max(users[need], 1) for need in demand.needs)
+    return demand.priority / total if total > 0 else inf
+
+
+def make_plan(
+    demands: Sequence[Demand], items: Mapping[str, Item], spares: Sequence[Spare], room: Room
+) -> Plan:
+    """`items`: what would meet each need. Placements never exceed the room (I6); no query that is
+    left waiting fits into what remains (I8)."""
+    all_items = list(items.values()) + [s.item for s in spares]
+    everything = pack(all_items, room, Rule.SPREAD) if all_items else None
+    if everything is not None:
+        ranked = _rank_all(demands, items, room)
+        return Plan(tuple(ranked), (), everything.nodes)
+    order, waiting, packed = _greedy(demands, items, room)
+    hold = any(not d.patient and _only_lacks_room(d, items, room) for d in waiting)
+    nodes = dict(packed.nodes)
+    if not hold:
+        met = {need for d in demands if d not in waiting for need in d.needs}
+        nodes |= _add_spares(spares, met, packed.room)
+    short = {n for d in waiting for n in d.needs if items[n].key not in nodes}
+    left = _ranked(waiting, short, items, room)
+    return Plan(tuple(order), tuple(left), nodes)
+
+
+def _rank_all(demands: Sequence[Demand], items: Mapping[str, Item], room: Room) -> list[Ranked]:
+    """The order that the greedy would take if each query fitted."""
+    missing, remaining, order = set(items), list(demands), list[Ranked]()
+    while remaining:
+        best = _ranked(remaining, missing, items, room)[0]
+        demand = next(d for d in remaining if d.key == best.key)
+        remaining.remove(demand)
+        missing -= demand.needs
+        order.append(best)
+    return order
+
+
+def _greedy(
+    demands: Sequence[Demand], items: Mapping[str, Item], room: Room
+) -> tuple[list[Ranked], list[Demand], Packed]:
+    missing, remaining, order = set(items), list(demands), list[Ranked]()
+    nodes: dict[str, str] = {}
+    while remaining:
+        by_key = {d.key: d for d in remaining}
+        for ranked in _ranked(remaining, missing, items, room):
+            demand = by_key[ranked.key]
+            packed = pack([items[n] for n in sorted(demand.needs & missing)], room)
+            if packed is not None:
+                break
+        else:
+            break
+        room, nodes = packed.room, nodes | dict(packed.nodes)
+        missing -= demand.needs
+        remaining.remove(demand)
+        order.append(ranked)
+    return order, remaining, Packed(room, nodes)
+
+
+def _ranked(
+    demands: Sequence[Demand], missing: set[str], items: Mapping[str, Item], room: Room
+) -> list[Ranked]:
+    """Densest first; equal ones by priority, then by name, so that every replica agrees."""
+    cost = {
+        need: items[need].ask.share_of(room.whole) if need in missing else 0.0 for need in items
+    }
+    users = {need: sum(need in d.needs for d in demands) for need in items}
+    scored = [(density(d, cost, users), d) for d in demands]
+    scored.sort(key=lambda pair: (-pair[0], -pair[1].priority, pair[1].key))
+    return [Ranked(d.key, value) for value, d in scored]
+
+
+def _only_lacks_room(demand: Demand, items: Mapping[str, Item], room: Room) -> bool:
+    """Capacity that trickles in must add up for such a query: spares would eat it forever."""
+    return all(room.could_ever_hold(items[need]) for need in demand.needs)
+
+
+def _add_spares(spares: Sequence[Spare], met: set[str], room: Room) -> dict[str, str]:
+    nodes: dict[str, str] = {}
+    for spare in sorted(spares, key=lambda s: (-s.priority, s.item.replica, s.item.key)):
+        if spare.needs and spare.needs not in met:
+            continue  # a second replica of what has no first
+        packed = pack([spare.item], room, Rule.SPREAD)
+        if packed is not None:
+            room, nodes = packed.room, nodes | dict(packed.nodes)
+    return nodes

@@ -1,0 +1,91 @@
+"""What all made objects share: owner, labels, the record of a generation. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle_operator import names
+from rekindle_operator.cluster.model import TopologyView
+
+Manifest = dict[str, Any]
+
+TOPOLOGY_MOUNT = "/etc/rekindle"
+TOPOLOGY_KEY = "topology.json"
+VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; file:// URLs of specs point below it
+DATA_MOUNT = "/var/lib/rekindle-task"
+
+# The taint manager would evict after 300 s, in the middle of a recovery that is long under way.
+STAY = [
+    {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
+    for key in ("not-ready", "unreachable")
+]
+
+
+def owner_reference(topology: TopologyView) -> Manifest:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": topology.name,
+        "uid": topology.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata(
+    topology: TopologyView, name: str, labels: Mapping[str, str] | None = None
+) -> Manifest:
+    return {
+        "name": name,
+        "namespace": topology.namespace,
+        "labels": {
+            "app.kubernetes.io/part-of": "rekindle",
+            names.LABEL_TOPOLOGY: topology.name,
+            **(labels or {}),
+        },
+        "ownerReferences": [owner_reference(topology)],
+    }
+
+
+def generation_record(topology: TopologyView) -> Manifest:
+    """The immutable ConfigMap by which a generation is accepted: what tasks and coordinator run.
+
+    The origin of epochs is the creation time, whatever the generation (docs/architecture.md)."""
+    record = {
+        "name": topology.name,
+        "uid": topology.uid,
+        "generation": topology.generation,
+        "origin": topology.created,
+        "spec": topology.spec,
+    }
+    labels = {names.LABEL_GENERATION: str(topology.generation)}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(
+            topology, names.config_name(topology.name, topology.generation), labels
+        ),
+        "immutable": True,
+        "data": {TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
+    }
+
+
+def secure_container() -> Manifest:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of `checkpoint.volume`, a claim that every task can mount (RWX)."""
+    claim = checkpoint.get("volume")
+    if not claim:
+        return [], []
+    volume = {"name": "store", "persistentVolumeClaim": {"claimName": claim}}
+    return [volume], [{"name": "store", "mountPath": VOLUME_MOUNT}]
+
+
+def store_credentials(checkpoint: Mapping[str, Any]) -> list[Manifest]:
+    """`envFrom` of `checkpoint.secretRef`: keys of the secret are the store's variables."""
+    secret = checkpoint.get("secretRef")
+    return [{"secretRef": {"name": secret}}] if secret else []

@@ -1,0 +1,87 @@
+"""The coordinator's pod. Pure.
+
+It is not gated and not part of any plan (design §8.1): the scheduler places it at once, anywhere
+but on a node that is known to be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rekindle_operator import names
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.resources.common import (
+    STAY,
+    Manifest,
+    metadata,
+    secure_container,
+    store_credentials,
+    store_volumes,
+)
+from rekindle_operator.settings import Images
+
+REQUESTS = {"cpu": "50m", "memory": "160Mi"}
+ASK = Amounts.parse(REQUESTS, pods=1)
+
+
+def coordinator_pod(
+    topology: TopologyView, incarnation: int, avoid: Iterable[str], images: Images
+) -> Manifest:
+    checkpoint = topology.spec.get("checkpoint") or {}
+    volumes, mounts = store_volumes(checkpoint)
+    labels = {
+        names.LABEL_ROLE: names.ROLE_COORDINATOR,
+        names.LABEL_INCARNATION: str(incarnation),
+    }
+    spec: Manifest = {
+        "restartPolicy": "Always",
+        "serviceAccountName": names.coordinator_name(topology.name),
+        "automountServiceAccountToken": True,
+        "terminationGracePeriodSeconds": 10,
+        "tolerations": list(STAY),
+        "volumes": volumes,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "coordinator",
+                "image": topology.spec.get("image") or images.pipelines,
+                "imagePullPolicy": images.pull_policy,
+                "command": ["python", "-m", "rekindle.coordinator"],
+                "env": _environment(topology, incarnation),
+                "envFrom": store_credentials(checkpoint),
+                "volumeMounts": mounts,
+                "resources": {"requests": REQUESTS, "limits": {"memory": "512Mi"}},
+                "securityContext": secure_container(),
+            }
+        ],
+    }
+    if secrets := topology.spec.get("imagePullSecrets"):
+        spec["imagePullSecrets"] = list(secrets)
+    if away := sorted(set(avoid)):
+        spec["affinity"] = {"nodeAffinity": _not_on(away)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(
+            topology, names.coordinator_pod_name(topology.name, incarnation), labels
+        ),
+        "spec": spec,
+    }
+
+
+def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
+    return [
+        {"name": "REKINDLE_TOPOLOGY", "value": topology.name},
+        {"name": "REKINDLE_NAMESPACE", "value": topology.namespace},
+        {"name": "REKINDLE_TOPOLOGY_UID", "value": topology.uid},
+        {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
+        {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+
+
+def _not_on(nodes: list[str]) -> Manifest:
+    # matchFields takes one value a requirement; requirements of one term are ANDed.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in nodes]
+    terms = [{"matchFields": fields}]
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

@@ -1,0 +1,212 @@
+"""The pods of tasks, and the patch that opens their gates. Pure.
+
+A task pod is born gated (design §8.5): gates can be taken away, never added. Opening is one JSON
+patch that takes the gate away and requires the node that the plan packed for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
+from rekindle.topology.model import Segment, Slot, Topology
+from rekindle_operator import names
+from rekindle_operator.cluster.model import PodView, TopologyView
+from rekindle_operator.resources.common import (
+    DATA_MOUNT,
+    STAY,
+    TOPOLOGY_KEY,
+    TOPOLOGY_MOUNT,
+    Manifest,
+    metadata,
+    secure_container,
+    store_credentials,
+    store_volumes,
+)
+from rekindle_operator.resources.merge import merge
+from rekindle_operator.settings import Images
+
+CONTAINER = "task"
+GRACE_S = 60
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREPARED_SOURCES = 1024**3  # beside the log, on the same volume
+
+
+def task_pod(
+    view: TopologyView,
+    topology: Topology,
+    generation: int,
+    slot: Slot,
+    incarnation: int,
+    images: Images,
+    *,
+    lost_at: float | None = None,
+) -> Manifest:
+    """`view` gives owner and spec of the accepted generation, `topology` the compiled segment."""
+    segment = topology.segment(slot.segment)
+    template = view.spec.get("podTemplate") or {}
+    base = {"spec": _base_spec(view, topology, segment, generation, images)}
+    merged = merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
+    identity = {
+        names.LABEL_ROLE: names.ROLE_TASK,
+        names.LABEL_GENERATION: str(generation),
+        names.LABEL_SEGMENT: slot.segment,
+        names.LABEL_SEGMENT_NAME: names.object_name(segment.name),
+        names.LABEL_PARTITION: str(slot.partition),
+        names.LABEL_REPLICA: str(slot.replica),
+        names.LABEL_INCARNATION: str(incarnation),
+    }
+    meta = metadata(view, names.task_pod_name(view.name, segment.name, slot, incarnation), identity)
+    own = merged.get("metadata") or {}
+    meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
+    annotations = dict(own.get("annotations") or {})
+    if lost_at is not None:
+        annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
+    if annotations:
+        meta["annotations"] = annotations
+    spec = _with_identity(merged["spec"], view, slot, incarnation)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _base_spec(
+    view: TopologyView, topology: Topology, segment: Segment, generation: int, images: Images
+) -> Manifest:
+    checkpoint = view.spec.get("checkpoint") or {}
+    volumes, mounts = store_volumes(checkpoint)
+    scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES)}
+    record = {"name": names.config_name(view.name, generation)}
+    spec: Manifest = {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "preemptionPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_S,
+        "tolerations": list(STAY),
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [
+            {"name": "topology", "configMap": record},
+            {"name": "data", "emptyDir": scratch},
+            *volumes,
+        ],
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": view.spec.get("image") or images.pipelines,
+                "imagePullPolicy": images.pull_policy,
+                "command": ["python", "-m", "rekindle.task"],
+                "env": [],
+                "envFrom": store_credentials(checkpoint),
+                "ports": [
+                    {"name": "flight", "containerPort": FLIGHT_PORT},
+                    {"name": "control", "containerPort": CONTROL_PORT},
+                ],
+                "volumeMounts": [
+                    {"name": "topology", "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
+                    {"name": "data", "mountPath": DATA_MOUNT},
+                    *mounts,
+                ],
+                "resources": _resources(view, segment),
+                "securityContext": secure_container(),
+                **_probes(),
+            }
+        ],
+    }
+    if secrets := view.spec.get("imagePullSecrets"):
+        spec["imagePullSecrets"] = list(secrets)
+    if account := view.spec.get("serviceAccountName"):
+        spec["serviceAccountName"] = account
+    return spec
+
+
+def _resources(view: TopologyView, segment: Segment) -> Manifest:
+    """Requests as the plan counts them; limits as the topology or the segment's nodes say."""
+    limits = dict((view.spec.get("resources") or {}).get("limits") or {})
+    for kind in ("sources", "operators"):
+        for node in view.spec.get(kind) or ():
+            if node.get("name") in segment.nodes:
+                limits |= (node.get("resources") or {}).get("limits") or {}
+    requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory)}
+    return {"requests": requests} | ({"limits": limits} if limits else {})
+
+
+def _probes() -> Manifest:
+    def get(path: str) -> Manifest:
+        return {"httpGet": {"path": path, "port": CONTROL_PORT}}
+
+    # A JVM on a slow node takes its time; alive means the process only, never its inputs.
+    return {
+        "startupProbe": get("/startupz") | {"periodSeconds": 2, "failureThreshold": 90},
+        "livenessProbe": get("/livez")
+        | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "readinessProbe": get("/readyz") | {"periodSeconds": 2, "timeoutSeconds": 2},
+    }
+
+
+def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: int) -> Manifest:
+    env = [
+        {"name": "REKINDLE_TOPOLOGY_FILE", "value": f"{TOPOLOGY_MOUNT}/{TOPOLOGY_KEY}"},
+        {"name": "REKINDLE_SEGMENT", "value": slot.segment},
+        {"name": "REKINDLE_PARTITION", "value": str(slot.partition)},
+        {"name": "REKINDLE_REPLICA", "value": str(slot.replica)},
+        {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
+        {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "REKINDLE_DATA", "value": DATA_MOUNT},
+    ]
+    fixed = {
+        "containers": [{"name": CONTAINER, "env": env}],
+        "schedulingGates": [{"name": names.GATE}],
+        "affinity": {"podAntiAffinity": {_REQUIRED: [_apart(view, slot)]}},
+    }
+    return merge(spec, fixed)
+
+
+def _apart(view: TopologyView, slot: Slot) -> Manifest:
+    """Not with other replicas of the partition; an older incarnation of itself does not bar."""
+    return {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {
+            "matchLabels": {
+                names.LABEL_TOPOLOGY: view.name,
+                names.LABEL_SEGMENT: slot.segment,
+                names.LABEL_PARTITION: str(slot.partition),
+            },
+            "matchExpressions": [
+                {
+                    "key": names.LABEL_REPLICA,
+                    "operator": "NotIn",
+                    "values": [str(slot.replica)],
+                }
+            ],
+        },
+    }
+
+
+def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
+    """JSON patch; its tests make it void if the pod is not the one that was planned for."""
+    index = pod.gates.index(names.GATE)
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        {"op": "test", "path": f"/spec/schedulingGates/{index}/name", "value": names.GATE},
+        {"op": "remove", "path": f"/spec/schedulingGates/{index}"},
+        {"op": "add", "path": "/spec/affinity", "value": pinned_affinity(pod.affinity or {}, node)},
+        {
+            "op": "add",
+            "path": "/metadata/annotations",
+            "value": {**pod.annotations, names.ANNOTATION_OPENED: f"{now:.3f}"},
+        },
+    ]
+
+
+def pinned_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
+    """The node as a further requirement of each term: terms are ORed, so one alone would do."""
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    required = node_affinity.get(_REQUIRED) or {}
+    terms = [dict(term) for term in required.get("nodeSelectorTerms") or [{}]]
+    for term in terms:
+        term["matchFields"] = [*(term.get("matchFields") or []), pin]
+    return {
+        **affinity,
+        "nodeAffinity": {**node_affinity, _REQUIRED: {"nodeSelectorTerms": terms}},
+    }

@@ -1,0 +1,78 @@
+"""What can be set, with the reason beside each; parsed once, at the edge, from the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Design §8.1 and §8.5. Seconds."""
+
+    node_silent_s: float = 3.0  # every task of a node
+    task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
+    coordinator_silent_s: float = 6.0  # three renewals missed
+    coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease
+    unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
+    shun_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
+    redundancy_hold_s: float = 60.0  # how long capacity is saved up for a query that waits
+    figures_s: float = 2.0  # between two writes of figures that change all the time
+    tick_s: float = 0.5  # what only time changes is looked at this often
+    resync_s: float = 30.0  # a plain list corrects what a watch may have missed
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    enabled: bool = True
+    name: str = "rekindle-operator"
+    namespace: str = "default"
+    identity: str = field(default_factory=socket.gethostname)
+    lease_s: int = 8  # short: a standby is warm and takes over without listing anything
+    renew_deadline_s: int = 6
+    retry_s: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """`pipelines` runs tasks and coordinators unless `spec.image` says otherwise."""
+
+    pipelines: str = "rekindle-pipelines:latest"
+    pull_policy: str = "IfNotPresent"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    timing: Timing = field(default_factory=Timing)
+    election: Election = field(default_factory=Election)
+    images: Images = field(default_factory=Images)
+    namespace: str | None = None  # None: all of them
+    http_bind: str = "0.0.0.0"
+    http_port: int = 8080
+    log_level: str = "INFO"
+
+
+def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
+    defaults = Election()
+    return Settings(
+        election=Election(
+            enabled=env.get("REKINDLE_LEADER_ELECTION", "true").lower() != "false",
+            namespace=env.get("REKINDLE_OPERATOR_NAMESPACE", defaults.namespace),
+            identity=env.get("REKINDLE_OPERATOR_IDENTITY", defaults.identity),
+            lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),
+            renew_deadline_s=int(
+                env.get("REKINDLE_RENEW_DEADLINE_SECONDS", defaults.renew_deadline_s)
+            ),
+            retry_s=int(env.get("REKINDLE_RETRY_SECONDS", defaults.retry_s)),
+        ),
+        images=Images(
+            pipelines=env.get("REKINDLE_PIPELINES_IMAGE", Images().pipelines),
+            pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", Images().pull_policy),
+        ),
+        namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
+        http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
+        http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),
+        log_level=env.get("REKINDLE_LOG_LEVEL", "INFO").upper(),
+    )
