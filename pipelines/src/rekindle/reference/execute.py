@@ -1,0 +1,178 @@
+"""Running a whole topology in one process, block of epochs by block of epochs.
+
+All segments and partitions take the same steps as on a cluster, through the same sources, exchange,
+merge, chains and sinks, only without replicas, logs, network and failures. That is why its output
+is what every failure test compares with (design §10, I4). Memory holds one block and the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from rekindle.connectors.sink import Sink
+from rekindle.connectors.source import ReplayableSource
+from rekindle.engine.model import Chain, EpochInput, EpochOutput, State
+from rekindle.errors import RekindleError
+from rekindle.exchange.shuffle import split
+from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
+from rekindle.streams.sunion import Arrived, Channel, SUnion
+from rekindle.topology.model import Exchange, Input, Segment, Topology
+
+MAX_ROWS = 200_000
+"""Rows of all sources in one block, as in a task's job."""
+
+Shares = dict[tuple[int, int], list[tuple[EpochBatch, ...]]]
+"""(input, producer's partition) -> for each epoch, a batch for each partition of the consumer."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition of a segment: its chain's state and, unless it is a source, its merge."""
+
+    chain: Chain
+    sinks: Mapping[str, Sink]
+    union: SUnion | None
+    state: State = field(default_factory=State)
+    watermark: int = NO_WATERMARK
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The source epochs that are run in one go: (source name) -> inputs of consecutive epochs."""
+
+    first: int
+    last: int
+    cuts: Mapping[str, tuple[EpochInput, ...]]
+
+
+class Execution:
+    """See the module. `run_block` has to be called with consecutive blocks, from epoch 0."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        make_chain: Callable[[Segment], Chain],
+        sinks: Mapping[tuple[str, int], Sink],
+    ) -> None:
+        """`sinks`: by query and partition."""
+        self._topology = topology
+        self._partitions = {
+            (segment.id, p): _Partition(
+                make_chain(segment),
+                {q: sinks[q, p] for q in segment.queries},
+                None if segment.is_source else _union(segment, p),
+            )
+            for segment in topology.segments
+            for p in range(segment.partitions)
+        }
+        self.rows: dict[str, int] = {query.name: 0 for query in topology.spec.queries}
+
+    def run_block(self, block: Block) -> None:
+        """Run every segment over the block and write what the queries get of it."""
+        streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
+        for segment in self._topology.segments:
+            shares = {} if segment.is_source else _shares(segment, streams)
+            for p in range(segment.partitions):
+                place = self._partitions[segment.id, p]
+                if place.union is None:
+                    epochs = block.cuts[segment.nodes[0]]
+                else:
+                    epochs = _merged(place.union, shares, segment, p)
+                result = place.chain.process(place.state, epochs)
+                place.state = result.state
+                streams[segment.stream, p] = result.outputs
+                self._write(segment, p, result.outputs)
+
+    def _write(self, segment: Segment, partition: int, outputs: Sequence[EpochOutput]) -> None:
+        for query, sink in self._partitions[segment.id, partition].sinks.items():
+            for output in outputs:
+                batch = _batch(segment.stream, partition, output, output.rows)
+                if sink.write(batch):
+                    self.rows[query] += output.rows.num_rows
+
+
+def blocks(
+    sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_job: int
+) -> Iterator[Block]:
+    """Cut the sources, epoch by epoch, into blocks of bounded rows."""
+    watermarks = dict.fromkeys(sources, NO_WATERMARK)
+    cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
+    first = rows = 0
+    for epoch in range(last_epoch + 1):
+        for name, source in sources.items():
+            cut = source.cut(epoch)
+            before = watermarks[name]
+            watermarks[name] = max(before, cut.watermark)
+            cuts[name].append(EpochInput(epoch, before, watermarks[name], (cut.rows,)))
+            rows += cut.rows.num_rows
+        if epoch == last_epoch or epoch - first + 1 >= epochs_per_job or rows >= MAX_ROWS:
+            yield Block(first, epoch, {name: tuple(epochs) for name, epochs in cuts.items()})
+            cuts = {name: [] for name in sources}
+            first, rows = epoch + 1, 0
+
+
+def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
+    """The last epoch to run: the one that carries END_OF_INPUT of every bounded source, or
+    `until_epoch` if that is earlier. Raises RekindleError where an end is missing."""
+    ends = {name: source.last_epoch for name, source in sources.items()}
+    bounded = [end for end in ends.values() if end is not None]
+    endless = [name for name, end in ends.items() if end is None]
+    if until_epoch is not None:
+        natural = max(bounded, default=-1) + 1
+        return until_epoch if endless else min(until_epoch, natural)
+    if endless:
+        raise RekindleError(
+            f"source {', '.join(endless)} never ends; give --until-epoch, or generator.rows"
+        )
+    return max(bounded, default=-1) + 1
+
+
+def _union(segment: Segment, partition: int) -> SUnion:
+    inputs = [(i.schema, _reads(i, partition)) for i in segment.inputs]
+    return SUnion(inputs, next_epoch=0, watermark=NO_WATERMARK, max_bytes=2**62)
+
+
+def _reads(input: Input, partition: int) -> Sequence[int]:
+    """The producer's partitions that a consumer's partition reads."""
+    return [partition] if input.exchange is Exchange.FORWARD else range(input.partitions)
+
+
+def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOutput]]) -> Shares:
+    shares: Shares = {}
+    for at, input in enumerate(segment.inputs):
+        for producer in range(input.partitions):
+            shares[at, producer] = [
+                _share(input, segment.partitions, producer, output)
+                for output in streams[input.stream, producer]
+            ]
+    return shares
+
+
+def _share(
+    input: Input, consumers: int, producer: int, output: EpochOutput
+) -> tuple[EpochBatch, ...]:
+    tables: Sequence[pa.Table] = (output.rows,) * consumers
+    if input.exchange is Exchange.HASH:
+        tables = split(output.rows, input.key_by, consumers)
+    return tuple(_batch(input.stream, producer, output, rows) for rows in tables)
+
+
+def _merged(
+    union: SUnion, shares: Shares, segment: Segment, partition: int
+) -> tuple[EpochInput, ...]:
+    """The partition's inputs of all epochs of the block."""
+    ready: list[EpochInput] = []
+    for at, input in enumerate(segment.inputs):
+        for producer in _reads(input, partition):
+            for batches in shares[at, producer]:
+                event = Arrived(Channel(at, producer), batches[partition])
+                ready += [epoch for effect in union.step(event) for epoch in effect.epochs]
+    return tuple(ready)
+
+
+def _batch(stream: str, partition: int, output: EpochOutput, rows: pa.Table) -> EpochBatch:
+    """Digests say nothing within one process; they are left out."""
+    return EpochBatch(stream, partition, output.epoch, output.watermark, rows, "")
