@@ -144,7 +144,8 @@ class OutputLog:
             if from_epoch < self.base:
                 raise BelowFloor(
                     f"epoch {from_epoch} of stream {self.stream}/{self.partition} has left the "
-                    f"log, which begins at {self.base}; read from another replica or restore further on"
+                    f"log, which begins at {self.base}; read from another replica, or restore "
+                    f"from a later epoch"
                 )
             found: list[tuple[_Segment, Record]] = []
             size = 0

@@ -1,0 +1,212 @@
+"""Epochs over Arrow Flight: one server in each task, bounded calls only (design §13).
+
+A Flight call holds a server thread and cannot be woken, so no call is a subscription: `get` asks
+for epochs from a number on, waits at most MAX_WAIT_S for the first of them, and returns. Knows
+logs, not engines; which replica to ask and when to ask again is the reader's affair.
+
+The ticket is `Get` as JSON. The answer's first message is a header without rows (`Head`), then one
+message for each epoch with its boundary in `app_metadata`. With a share, each epoch has only the
+rows of one consumer partition, and `digest` remains that of the whole epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from rekindle.errors import BelowFloor, RekindleError
+from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.log import OutputLog
+
+MAX_WAIT_S = 1.0
+SPLIT_CACHE_BYTES = 64 << 20
+
+_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+class StreamUnavailable(RekindleError):  # noqa: N818 - named like rekindle.errors
+    """A replica cannot be read: it is away, silent, or does not serve this stream (yet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rows whose `key_by` hashes to `index` of `partitions`."""
+
+    key_by: tuple[str, ...]
+    partitions: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    stream: str
+    partition: int
+    from_epoch: int
+    max_bytes: int
+    wait_s: float = 0.0
+    share: Share | None = None
+
+    def to_ticket(self) -> flight.Ticket:
+        return flight.Ticket(json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def from_ticket(ticket: flight.Ticket) -> Get:
+        fields = json.loads(ticket.ticket)
+        share = fields.pop("share", None)
+        if share is not None:
+            share = Share(tuple(share["key_by"]), share["partitions"], share["index"])
+        return Get(**fields, share=share)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a replica says of its stream partition: the epochs in its log and the newest one that
+    has been released to it (by time, or by its own upstreams)."""
+
+    base: int
+    last: int
+    released: int
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    head: Head
+    epochs: tuple[EpochBatch, ...]
+
+
+class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves the logs it is given. Before `serve` a stream is unknown: a task that restarts answers
+    no reader before it is consistent."""
+
+    def __init__(self, address: str, port: int) -> None:
+        super().__init__(f"grpc://{address}:{port}")
+        self._lock = threading.Lock()
+        self._logs: dict[tuple[str, int], tuple[OutputLog, Callable[[], int]]] = {}
+        self._splits = SplitCache(SPLIT_CACHE_BYTES)
+
+    def serve_log(self, log: OutputLog, released: Callable[[], int] = lambda: NO_EPOCH) -> None:
+        with self._lock:
+            self._logs[(log.stream, log.partition)] = (log, released)
+
+    def stop(self) -> None:
+        """Wake all waiting calls and shut down."""
+        with self._lock:
+            logs, self._logs = self._logs, {}
+        for log, _ in logs.values():
+            log.close()
+        self.shutdown()
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        try:
+            return self._answer(Get.from_ticket(ticket))
+        except RekindleError as error:
+            raise _to_flight(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"not a valid ticket or key: {error}"
+            raise flight.FlightServerError(message, extra_info=b"BadRequest") from error
+
+    def _answer(self, get: Get) -> flight.FlightDataStream:
+        with self._lock:
+            served = self._logs.get((get.stream, get.partition))
+        if served is None:
+            raise StreamUnavailable(
+                f"this task does not serve stream {get.stream}/{get.partition} (yet)"
+            )
+        log, released = served
+        log.wait_for(get.from_epoch, min(get.wait_s, MAX_WAIT_S))
+        shares = get.share.partitions if get.share else 1
+        batches = log.read(get.from_epoch, get.max_bytes * shares)
+        head = Head(log.base, log.last, max(released(), log.last))
+        return flight.GeneratorStream(log.schema, self._messages(log.schema, head, batches, get))
+
+    def _messages(
+        self, schema: pa.Schema, head: Head, batches: list[EpochBatch], get: Get
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+        yield _one_batch(schema.empty_table()), _json(asdict(head))
+        for batch in batches:
+            boundary = {
+                "epoch": batch.epoch,
+                "watermark": batch.watermark,
+                "digest": batch.digest,
+                "kind": batch.kind,
+                "attempt": batch.attempt,
+            }
+            yield _one_batch(self._share(batch, get.share)), _json(boundary)
+
+    def _share(self, batch: EpochBatch, share: Share | None) -> pa.Table:
+        if share is None:
+            return batch.rows
+        key = (batch.stream, batch.partition, batch.epoch, share.key_by, share.partitions)
+        tables = self._splits.get(key, lambda: split(batch.rows, share.key_by, share.partitions))
+        return tables[share.index]
+
+
+class StreamClient:
+    """One connection to one replica. Not thread-safe; a failed one is closed and made anew."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
+
+    def get(self, get: Get, timeout_s: float) -> Got:
+        """One bounded call. Raises BelowFloor, or StreamUnavailable for all else that can fail."""
+        options = flight.FlightCallOptions(timeout=timeout_s)
+        try:
+            reader = self._client.do_get(get.to_ticket(), options)
+            messages = [(m.data, m.app_metadata) for m in reader]
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise _from_flight(error, self.address) from error
+        if not messages:
+            raise StreamUnavailable(f"{self.address} gave an answer without a header")
+        head = Head(**json.loads(messages[0][1].to_pybytes()))
+        epochs = tuple(_epoch(get, data, metadata) for data, metadata in messages[1:])
+        return Got(head, epochs)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _epoch(get: Get, data: pa.RecordBatch, metadata: pa.Buffer) -> EpochBatch:
+    boundary = json.loads(metadata.to_pybytes())
+    boundary["kind"] = Kind(boundary["kind"])
+    empty = EpochBatch(get.stream, get.partition, 0, 0, pa.Table.from_batches([data]), "")
+    return replace(empty, **boundary)
+
+
+def _one_batch(rows: pa.Table) -> pa.RecordBatch:
+    batches = rows.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_arrays(
+            [pa.array([], f.type) for f in rows.schema], schema=rows.schema
+        )
+    if len(batches) > 1:
+        raise StreamUnavailable("an epoch does not fit into one record batch; use shorter epochs")
+    return batches[0]
+
+
+def _json(value: Any) -> pa.Buffer:
+    return pa.py_buffer(json.dumps(value).encode())
+
+
+def _to_flight(error: RekindleError) -> flight.FlightError:
+    name = type(error).__name__.encode()
+    return flight.FlightServerError(str(error), extra_info=name)
+
+
+def _from_flight(error: Exception, address: str) -> RekindleError:
+    text = str(error).split(". Detail:")[0]
+    if getattr(error, "extra_info", b"") == BelowFloor.__name__.encode():
+        return BelowFloor(text)
+    return StreamUnavailable(f"{address}: {text}")

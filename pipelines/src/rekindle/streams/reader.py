@@ -1,0 +1,177 @@
+"""The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
+
+Calls are bounded (§13) and the deadline is a second more than the wait, so a silent replica is left
+soon by itself. When the coordinator's routes say to leave earlier, the thread stuck in a call is
+left behind: its answer no longer counts, and another thread goes on at once. Knows nothing of the
+union: it delivers batches and asks whether there is room for more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rekindle.errors import BelowFloor, RekindleError
+from rekindle.protocol import Endpoint
+from rekindle.streams.choice import (
+    Answered,
+    CallFailed,
+    Effect,
+    ReplicaChoice,
+    RoutesChanged,
+    SwitchTo,
+    Take,
+)
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch
+from rekindle.streams.flight import Get, Got, Share, StreamClient
+
+WAIT_S = 0.5
+GRACE_S = 1.0
+CALL_BYTES = 8 << 20
+_IDLE_S = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one reader reads: a stream partition, whole or by share, from an epoch on."""
+
+    stream: str
+    partition: int
+    from_epoch: int
+    share: Share | None = None
+
+
+class PartitionReader:
+    """Reads until closed. `deliver` is called with new batches in order, `has_room` before each
+    call; both from the reader's thread."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        deliver: Callable[[EpochBatch], None],
+        has_room: Callable[[], bool],
+        *,
+        stall_s: float = 3.0,
+        connect: Callable[[str], StreamClient] = StreamClient,
+    ) -> None:
+        self.subscription = subscription
+        self._deliver = deliver
+        self._has_room = has_room
+        self._connect = connect
+        self._choice = ReplicaChoice(subscription.from_epoch, stall_s)
+        self._lock = threading.Condition()
+        self._turn = 0  # of the thread whose answers count
+        self._closed = False
+        self._released = NO_EPOCH
+        self.error: BaseException | None = None
+
+    # -- from any thread -------------------------------------------------------------------------
+
+    @property
+    def released(self) -> int:
+        """Newest epoch that some replica of the upstream says was released."""
+        return self._released
+
+    def unreadable(self) -> tuple[str, ...]:
+        with self._lock:
+            return self._choice.unreadable()
+
+    def problem(self) -> str | None:
+        with self._lock:
+            if not self._choice.out_of_reach():
+                return None
+            s, epoch = self.subscription, self._choice.next_epoch
+            return (
+                f"epoch {epoch} of stream {s.stream}/{s.partition} is in no replica's log any "
+                f"more; the task needs a later restore point"
+            )
+
+    def route(self, endpoints: tuple[Endpoint, ...]) -> None:
+        """Take the coordinator's routes; leave a replica in the middle of a call if they say so."""
+        with self._lock:
+            asked = self._choice.current
+            self._apply(self._choice.step(RoutesChanged(endpoints), time.monotonic()), ())
+            if not self._closed and (self._turn == 0 or self._choice.current != asked):
+                self._start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._turn += 1
+            self._lock.notify_all()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._turn += 1
+        s = self.subscription
+        name = f"read-{s.stream[:8]}-{s.partition}-{self._turn}"
+        threading.Thread(target=self._run, args=(self._turn,), name=name, daemon=True).start()
+
+    def _run(self, turn: int) -> None:
+        client: StreamClient | None = None
+        try:
+            while (address := self._target(turn)) is not None:
+                if client is None or client.address != address:
+                    if client is not None:
+                        client.close()
+                    client = self._connect(address)
+                if not self._call(turn, client):
+                    client.close()
+                    client = None
+        except BaseException as error:
+            _log.exception("the reader of %s failed", self.subscription)
+            self.error = error
+        finally:
+            if client is not None:
+                client.close()
+
+    def _target(self, turn: int) -> str | None:
+        """Wait for a replica to ask and room for its answer; None when the thread is to end."""
+        with self._lock:
+            while turn == self._turn:
+                if self._choice.current is not None and self._has_room():
+                    return self._choice.current
+                self._lock.wait(_IDLE_S)
+                if turn == self._turn:
+                    self._apply(self._choice.wake(time.monotonic()), ())
+        return None
+
+    def _call(self, turn: int, client: StreamClient) -> bool:
+        s = self.subscription
+        get = Get(s.stream, s.partition, self._choice.next_epoch, CALL_BYTES, WAIT_S, s.share)
+        try:
+            got = client.get(get, WAIT_S + GRACE_S)
+        except RekindleError as error:
+            with self._lock:
+                if turn == self._turn:
+                    _log.warning("cannot read %s/%d: %s", s.stream, s.partition, error)
+                    event = CallFailed(client.address, gone=isinstance(error, BelowFloor))
+                    self._apply(self._choice.step(event, time.monotonic()), ())
+            return False
+        with self._lock:
+            if turn == self._turn:
+                self._take(client.address, got)
+        return True
+
+    def _take(self, address: str, got: Got) -> None:
+        self._released = max(self._released, got.head.released)
+        event = Answered(address, tuple(b.epoch for b in got.epochs))
+        self._apply(self._choice.step(event, time.monotonic()), got.epochs)
+
+    def _apply(self, effects: list[Effect], answered: tuple[EpochBatch, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case Take(epochs):
+                    for batch in answered:
+                        if batch.epoch in epochs:
+                            self._deliver(batch)
+                case SwitchTo(address, epoch):
+                    s = self.subscription
+                    _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
+                    self._lock.notify_all()

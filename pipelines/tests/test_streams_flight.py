@@ -1,0 +1,140 @@
+"""Epochs over Flight: bounded calls, shares by key, and errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rekindle.errors import BelowFloor
+from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Get, Share, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.log import OutputLog
+
+ADDRESS = "127.0.41.1"
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def batch(epoch: int, rows: int = 6) -> EpochBatch:
+    table = pa.table(
+        {"k": [f"k{i % 5}" for i in range(rows)], "n": list(range(rows))}, schema=SCHEMA
+    )
+    return EpochBatch("s", 0, epoch, epoch * 10, table, digest_table(table))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> OutputLog:
+    return OutputLog(tmp_path, "s", 0, SCHEMA, segment_bytes=2000)
+
+
+@pytest.fixture
+def server(log: OutputLog) -> Iterator[StreamServer]:
+    server = StreamServer(ADDRESS, 0)
+    server.serve_log(log, lambda: 41)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: StreamServer) -> Iterator[StreamClient]:
+    client = StreamClient(f"{ADDRESS}:{server.port}")
+    yield client
+    client.close()
+
+
+def test_epochs_and_boundaries_cross(log: OutputLog, client: StreamClient) -> None:
+    for epoch in range(3):
+        log.append(batch(epoch, rows=0 if epoch == 1 else 6))
+    got = client.get(Get("s", 0, 0, 1 << 20), 2)
+    assert (got.head.base, got.head.last, got.head.released) == (0, 2, 41)
+    assert [(b.epoch, b.watermark, b.rows.num_rows) for b in got.epochs] == [
+        (0, 0, 6),
+        (1, 10, 0),
+        (2, 20, 6),
+    ]
+    assert got.epochs[0].rows.equals(batch(0).rows)
+    assert all(digest_table(b.rows) == b.digest for b in got.epochs)
+
+
+def test_a_call_waits_for_the_epoch_but_not_for_ever(log: OutputLog, client: StreamClient) -> None:
+    started = time.monotonic()
+    assert client.get(Get("s", 0, 0, 1, wait_s=0.1), 2).epochs == ()
+    assert 0.1 <= time.monotonic() - started < 1
+    threading.Timer(0.1, lambda: log.append(batch(0))).start()
+    assert len(client.get(Get("s", 0, 0, 1, wait_s=1), 3).epochs) == 1
+
+
+def test_shares_are_disjoint_whole_and_in_order(log: OutputLog, client: StreamClient) -> None:
+    log.append(batch(0, rows=50))
+    shares = [
+        client.get(Get("s", 0, 0, 1 << 20, share=Share(("k",), 3, i)), 2).epochs[0]
+        for i in range(3)
+    ]
+    numbers = [s.rows["n"].to_pylist() for s in shares]
+    assert sorted(n for share in numbers for n in share) == list(range(50))
+    assert all(ns == sorted(ns) for ns in numbers)
+    keys = [set(s.rows["k"].to_pylist()) for s in shares]
+    assert not any(keys[i] & keys[j] for i in range(3) for j in range(i))
+    assert {s.digest for s in shares} == {batch(0, rows=50).digest}
+
+
+def test_below_the_floor_the_error_names_it(log: OutputLog, client: StreamClient) -> None:
+    for epoch in range(9):
+        log.append(batch(epoch))
+    log.truncate(6)
+    with pytest.raises(BelowFloor, match=f"begins at {log.base}"):
+        client.get(Get("s", 0, 0, 1), 2)
+
+
+def test_an_unknown_stream_is_an_error(client: StreamClient) -> None:
+    with pytest.raises(StreamUnavailable, match="does not serve stream other/0"):
+        client.get(Get("other", 0, 0, 1), 2)
+
+
+def test_an_absent_server_is_noticed_at_once() -> None:
+    client = StreamClient(f"{ADDRESS}:1")
+    started = time.monotonic()
+    with pytest.raises(StreamUnavailable):
+        client.get(Get("s", 0, 0, 1), 2)
+    assert time.monotonic() - started < 1
+
+
+def test_stopping_wakes_who_waits(log: OutputLog) -> None:
+    server = StreamServer(ADDRESS, 0)
+    server.serve_log(log)
+    client = StreamClient(f"{ADDRESS}:{server.port}")
+    done = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(StreamUnavailable):
+            client.get(Get("s", 0, 0, 1, wait_s=1), 2)
+        done.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    time.sleep(0.1)
+    server.stop()
+    assert done.wait(1)
+
+
+def test_a_split_is_computed_once_for_all_consumers() -> None:
+    rows, calls = batch(0, rows=50).rows, []
+    cache = SplitCache(max_bytes=10 * rows.nbytes)
+
+    def compute() -> tuple[pa.Table, ...]:
+        calls.append(1)
+        return split(rows, ["k"], 2)
+
+    for _ in range(3):
+        cache.get("one", compute)
+    assert len(calls) == 1
+    for other in range(20):
+        cache.get(other, compute)
+    cache.get("one", compute)
+    assert len(calls) == 22

@@ -1,0 +1,254 @@
+"""A reader stays with a replica that serves it, leaves one that does not, and takes epochs once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.protocol import Endpoint
+from rekindle.streams.choice import (
+    Answered,
+    CallFailed,
+    ReplicaChoice,
+    RoutesChanged,
+    SwitchTo,
+    Take,
+)
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Get, Got, Head, StreamServer, StreamUnavailable
+from rekindle.streams.log import OutputLog
+from rekindle.streams.reader import PartitionReader, Subscription
+
+A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
+
+
+def endpoints(*addresses: str, suspected: str = "", incarnation: int = 1) -> RoutesChanged:
+    return RoutesChanged(
+        tuple(
+            Endpoint(address=a, replica=i, incarnation=incarnation, suspected=a == suspected)
+            for i, a in enumerate(addresses)
+        )
+    )
+
+
+def choice(*addresses: str) -> ReplicaChoice:
+    made = ReplicaChoice(5, stall_s=3)
+    made.step(endpoints(*addresses), 0)
+    return made
+
+
+def test_the_preferred_replica_is_asked_first() -> None:
+    assert ReplicaChoice(5, 3).step(endpoints(A, B), 0) == [SwitchTo(A, 5)]
+
+
+def test_it_stays_when_the_preference_changes() -> None:
+    assert choice(A, B).step(endpoints(B, A), 1) == []
+
+
+def test_epochs_are_taken_once() -> None:
+    made = choice(A, B)
+    assert made.step(Answered(A, (5, 6)), 1) == [Take((5, 6))]
+    assert made.step(Answered(B, (5, 6, 7)), 1) == [Take((7,))]
+    assert made.step(Answered(B, (6, 7)), 1) == []
+
+
+def test_a_failed_call_switches_at_once_and_back_only_after_the_back_off() -> None:
+    made = choice(A, B)
+    assert made.step(CallFailed(A), 1) == [SwitchTo(B, 5)]
+    assert made.unreadable() == (A,)
+    assert made.step(CallFailed(B), 1.01) == [SwitchTo(None, 5)]
+    assert made.retry_at() == pytest.approx(1.1)
+    assert made.wake(1.05) == []
+    assert made.wake(1.1) == [SwitchTo(A, 5)]
+    made.step(Answered(A, (5,)), 1.2)
+    assert made.unreadable() == (B,)
+
+
+def test_a_suspected_replica_is_left_while_another_is_not() -> None:
+    made = choice(A, B)
+    assert made.step(endpoints(A, B, suspected=A), 1) == [SwitchTo(B, 5)]
+    assert made.step(endpoints(A, B), 2) == []
+
+
+def test_the_only_replica_is_asked_though_suspected() -> None:
+    assert ReplicaChoice(5, 3).step(endpoints(A, suspected=A), 0) == [SwitchTo(A, 5)]
+
+
+def test_a_replica_that_gives_nothing_new_is_left_after_the_stall() -> None:
+    made = choice(A, B)
+    assert made.step(Answered(A, ()), 2.9) == []
+    assert made.step(Answered(A, ()), 3) == [SwitchTo(B, 5)]
+    assert choice(A).step(Answered(A, ()), 10) == []
+
+
+def test_a_removed_replica_is_left() -> None:
+    assert choice(A, B).step(endpoints(B), 1) == [SwitchTo(B, 5)]
+    assert choice(A).step(endpoints(), 1) == [SwitchTo(None, 5)]
+
+
+def test_a_new_incarnation_starts_with_a_clean_slate() -> None:
+    made = choice(A)
+    made.step(CallFailed(A), 1)
+    assert made.step(endpoints(A, incarnation=2), 1.01) == [SwitchTo(A, 5)]
+
+
+def test_a_gap_is_a_failure() -> None:
+    assert choice(A, B).step(Answered(A, (6, 7)), 1) == [SwitchTo(B, 5)]
+
+
+def test_an_epoch_that_every_log_has_passed_is_said() -> None:
+    made = choice(A, B)
+    made.step(CallFailed(A, gone=True), 1)
+    assert not made.out_of_reach()
+    made.step(CallFailed(B, gone=True), 1)
+    assert made.out_of_reach()
+
+
+_events = st.one_of(
+    st.builds(CallFailed, st.sampled_from([A, B, C]), st.booleans()),
+    st.tuples(st.sampled_from([A, B, C]), st.integers(0, 30), st.integers(0, 4)).map(
+        lambda t: Answered(t[0], tuple(range(t[1], t[1] + t[2])))
+    ),
+    st.tuples(st.sets(st.sampled_from([A, B, C])), st.sampled_from([A, B, C, ""])).map(
+        lambda t: endpoints(*sorted(t[0]), suspected=t[1])
+    ),
+)
+
+
+@given(st.lists(st.tuples(_events, st.floats(0, 5)), max_size=40))
+def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
+    story: list[tuple[RoutesChanged | Answered | CallFailed, float]],
+) -> None:
+    made, now, taken, known = ReplicaChoice(5, 3), 0.0, [], ()
+    for event, passed in story:
+        now += passed
+        for effect in made.step(event, now):
+            if isinstance(effect, Take):
+                taken += effect.epochs
+        known = event.endpoints if isinstance(event, RoutesChanged) else known
+        assert made.current is None or made.current in {e.address for e in known}
+    assert taken == list(range(5, 5 + len(taken)))
+    made.wake(now + 10)
+    assert (made.current is None) == (not known)
+
+
+class FakeReplicas:
+    """Logs by address; an address may be silent (until let go) or dead."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {A: -1, B: -1}
+        self.silent: dict[str, threading.Event] = {}
+        self.dead: set[str] = set()
+
+    def connect(self, address: str) -> FakeClient:
+        return FakeClient(self, address)
+
+
+class FakeClient:
+    def __init__(self, replicas: FakeReplicas, address: str) -> None:
+        self.replicas, self.address = replicas, address
+
+    def get(self, get: Get, timeout_s: float) -> Got:
+        if self.address in self.replicas.silent:
+            self.replicas.silent[self.address].wait(timeout_s)
+            raise StreamUnavailable("deadline")
+        if self.address in self.replicas.dead:
+            raise StreamUnavailable("refused")
+        last = self.replicas.last[self.address]
+        if last < get.from_epoch:
+            time.sleep(0.005)
+        rows = pa.table({"n": [1]})
+        batches = (EpochBatch("s", 0, e, 0, rows, "d") for e in range(get.from_epoch, last + 1))
+        return Got(Head(0, last, last), tuple(batches))
+
+    def close(self) -> None:
+        pass
+
+
+class Harness:
+    def __init__(self, room: int = 1000) -> None:
+        self.replicas, self.got, self.room = FakeReplicas(), list[int](), room
+        self.reader = PartitionReader(
+            Subscription("s", 0, 0),
+            lambda b: self.got.append(b.epoch),
+            lambda: len(self.got) < self.room,
+            connect=self.replicas.connect,  # type: ignore[arg-type]
+        )
+
+    def expect(self, count: int, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while len(self.got) < count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert self.got == list(range(count))
+
+
+def test_the_thread_follows_a_stream_across_a_death() -> None:
+    harness = Harness()
+    harness.replicas.last = {A: 3, B: 3}
+    harness.reader.route(endpoints(A, B).endpoints)
+    harness.expect(4, 2)
+    harness.replicas.dead.add(A)
+    harness.replicas.last[B] = 6
+    harness.expect(7, 0.5)
+    assert harness.reader.unreadable() == (A,)
+    assert harness.reader.released == 6
+    harness.reader.close()
+
+
+def test_suspicion_leaves_a_silent_replica_in_the_middle_of_a_call() -> None:
+    harness = Harness()
+    harness.replicas.silent[A] = threading.Event()
+    harness.replicas.last[B] = 2
+    harness.reader.route(endpoints(A, B).endpoints)
+    time.sleep(0.05)
+    harness.reader.route(endpoints(A, B, suspected=A).endpoints)
+    harness.expect(3, 0.4)
+    harness.replicas.silent[A].set()
+    harness.reader.close()
+
+
+def test_a_silent_replica_is_left_at_the_deadline() -> None:
+    harness = Harness()
+    harness.replicas.silent[A] = threading.Event()
+    harness.replicas.last[B] = 2
+    harness.reader.route(endpoints(A, B).endpoints)
+    harness.expect(3, 2.5)
+    harness.reader.close()
+
+
+def test_without_room_nothing_is_asked() -> None:
+    harness = Harness(room=1)
+    harness.replicas.last[A] = 0
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(1, 2)
+    harness.replicas.last[A] = 5
+    time.sleep(0.1)
+    assert harness.got == [0]
+    harness.room = 100
+    harness.expect(6, 2)
+    harness.reader.close()
+
+
+def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    log = OutputLog(tmp_path, "s", 0, schema)
+    log.start_at(10)
+    rows = schema.empty_table()
+    log.append(EpochBatch("s", 0, 10, 0, rows, digest_table(rows)))
+    server = StreamServer("127.0.41.2", 0)
+    server.serve_log(log)
+    reader = PartitionReader(Subscription("s", 0, 3), lambda _: None, lambda: True)
+    reader.route(endpoints(f"127.0.41.2:{server.port}").endpoints)
+    deadline = time.monotonic() + 5
+    while reader.problem() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "epoch 3 of stream s/0 is in no replica's log" in (reader.problem() or "")
+    reader.close()
+    server.stop()

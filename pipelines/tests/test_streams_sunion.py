@@ -1,0 +1,114 @@
+"""SUnion: whatever the interleaving and duplication, the same epochs come out in the same order."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.errors import Diverged
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.sunion import Arrived, Bucket, Channel, SUnion, TentativeRefused
+
+LEFT = pa.schema([("a", pa.int64())])
+RIGHT = pa.schema([("b", pa.int64())])
+INPUTS = [(LEFT, [0, 2]), (RIGHT, [1])]
+CHANNELS = [Channel(0, 0), Channel(0, 2), Channel(1, 1)]
+
+
+def batch(
+    channel: Channel, epoch: int, rows: int = 2, *, watermark: int = 0, digest: str = "d"
+) -> EpochBatch:
+    schema = LEFT if channel.input == 0 else RIGHT
+    first = channel.partition * 1000 + epoch * 10
+    table = pa.table([list(range(first, first + rows))], schema=schema)
+    return EpochBatch(f"s{channel.input}", channel.partition, epoch, watermark, table, digest)
+
+
+def feed(union: SUnion, arrivals: list[Arrived]) -> list[Bucket]:
+    return [b for a in arrivals for ready in union.step(a) for b in ready.buckets]
+
+
+@given(
+    st.permutations([(c, e) for c in CHANNELS for e in range(4, 8)]),
+    st.lists(st.integers(0, 11), max_size=8),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12),
+)
+@settings(deadline=None)
+def test_any_interleaving_and_duplication_gives_the_same_epochs(
+    order: list[tuple[Channel, int]], repeats: list[int], sizes: list[int]
+) -> None:
+    def arrival(channel: Channel, epoch: int) -> Arrived:
+        at = CHANNELS.index(channel)
+        rows = sizes[at * 4 + epoch - 4]
+        return Arrived(channel, batch(channel, epoch, rows, watermark=epoch * (at + 1)))
+
+    straight = [arrival(c, e) for c in CHANNELS for e in range(4, 8)]
+    shuffled = [arrival(c, e) for c, e in order]
+    for at in repeats:
+        shuffled.insert((at * 5) % len(shuffled), shuffled[at])
+    expected = feed(SUnion(INPUTS, 4, 3), straight)
+    assert [b.epoch for b in expected] == [4, 5, 6, 7]
+    assert feed(SUnion(INPUTS, 4, 3), shuffled) == expected
+
+
+def test_rows_are_merged_by_input_partition_and_row() -> None:
+    union = SUnion(INPUTS, 0, -5)
+    (bucket,) = feed(union, [Arrived(c, batch(c, 0)) for c in reversed(CHANNELS)])
+    assert bucket.inputs[0]["a"].to_pylist() == [0, 1, 2000, 2001]
+    assert bucket.inputs[1]["b"].to_pylist() == [1000, 1001]
+
+
+def test_the_watermark_is_the_minimum_and_never_falls() -> None:
+    union = SUnion([(LEFT, [0, 1])], 0, 7)
+    a, b = Channel(0, 0), Channel(0, 1)
+    marks = [(10, 9), (3, 20), (30, 20)]
+    arrivals = [
+        Arrived(c, batch(c, e, watermark=w))
+        for e, ws in enumerate(marks)
+        for c, w in ((a, ws[0]), (b, ws[1]))
+    ]
+    got = [(x.watermark_before, x.watermark) for x in feed(union, arrivals)]
+    assert got == [(7, 9), (9, 9), (9, 20)]
+
+
+def test_an_input_without_rows_is_an_empty_table_of_its_schema() -> None:
+    union = SUnion(INPUTS, 0, 0)
+    (bucket,) = feed(union, [Arrived(c, batch(c, 0, 0)) for c in CHANNELS])
+    assert [t.schema for t in bucket.inputs] == [LEFT, RIGHT]
+
+
+def test_it_says_what_it_waits_for() -> None:
+    union = SUnion(INPUTS, 0, 0)
+    assert union.step(Arrived(CHANNELS[1], batch(CHANNELS[1], 0))) == []
+    assert union.missing() == (CHANNELS[0], CHANNELS[2])
+
+
+def test_a_full_channel_waits_but_one_that_is_needed_never_does() -> None:
+    one = batch(CHANNELS[0], 0).rows.nbytes
+    union = SUnion(INPUTS, 0, 0, max_bytes=one * 2 * 3)
+    for epoch in range(1, 5):
+        assert union.has_room(CHANNELS[0])  # epoch 0 is missing, however much is there
+        union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], epoch)))
+    union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0)))
+    assert not union.has_room(CHANNELS[0])
+    assert union.has_room(CHANNELS[2])
+    for channel in CHANNELS[1:]:
+        for epoch in range(5):
+            union.step(Arrived(channel, batch(channel, epoch)))
+    assert union.has_room(CHANNELS[0])
+
+
+def test_tentative_batches_are_refused_by_name() -> None:
+    rows = batch(CHANNELS[0], 0).rows
+    tentative = EpochBatch("s0", 0, 0, 0, rows, "d", Kind.TENTATIVE)
+    with pytest.raises(TentativeRefused, match="epoch 0 of stream s0/0 is TENTATIVE"):
+        SUnion(INPUTS, 0, 0).step(Arrived(CHANNELS[0], tentative))
+
+
+def test_replicas_that_disagree_are_noticed() -> None:
+    union = SUnion(INPUTS, 0, 0)
+    union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0)))
+    with pytest.raises(Diverged, match="disagree on epoch 0"):
+        union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0, digest="other")))
