@@ -76,16 +76,32 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
 
 def _source_columns(node: SourceSpec, schema: pa.Schema, path: str) -> list[Problem]:
     """Columns that the connector's settings name."""
-    named: list[tuple[str, str]] = []
     if node.files is not None and node.files.order_by is not None:
-        named.append((f"{path}.files.orderBy", node.files.order_by))
-    if node.generator is not None:
-        named += [(f"{path}.generator.columns[{c}]", c) for c in node.generator.columns]
-    return [
-        Problem(where, "UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
-        for where, c in named
+        return _order_column(node, node.files.order_by, schema, f"{path}.files")
+    if node.generator is None:
+        return []
+    given, where = node.generator.columns, f"{path}.generator.columns"
+    found = [
+        Problem(f"{where}[{c}]", "UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
+        for c in given
         if c not in schema.names
     ]
+    missing = [c for c in schema.names if c not in given]
+    if missing:
+        what = f"column {missing[0]} of the schema has no expression"
+        found.append(Problem(where, "Missing", what, f"write e.g. {missing[0]}: sequence"))
+    return found
+
+
+def _order_column(node: SourceSpec, column: str, schema: pa.Schema, path: str) -> list[Problem]:
+    if column not in schema.names:
+        what, hint = f"unknown column {column}", nearest(column, schema.names)
+        return [Problem(f"{path}.orderBy", "UnknownColumn", what, hint)]
+    timed = node.event_time is not None or schema.field(column).type == TIMESTAMP
+    if node.files is not None and node.files.speedup is not None and not timed:
+        what = f"speedup needs a time to go by, and {column} is no TIMESTAMP"
+        return [Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")]
+    return []
 
 
 def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:

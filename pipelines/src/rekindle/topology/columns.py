@@ -12,6 +12,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.topology.findings import Finding, nearest
+from rekindle.topology.functions import WITHOUT_PARENTHESES
 from rekindle.topology.inference import field_of, infer_types, known_type
 from rekindle.topology.tokens import DIALECT
 
@@ -76,6 +77,8 @@ def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
 def _missing(scope: Scope, parts: list[str]) -> list[Finding]:
     target = scope.find(parts)
     names = [f.name for f in scope.columns]
+    if target is None and parts[0].lower() in WITHOUT_PARENTHESES and len(parts) == 1:
+        return []  # a function, and judged as one
     if target is None:
         written = ".".join(parts)
         return [Finding("UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))]

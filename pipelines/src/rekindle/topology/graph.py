@@ -52,8 +52,9 @@ def find_cycle(edges: Edges) -> list[str]:
     while True:
         before = next(i for i in edges[path[-1]] if i in edges and i not in ordered)
         if before in path:
-            cycle = path[path.index(before) :]
-            return list(reversed(cycle))
+            cycle = list(reversed(path[path.index(before) :]))
+            start = cycle.index(min(cycle, key=list(edges).index))
+            return cycle[start:] + cycle[:start]
         path.append(before)
 
 

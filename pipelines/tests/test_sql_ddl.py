@@ -1,0 +1,85 @@
+"""Spark's DDL becomes an Arrow schema, exactly, or is refused with the column of the text."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.topology.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.findings import InvalidSql
+
+
+@pytest.mark.parametrize(
+    ("ddl", "kind"),
+    [
+        ("STRING", pa.string()),
+        ("bigint", pa.int64()),
+        ("INT", pa.int32()),
+        ("SMALLINT", pa.int16()),
+        ("TINYINT", pa.int8()),
+        ("DOUBLE", pa.float64()),
+        ("FLOAT", pa.float32()),
+        ("BOOLEAN", pa.bool_()),
+        ("DECIMAL", pa.decimal128(10, 0)),
+        ("DECIMAL(5)", pa.decimal128(5, 0)),
+        ("DECIMAL(38, 18)", pa.decimal128(38, 18)),
+        ("TIMESTAMP", TIMESTAMP),
+        ("DATE", pa.date32()),
+        ("BINARY", pa.binary()),
+        ("ARRAY<ARRAY<INT>>", pa.list_(pa.list_(pa.int32()))),
+        ("STRUCT<a: INT, `b c` STRING>", pa.struct([("a", pa.int32()), ("b c", pa.string())])),
+    ],
+)
+def test_each_type_has_one_arrow_type(ddl: str, kind: pa.DataType) -> None:
+    assert ddl_to_schema(f"x {ddl}") == pa.schema([("x", kind)])
+
+
+def test_columns_keep_their_order_and_spelling() -> None:
+    schema = ddl_to_schema(" Origin STRING,\n  `dep delay`: DOUBLE , date DATE, `a``b` INT ")
+    assert schema.names == ["Origin", "dep delay", "date", "a`b"]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        ("", "expected a column name, the text ends at column 1"),
+        ("a", "expected a type, the text ends at column 2"),
+        ("a STRNG", "unknown type STRNG at column 3"),
+        ("a INT,", "expected a column name, the text ends at column 7"),
+        ("a INT b", "unexpected 'b' at column 7"),
+        ("a INT)", "unexpected ')' at column 6"),
+        ("a INT; DROP", "unexpected ';' at column 6"),
+        ("a ARRAY<INT", "expected '>', the text ends at column 12"),
+        ("a INT NOT NULL", "column constraints and comments cannot be used"),
+        ("a DECIMAL(40, 2)", "DECIMAL(40, 2) is out of range"),
+        ("a MAP<STRING, INT>", "the type MAP at column 3 is not supported yet"),
+        ("a VARCHAR(3)", "the type VARCHAR at column 3 is not supported yet"),
+        ("a INT, A STRING", "column A is there twice"),
+    ],
+)
+def test_what_is_no_ddl_is_refused_with_its_place(ddl: str, said: str) -> None:
+    with pytest.raises(InvalidSql) as caught:
+        ddl_to_schema(ddl)
+    assert said in str(caught.value)
+
+
+_TYPES = st.recursive(
+    st.sampled_from(
+        [pa.string(), pa.int64(), pa.int8(), pa.float32(), pa.decimal128(7, 3), TIMESTAMP]
+    ),
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda kinds: pa.struct([(f"f{i}", k) for i, k in enumerate(kinds)])
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(_TYPES)
+@settings(max_examples=50, deadline=None)
+def test_a_type_written_as_ddl_is_read_back(kind: pa.DataType) -> None:
+    assert ddl_to_schema(f"x {arrow_to_ddl(kind)}").field(0).type == kind

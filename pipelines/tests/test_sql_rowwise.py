@@ -1,0 +1,183 @@
+"""SQL of an operator is understood without Spark: what it reads, gives, and may not do."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
+from rekindle.topology.inference import type_is_known
+from rekindle.topology.sql import SqlReport, check_sql
+
+SCHEMA = ddl_to_schema(
+    "n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING, g: STRUCT<h: INT>>, "
+    "ts TIMESTAMP, `a b` STRING, price DECIMAL(10, 2)"
+)
+
+
+def judge(sql: str) -> SqlReport:
+    return check_sql(sql, {"rows": SCHEMA})
+
+
+def names(sql: str) -> list[str]:
+    report = judge(sql)
+    assert report.findings == ()
+    assert report.schema is not None
+    return list(report.schema.names)
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT * FROM rows", SCHEMA.names),
+        ("SELECT * EXCEPT (n, tags) FROM rows", ["s", "ts", "a b", "price"]),
+        ("SELECT r.* FROM rows r WHERE r.n > 1", SCHEMA.names),
+        ("SELECT s.*, s.g.h, rows.s.f AS x FROM rows", ["f", "g", "h", "x"]),
+        ("SELECT N, `a b` FROM ROWS", ["N", "a b"]),
+        ("SELECT n + 1 AS a, a * 2 AS b FROM rows", ["a", "b"]),
+        ("SELECT explode(tags) FROM rows", ["col"]),
+        ("SELECT explode(tags) AS tag FROM rows", ["tag"]),
+        ("SELECT n, posexplode(tags) FROM rows", ["n", "pos", "col"]),
+        ("SELECT posexplode(tags) AS (p, c) FROM rows", ["p", "c"]),
+        ("SELECT n, t.k FROM rows LATERAL VIEW explode(tags) x AS t", ["n", "k"]),
+        ("SELECT n FROM rows LATERAL VIEW OUTER posexplode(tags) x AS p, t WHERE p > 0", ["n"]),
+        ("SELECT transform(tags, t -> t.k + n) AS ks FROM rows", ["ks"]),
+        ("SELECT n FROM rows UNION ALL SELECT n * 2 AS m FROM rows", ["n"]),
+        ("SELECT (s.f LIKE ANY ('a%', 'b%')) AS l, n IN (1, 2) AS i FROM rows", ["l", "i"]),
+        ("SELECT timestampadd(HOUR, 1, ts) AS t, extract(HOUR FROM ts) AS h FROM rows", ["t", "h"]),
+        ("SELECT unix_timestamp(ts) AS u FROM rows", ["u"]),
+    ],
+)
+def test_the_names_of_the_output_are_those_that_spark_gives(sql: str, columns: list[str]) -> None:
+    assert names(sql) == columns
+
+
+def test_types_are_told_where_they_can_be_and_marked_where_not() -> None:
+    report = judge(
+        "SELECT n, ts, s.g, n / 2 AS half, date_trunc('DAY', ts) AS day, n > 1 AS many, "
+        "upper(s.f) AS f, CAST(n AS STRING) AS t, transform(tags, t -> t.k) AS ks FROM rows"
+    )
+    assert report.schema is not None
+    known = {f.name: f.type for f in report.schema if type_is_known(f)}
+    assert known == {
+        "n": pa.int64(),
+        "ts": TIMESTAMP,
+        "g": pa.struct([("h", pa.int32())]),
+        "half": pa.float64(),
+        "day": TIMESTAMP,
+        "many": pa.bool_(),
+        "f": pa.string(),
+        "t": pa.string(),
+    }
+    assert not type_is_known(report.schema.field("ks"))
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT DISTINCT n FROM rows", "DISTINCT"),
+        ("SELECT n FROM rows GROUP BY n", "GROUP BY"),
+        ("SELECT n FROM rows GROUP BY ALL", "GROUP BY"),
+        ("SELECT n FROM rows HAVING n > 1", "HAVING"),
+        ("SELECT n FROM rows SORT BY n", "SORT BY"),
+        ("SELECT n FROM rows CLUSTER BY n", "CLUSTER BY"),
+        ("SELECT n FROM rows DISTRIBUTE BY n", "DISTRIBUTE BY"),
+        ("SELECT n FROM rows LIMIT 1 OFFSET 2", "OFFSET"),
+        ("SELECT n FROM rows, rows", "JOIN"),
+        ("SELECT x FROM rows, LATERAL explode(tags) AS t(x)", "JOIN"),
+        ("SELECT lag(n) AS l FROM rows", "lag()"),
+        ("SELECT sum(n) OVER () AS s FROM rows", "OVER"),
+        ("SELECT n FROM rows QUALIFY n > 1", "QUALIFY"),
+        ("SELECT n FROM rows WHERE EXISTS (SELECT 1 FROM rows)", "subquery"),
+        ("SELECT (SELECT 1) AS x FROM rows", "subquery"),
+        ("WITH q AS (SELECT * FROM rows) SELECT n FROM q", "WITH"),
+        ("SELECT n FROM rows UNION SELECT n FROM rows", "UNION"),
+        ("SELECT n FROM rows EXCEPT SELECT n FROM rows", "EXCEPT"),
+        ("SELECT n FROM rows INTERSECT ALL SELECT n FROM rows", "INTERSECT"),
+        ("SELECT n FROM rows UNION ALL SELECT n FROM rows ORDER BY n", "ORDER BY"),
+        ("(SELECT n FROM rows LIMIT 1) UNION ALL (SELECT n FROM rows)", "LIMIT"),
+        ("SELECT /*+ REPARTITION(3) */ n FROM rows", "hint"),
+        ("SELECT n FROM rows TABLESAMPLE (10 PERCENT)", "TABLESAMPLE"),
+        ("SELECT * FROM rows PIVOT (max(n) FOR n IN (1))", "PIVOT"),
+        ("SELECT TRANSFORM(n) USING 'cat' FROM rows", "TRANSFORM"),
+        ("SELECT n FROM rows |> AGGREGATE count(*) GROUP BY n", "aggregate"),
+        ("INSERT INTO t SELECT n FROM rows", "INSERT"),
+        ("VALUES (1)", "VALUES"),
+    ],
+)
+def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
+    found = [f for f in judge(sql).findings if f.reason == "NotRowWise"]
+    assert any(said in f.message for f in found), judge(sql).findings
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "rand()",
+        "`rand`()",
+        "randn(5)",
+        "random()",
+        "uuid()",
+        "now()",
+        "current_timestamp",
+        "current_timestamp()",
+        "CURRENT_DATE",
+        "localtimestamp",
+        "unix_timestamp()",
+        "monotonically_increasing_id()",
+        "spark_partition_id()",
+        "input_file_name()",
+        "shuffle(tags)",
+        "current_user()",
+        "TIMESTAMP 'now'",
+        "DATE 'today'",
+        "java_method('java.lang.System', 'nanoTime')",
+    ],
+)
+def test_what_answers_differently_when_asked_again_is_refused(expression: str) -> None:
+    found = judge(f"SELECT {expression} AS x FROM rows").findings
+    assert [f.reason for f in found] == ["NonDeterministic"], found
+
+
+def test_a_column_named_like_a_clock_is_a_column() -> None:
+    schema = ddl_to_schema("user STRING, n INT")
+    assert check_sql("SELECT user FROM logs", {"logs": schema}).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT x FROM rows", "UnknownColumn"),
+        ("SELECT s.z FROM rows", "UnknownColumn"),
+        ("SELECT other.* FROM rows", "UnknownColumn"),
+        ("SELECT n FROM rows WHERE m > 1", "UnknownColumn"),
+        ("SELECT n AS m FROM rows WHERE m > 1", "UnknownColumn"),
+        ("SELECT n FROM db.rows", "InvalidFrom"),
+        ("SELECT n FROM parquet.`/tmp/x`", "InvalidFrom"),
+        ("SELECT 1 AS n", "InvalidFrom"),
+        ("SELECT id FROM range(10)", "InvalidFrom"),
+        ("SELECT n + 1 FROM rows", "MissingAlias"),
+        ("SELECT n, N FROM rows", "DuplicateColumn"),
+        ("SELECT n AS __n FROM rows", "ReservedColumn"),
+        ("SELECT foo(n) AS x FROM rows", "UnknownFunction"),
+        ("SELECT n FROM rows UNION ALL SELECT n, ts FROM rows", "UnionMismatch"),
+        ("SELECT :p AS x FROM rows", "SqlDoesNotParse"),
+        ("SELECT n FROM rows; SELECT n FROM rows", "SqlDoesNotParse"),
+        ("", "SqlDoesNotParse"),
+    ],
+)
+def test_other_mistakes_have_reasons_of_their_own(sql: str, reason: str) -> None:
+    assert reason in [f.reason for f in judge(sql).findings], judge(sql).findings
+
+
+def test_every_input_has_to_be_read() -> None:
+    inputs = {"a": SCHEMA, "b": SCHEMA}
+    (finding,) = check_sql("SELECT n FROM a", inputs).findings
+    assert (finding.reason, finding.hint) == ("UnreadInput", "add UNION ALL SELECT ... FROM b")
+    both = check_sql("SELECT n FROM b UNION ALL SELECT n FROM a", inputs)
+    assert (both.findings, both.reads) == ((), ("b", "a"))
+
+
+def test_an_input_that_is_not_known_is_not_judged() -> None:
+    report = check_sql("SELECT anything FROM a", {"a": None})
+    assert (report.findings, report.schema) == ((), None)

@@ -1,0 +1,81 @@
+"""A manifest becomes a spec, or problems with the manifest's own field paths."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bad_manifests import good_manifest
+
+from rekindle.errors import InvalidTopology
+from rekindle.topology.load import load_spec, load_topology
+from rekindle.topology.quantities import parse_cpu
+from rekindle.topology.spec import SECOND
+
+
+def problems(source: Any) -> list[str]:
+    with pytest.raises(InvalidTopology) as caught:
+        load_topology(source)
+    return [str(p) for p in caught.value.problems]
+
+
+def test_text_and_object_give_the_same_spec() -> None:
+    manifest = good_manifest()
+    assert load_topology(json.dumps(manifest)) == load_topology(manifest)
+    name, spec = load_topology(manifest)
+    assert (name, spec.epoch_interval) == ("good", SECOND)
+    assert load_spec(manifest["spec"]) == spec
+
+
+def test_a_topology_is_found_among_other_documents() -> None:
+    text = "kind: ConfigMap\n---\n" + json.dumps(good_manifest())
+    assert load_topology(text)[0] == "good"
+
+
+def test_what_the_api_server_adds_does_no_harm() -> None:
+    manifest = good_manifest() | {"status": {"phase": "Running"}}
+    manifest["metadata"] |= {"uid": "u", "generation": 3}
+    assert load_topology(manifest) == load_topology(good_manifest())
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["sources"][0]["filez"] = manifest["spec"]["sources"][0].pop("files")
+    manifest["spec"]["operators"][1]["window"]["size"] = "an hour"
+    del manifest["spec"]["queries"][0]["from"]
+    manifest["spec"]["checkpoint"]["retain"] = 0
+    assert problems(manifest) == [
+        "spec.checkpoint.retain: input should be greater than or equal to 1, not 0",
+        "spec.sources[0].filez: unknown field filez (did you mean files?)",
+        "spec.operators[1].window.size: 'an hour' is not a duration "
+        "(write it like 250ms, 10s, 1h30m or 2d)",
+        "spec.queries[0].from: is missing",
+    ]
+
+
+def test_a_number_is_no_duration() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["checkpoint"]["interval"] = 10
+    manifest["spec"]["podTemplate"] = {"spec": {"size": 5}}
+    assert problems(manifest) == [
+        "spec.checkpoint.interval: 10 has no unit (write it like 250ms, 10s, 1h30m or 2d)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "not YAML"),
+        ("", "is not a Kubernetes object"),
+        ("kind: Pod", "kind: is 'Pod' (write StreamTopology)"),
+    ],
+)
+def test_what_is_no_topology_is_refused(text: str, said: str) -> None:
+    assert any(said in p for p in problems(text))
+
+
+def test_cpus_are_read_as_kubernetes_writes_them() -> None:
+    assert [parse_cpu(v) for v in ("500m", "1.5", 2, "0.25", 1.0)] == [500, 1500, 2000, 250, 1000]
+    with pytest.raises(ValueError, match="write it like 500m"):
+        parse_cpu("fast")

@@ -1,0 +1,127 @@
+"""Validation finds all that is wrong, and says where and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bad_manifests import BadManifest, bad_manifests, good_manifest
+from topology_specs import query, source, spec_of, sql, window
+
+from rekindle.errors import InvalidTopology, Problem
+from rekindle.topology.load import load_topology
+from rekindle.topology.spec import TopologySpec
+from rekindle.topology.validate import validate
+
+BAD = bad_manifests()
+
+
+def problems_of(manifest: dict[str, Any], *, local: bool = False) -> list[Problem]:
+    try:
+        name, spec = load_topology(manifest)
+    except InvalidTopology as error:
+        return error.problems
+    return validate(spec, name, local=local)
+
+
+def reasons(spec: TopologySpec) -> dict[str, str]:
+    return {p.path: p.reason for p in validate(spec, "t")}
+
+
+def test_the_good_manifest_has_no_problem() -> None:
+    assert problems_of(good_manifest()) == []
+
+
+def test_the_table_is_large_and_its_names_differ() -> None:
+    assert len(BAD) >= 40
+    assert len({b.name for b in BAD}) == len(BAD)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda b: b.name)
+def test_a_bad_manifest_is_refused_at_the_field_that_is_wrong(bad: BadManifest) -> None:
+    found = problems_of(bad.manifest)
+    hits = [p for p in found if (p.path, p.reason) == (bad.path, bad.reason)]
+    assert hits, "\n".join(f"{p.reason} {p}" for p in found)
+    assert any(bad.says in str(p) for p in hits), "\n".join(str(p) for p in hits)
+
+
+def test_all_problems_are_found_and_stand_in_the_manifests_order() -> None:
+    spec = spec_of(
+        [source("s", eventTime={"column": "n"})],
+        [sql("a", "s", sql="SELECT x FROM s"), sql("b", "a", sql="SELECT 1 FROM a")],
+        [query("q", "b"), query("r", "c")],
+        buffering="Adaptive",
+    )
+    assert [(p.path, p.reason) for p in validate(spec, "t")] == [
+        ("spec.buffering", "NotSupportedYet"),
+        ("spec.sources[0].eventTime.column", "NotATimestamp"),
+        ("spec.operators[0].sql", "UnknownColumn"),
+        ("spec.queries[1].from", "UnknownInput"),
+    ]
+
+
+def test_what_follows_from_a_problem_upstream_is_not_reported_again() -> None:
+    broken = source("s", schema="origin STRNG")
+    spec = spec_of(
+        [broken], [window("w", "s"), sql("a", "w", sql="SELECT rows FROM w")], [query("q", "a")]
+    )
+    assert set(reasons(spec)) == {"spec.sources[0].schema"}
+
+
+def test_places_on_disk_need_a_volume_unless_the_run_is_local() -> None:
+    manifest = good_manifest()
+    del manifest["spec"]["checkpoint"]["volume"]
+    assert {p.reason for p in problems_of(manifest)} == {"NoVolume"}
+    assert len(problems_of(manifest)) == 3
+    assert problems_of(manifest, local=True) == []
+
+
+def test_a_store_elsewhere_needs_no_volume() -> None:
+    spec = spec_of(
+        [source()],
+        [],
+        [query("q", "s", sink={"files": {"url": "s3://bucket/out"}})],
+        checkpoint={"store": "s3://bucket/checkpoints"},
+    )
+    assert validate(spec, "t") == []
+
+
+def test_a_window_unions_inputs_of_one_schema() -> None:
+    sources = [source("s"), source("u"), source("v", schema="ts TIMESTAMP, origin STRING")]
+    for source_spec in sources:
+        source_spec["files"]["url"] += source_spec["name"]
+    good = spec_of(sources[:2], [window("w", "s", "u")], [query("q", "w")])
+    assert validate(good, "t") == []
+    bad = spec_of(
+        sources, [window("w", "s", "v"), sql("x", "u")], [query("q", "w"), query("r", "x")]
+    )
+    assert reasons(bad) == {"spec.operators[0].inputs": "InputsDiffer"}
+
+
+def test_a_window_over_a_window_goes_by_the_end_of_the_first() -> None:
+    day = {"size": "1d", "groupBy": ["origin"], "aggregate": "sum(rows) AS rows"}
+    spec = spec_of([source()], [window("w", "s"), window("d", "w", window=day)], [query("q", "d")])
+    assert validate(spec, "t") == []
+
+
+def test_a_generator_has_an_expression_for_each_column() -> None:
+    columns = {"origin": "choice(a, b)", "when": "timestamp"}
+    generated = source("g", files=None, generator={"rowsPerSecond": 5, "columns": columns})
+    assert reasons(spec_of([generated], [], [query("q", "g")])) == {
+        "spec.sources[0].generator.columns[when]": "UnknownColumn",
+        "spec.sources[0].generator.columns": "Missing",
+    }
+
+
+def test_limits_hold_for_sources_operators_and_queries() -> None:
+    names = [f"n{i}" for i in range(65)]
+    spec = spec_of([source()], [sql(n, "s") for n in names], [query(n, n) for n in names])
+    assert reasons(spec) == {"spec.operators": "TooMany", "spec.queries": "TooMany"}
+
+
+def test_a_problem_prints_its_path_message_and_hint() -> None:
+    spec = spec_of([source("weather")], [], [query("q", "wether")])
+    assert [str(p) for p in validate(spec, "t")] == [
+        "spec.sources[0]: no query needs weather (add a query that reads it, or take it out)",
+        "spec.queries[0].from: there is no source or operator wether (did you mean weather?)",
+    ]
