@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_coordinator_support import DIAMOND, Part, World, make_topology
+
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.graph import build_graph
 from rekindle.coordinator.model import Partition, Ticked
 from rekindle.coordinator.retention import Standings, floors, keep_entries
-from test_coordinator_support import DIAMOND, Part, World, make_topology
 
 ACTIONS = st.sampled_from(
     ["work"] * 6
@@ -66,7 +67,7 @@ def act(world: World, action: str, number: int) -> None:
             world.release_writes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=20, max_size=120))
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
@@ -79,7 +80,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
         assert not world.missing(), (action, number)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=20, max_size=80))
 def test_after_any_history_everything_runs_and_is_checkpointed_again(
     history: list[tuple[str, int]],

@@ -5,15 +5,17 @@ Not tests: the other test_coordinator_* modules import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.core import Coordinator
 from rekindle.coordinator.graph import Graph, build_graph
 from rekindle.coordinator.model import (
     ApplyStatus,
+    Assembly,
     CollectGarbage,
     Effect,
     Event,
@@ -199,6 +201,8 @@ class World:
         self.zombie: Coordinator | None = None
         self.held: list[tuple[Coordinator, Effect]] = []
         self.hold_writes = False
+        self.allow_assemblies = False
+        self.assemblies: list[Assembly] = []
         self.start_coordinator()
 
     # --- the cluster ---
@@ -249,7 +253,8 @@ class World:
                 case WriteManifest() if self.hold_writes:
                     self.held.append((who, effect))
                 case WriteManifest(manifest=manifest, assemblies=assemblies):
-                    assert not assemblies
+                    assert self.allow_assemblies or not assemblies
+                    self.assemblies += assemblies
                     self.write(who, manifest)
                 case ReadNewestManifest():
                     newest = self.store[-1] if self.store else None
@@ -298,6 +303,30 @@ class World:
             self.poll(slot)
         self.tell(Ticked())
 
+    def tell_tick(self) -> None:
+        self.tell(Ticked())
+
+    def answer_of(self, task: FakeTask) -> PollAnswered:
+        return PollAnswered(task.slot, task.incarnation, task.answer())
+
+    def change_generation(self, generation: Generation) -> None:
+        """A new ConfigMap; pods of segments that are gone are deleted."""
+        self.generation = generation
+        self.graph = build_graph(generation.topology)
+        slots = set(generation.topology.slots())
+        self.tasks = {s: t for s, t in self.tasks.items() if s in slots}
+        self.list_pods()
+        self.tell(GenerationSeen(generation))
+
+    def complete_checkpoint(self, who: Coordinator) -> None:
+        """Let it see a complete checkpoint, whoever else has seen it."""
+        for task in self.tasks.values():
+            done = CheckpointDone(
+                epoch=task.position, object=f"made-up-{task.slot.key}", digest="f", bytes=1
+            )
+            who.committer.reported(task.slot, [done])
+        self.tell(Ticked(), who)
+
     def rounds(self, count: int) -> None:
         for _ in range(count):
             self.round()
@@ -340,14 +369,17 @@ class World:
 
     def run(self, epochs: int) -> None:
         """Everything works for a while: each epoch takes four polling intervals."""
-        order: Callable[[Slot], int] = lambda s: [  # noqa: E731
-            p.segment for p in self.graph.partitions
-        ].index(s.segment)
+        self.run_but(None, epochs)
+
+    def run_but(self, idle: Slot | None, epochs: int) -> None:
+        """As `run`, while one task answers and does nothing."""
+        segments = list(dict.fromkeys(p.segment for p in self.graph.partitions))
         for _ in range(epochs):
             self.release_epoch()
             for _ in range(4):
-                for slot in sorted(self.tasks, key=order):
-                    self.work(slot, 8)
+                for slot in sorted(self.tasks, key=lambda s: segments.index(s.segment)):
+                    if slot != idle:
+                        self.work(slot, 8)
                 self.round()
 
     # --- I5 ---

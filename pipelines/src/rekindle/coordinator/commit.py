@@ -71,6 +71,7 @@ class Committer:
         self._retry_at = 0.0
         self._failures = 0
         self._reported: dict[Partition, dict[int, Report]] = {}
+        self._refused: set[str] = set()
         self._last_commit: float | None = None
         self._began = 0.0
         self._evolution_problems: tuple[str, ...] = ()
@@ -125,6 +126,14 @@ class Committer:
         self._store = _Store.BUSY
         return [ReadNewestManifest()]
 
+    def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
+        """Their replicas have to save again; the partitions keep what they have until then."""
+        self._refused |= set(objects)
+        for partition, known in self._reported.items():
+            kept = {e: r for e, r in known.items() if r.ref.object not in self._refused}
+            self._reported[partition] = kept
+        return self.store_failed(message, now)
+
     def store_failed(self, message: str, now: float) -> list[Effect]:
         self._store = _Store.UNREAD
         self._retry_at = now + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
@@ -141,7 +150,7 @@ class Committer:
         least = self._newest_committed(partition)
         known = self._reported.setdefault(partition, {})
         for entry in done:
-            if entry.epoch > least:
+            if entry.epoch > least and entry.object not in self._refused:
                 ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
                 known.setdefault(entry.epoch, Report(slot, ref))
 
@@ -197,7 +206,10 @@ class Committer:
         if epoch == self.newest.epoch and not (progressed and patient):
             return None
         kept = keep_entries(scene.graph, available, self.newest.entries, scene.standings)
-        return WriteManifest(replace(self._next(scene), epoch=epoch, entries=kept))
+        fresh = {r.object for refs in kept.values() for r in refs if r.object is not None}
+        fresh -= {r.object for refs in self.newest.entries.values() for r in refs}
+        manifest = replace(self._next(scene), epoch=epoch, entries=kept)
+        return WriteManifest(manifest, fresh=tuple(sorted(fresh)))
 
     def _claim(self, scene: Scene) -> WriteManifest:
         evolution = evolve(self.newest, scene.generation, scene.graph, scene.head_epoch)
@@ -205,7 +217,7 @@ class Committer:
         manifest = replace(
             self._next(scene), entries=evolution.entries, query_start=evolution.query_start
         )
-        return WriteManifest(manifest, evolution.assemblies)
+        return WriteManifest(manifest, assemblies=evolution.assemblies)
 
     def _next(self, scene: Scene) -> Manifest:
         newest = self.newest

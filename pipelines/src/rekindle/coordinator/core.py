@@ -19,6 +19,7 @@ from rekindle.coordinator.graph import Graph, build_graph
 from rekindle.coordinator.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.model import (
     Effect,
+    EntriesRefused,
     Event,
     FenceRaised,
     GarbageCollected,
@@ -65,6 +66,7 @@ class Coordinator:
         self._pods_known_since: float | None = None
         self._settled = False
         self._isolated = False
+        self._fenced = False
         self._heads = HeadHistory()
         self._pace = StatusPace()
         self._said: dict[str, str] = {}
@@ -103,8 +105,13 @@ class Coordinator:
     # --- events ---
 
     def step(self, event: Event, now: float) -> list[Effect]:
+        if self._fenced:
+            return []
         effects = self._handle(event, now)
-        if not isinstance(event, PollAnswered | PollFailed):
+        self._fenced = any(isinstance(effect, GiveUp) for effect in effects)
+        if self._fenced:
+            return effects
+        if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             effects += [self._dated(e, now) for e in self.committer.step(self._scene(), now)]
         if self._settled and self._pace.due(now):
             effects += self._pace.offer(build_status(self._view(now), now), now)
@@ -135,6 +142,8 @@ class Coordinator:
                 return effects
             case ManifestRaceLost():
                 return self.committer.race_lost()
+            case EntriesRefused(objects=objects, message=message):
+                return self.committer.entries_refused(objects, message, now)
             case StoreFailed(message=message):
                 return self.committer.store_failed(message, now)
             case GarbageCollected(problem=problem):

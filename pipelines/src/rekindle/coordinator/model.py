@@ -129,6 +129,14 @@ class ManifestRaceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class EntriesRefused:
+    """Nothing was written: these entries name states that the store does not hold."""
+
+    objects: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFailed:
     """Reading, writing or cleaning up did not work; whether something was written is not known."""
 
@@ -162,6 +170,7 @@ Event = (
     | ManifestRead
     | ManifestWritten
     | ManifestRaceLost
+    | EntriesRefused
     | StoreFailed
     | GarbageCollected
     | ProblemSaid
@@ -190,9 +199,11 @@ class ReadNewestManifest:
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the assembled entries, then the manifest with their names in it, if its number is free.
-    Answer with ManifestWritten, ManifestRaceLost or StoreFailed."""
+    `fresh` are the entry objects that no manifest has named before: their states are looked for
+    first. Answer with ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
 
     manifest: Manifest
+    fresh: tuple[str, ...] = ()
     assemblies: tuple[Assembly, ...] = ()
 
 

@@ -1,0 +1,37 @@
+"""`python -m rekindle.coordinator`: one small process per topology (docs/coordinator.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from rekindle.coordinator.kube import KubeApi
+from rekindle.coordinator.kube_access import find_access
+from rekindle.coordinator.logs import log_json
+from rekindle.coordinator.process import Process
+from rekindle.coordinator.settings import read_settings
+from rekindle.errors import RekindleError
+
+
+async def _run() -> int:
+    settings = read_settings(os.environ)
+    log_json(topology=settings.topology, fence=settings.incarnation)
+    process = Process(settings, KubeApi(find_access(os.environ)))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, process.stop)
+    return await process.run()
+
+
+def main() -> int:
+    try:
+        return asyncio.run(_run())
+    except RekindleError as error:
+        print(f"rekindle.coordinator: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Kubernetes objects to the cores' types and back: pods, generations, the Lease, the status.
+
+Pure. Labels and names are those of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rekindle.coordinator.model import Generation, Pod
+from rekindle.errors import RekindleError
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import API_VERSION, KIND, load_spec
+from rekindle.topology.model import Slot, Topology
+
+TOPOLOGY_LABEL = "rekindle.dev/topology"
+ROLE_LABEL = "rekindle.dev/role"
+GENERATION_LABEL = "rekindle.dev/generation"
+FIELD_MANAGER = "rekindle-coordinator"
+
+Json = dict[str, Any]
+
+
+class ObjectError(RekindleError):
+    """An object in the cluster is not what the operator makes; names it."""
+
+
+def pod_from(document: Mapping[str, Any]) -> Pod | None:
+    """None for a pod whose labels name no slot."""
+    meta, status = document["metadata"], document.get("status") or {}
+    labels = meta.get("labels") or {}
+    try:
+        slot = Slot(
+            labels["rekindle.dev/segment"],
+            int(labels["rekindle.dev/partition"]),
+            int(labels["rekindle.dev/replica"]),
+        )
+        incarnation = int(labels["rekindle.dev/incarnation"])
+    except (KeyError, ValueError):
+        return None
+    address = status.get("podIP") or None
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    containers = status.get("containerStatuses") or []
+    conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
+    started = bool(containers) and all(c.get("started") for c in containers)
+    return Pod(
+        name=meta["name"],
+        slot=slot,
+        incarnation=incarnation,
+        address=address,
+        runs=address is not None and not ended,
+        started=started or conditions.get("Ready") == "True",
+    )
+
+
+def newest_generation(
+    config_maps: Iterable[Mapping[str, Any]], uid: str, compiled: dict[int, Topology]
+) -> Generation | None:
+    """The newest generation of the topology with this uid; `compiled` remembers across calls."""
+    found: dict[int, Topology] = {}
+    for document in config_maps:
+        name = document["metadata"]["name"]
+        text = (document.get("data") or {}).get("topology.json")
+        if text is None:
+            continue
+        try:
+            topology = json.loads(text)
+            number = int(topology["generation"])
+            if topology["uid"] != uid:
+                continue
+            if number not in compiled:
+                spec = load_spec(topology["spec"])
+                compiled[number] = compile_topology(spec, topology["name"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ObjectError(f"ConfigMap {name}: topology.json: {error!r}") from error
+        found[number] = compiled[number]
+    if not found:
+        return None
+    lineage = {
+        segment.id: tuple(topology.nodes[name].id for name in segment.nodes)
+        for topology in found.values()
+        for segment in topology.segments
+    }
+    newest = max(found)
+    return Generation(newest, found[newest], lineage)
+
+
+def status_patch(namespace: str, name: str, uid: str, data_plane: Mapping[str, Any]) -> Json:
+    """The uid makes the API server refuse it (409) for another topology of that name."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace, "uid": uid},
+        "status": {"dataPlane": dict(data_plane)},
+    }
+
+
+def lease(
+    namespace: str, topology: str, uid: str, incarnation: int, duration_s: int, now: str
+) -> Json:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": f"{topology}-coordinator",
+            "namespace": namespace,
+            "labels": {TOPOLOGY_LABEL: topology},
+            "ownerReferences": [
+                {"apiVersion": API_VERSION, "kind": KIND, "name": topology, "uid": uid}
+            ],
+        },
+        "spec": {
+            "holderIdentity": str(incarnation),
+            "leaseDurationSeconds": duration_s,
+            "acquireTime": now,
+            "renewTime": now,
+        },
+    }
+
+
+def holder(document: Mapping[str, Any]) -> int:
+    """The incarnation that holds a Lease; -1 if nobody of ours does."""
+    identity = str((document.get("spec") or {}).get("holderIdentity") or "")
+    return int(identity) if identity.isdecimal() else -1

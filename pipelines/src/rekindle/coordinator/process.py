@@ -1,0 +1,176 @@
+"""The coordinator's process: feeds events into the core and performs its effects.
+
+All in one event loop, so that the core is never entered twice; the store has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, assert_never
+
+from rekindle.coordinator.core import Coordinator
+from rekindle.coordinator.kube import KubeApi
+from rekindle.coordinator.model import (
+    ApplyStatus,
+    CollectGarbage,
+    Effect,
+    EntriesRefused,
+    Event,
+    GarbageCollected,
+    GenerationSeen,
+    GiveUp,
+    ManifestRaceLost,
+    ManifestRead,
+    ManifestWritten,
+    PodsListed,
+    PollNow,
+    ReadNewestManifest,
+    StoreFailed,
+    Ticked,
+    WriteManifest,
+)
+from rekindle.coordinator.polling import Pollers
+from rekindle.coordinator.reporting import LeaseKeeper, StatusWriter
+from rekindle.coordinator.serving import Metrics, serve
+from rekindle.coordinator.settings import Settings
+from rekindle.coordinator.store import CheckpointStore
+from rekindle.coordinator.watching import GenerationReader, PodWatcher
+from rekindle.errors import RekindleError
+from rekindle.protocol import Poll
+from rekindle.topology.model import Slot
+
+FENCED = 3
+"""Exit code of a coordinator that was replaced."""
+_log = logging.getLogger(__name__)
+
+
+class Process:
+    def __init__(self, settings: Settings, api: KubeApi) -> None:
+        self._settings = settings
+        self._api = api
+        self.core = Coordinator(settings.incarnation, time.time() - time.monotonic())
+        self._metrics = Metrics(self.core)
+        self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
+        self._status = StatusWriter(api, settings, self.feed)
+        self._pollers = Pollers(settings, self._wish, self.feed, self._metrics.observe_poll)
+        self._ended = asyncio.Event()
+        self._exit_code = 0
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Until `stop`, or until another coordinator is in charge; returns the exit code."""
+        await self._pollers.open()
+        server = await serve(self._settings.bind, self._metrics, lambda: self.core.ready)
+        for work in (
+            PodWatcher(self._api, self._settings, self.feed).run(),
+            GenerationReader(self._api, self._settings, self.feed).run(),
+            LeaseKeeper(self._api, self._settings, self.feed).run(),
+            self._status.run(),
+            self._tick(),
+        ):
+            self._start(work)
+        try:
+            await self._ended.wait()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._pollers.close()
+            await server.cleanup()
+            await self._api.close()
+            self._store.close()
+        return self._exit_code
+
+    def stop(self) -> None:
+        _log.info("stopping: asked to")
+        self._ended.set()
+
+    def feed(self, event: Event) -> None:
+        if self._ended.is_set():
+            return
+        if isinstance(event, GenerationSeen):
+            self._store.use(event.generation.topology.spec.checkpoint.store)
+            _log.info("generation %d", event.generation.number)
+        for effect in self.core.step(event, time.monotonic()):
+            self._perform(effect)
+        if isinstance(event, PodsListed):
+            self._pollers.follow(self.core.membership)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case ReadNewestManifest():
+                self._start(self._read())
+            case WriteManifest():
+                self._start(self._write(effect))
+            case CollectGarbage(retain=retain):
+                self._start(self._collect(retain))
+            case ApplyStatus(data_plane=data_plane):
+                self._status.offer(data_plane)
+            case PollNow(slot=slot):
+                self._pollers.kick(slot)
+            case GiveUp(reason=reason):
+                _log.error("fenced: %s", reason)
+                self._exit_code = FENCED
+                self._ended.set()
+            case _:
+                assert_never(effect)
+
+    async def _tick(self) -> None:
+        while True:
+            self.feed(Ticked())
+            await asyncio.sleep(self._settings.tick_s)
+
+    async def _read(self) -> None:
+        try:
+            self.feed(ManifestRead(await self._store.newest()))
+        except RekindleError as error:
+            self._store_failed(error)
+
+    async def _write(self, effect: WriteManifest) -> None:
+        try:
+            lost = await self._store.missing(list(effect.fresh))
+            if lost:
+                self.feed(EntriesRefused(effect.fresh, f"they need {lost[0]}, which is gone"))
+                return
+            written = await self._store.write(effect)
+        except RekindleError as error:
+            self._store_failed(error)
+            return
+        if written is None:
+            self.feed(ManifestRaceLost(effect.manifest.seq))
+        else:
+            _log.info("manifest %d: epoch %d", written.seq, written.epoch)
+            self.feed(ManifestWritten(written))
+
+    async def _collect(self, retain: int) -> None:
+        try:
+            await self._store.collect_garbage(retain)
+            self.feed(GarbageCollected())
+        except RekindleError as error:
+            self.feed(GarbageCollected(str(error)))
+
+    def _store_failed(self, error: RekindleError) -> None:
+        _log.warning("%s", error)
+        self.feed(StoreFailed(str(error)))
+
+    def _wish(self, slot: Slot) -> tuple[Poll, str] | None:
+        poll, task = self.core.poll_for(slot), self.core.membership.get(slot)
+        if poll is None or task is None or task.pod.address is None:
+            return None
+        return poll, task.pod.address
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A fault of this program: a fresh process knows all again within seconds.
+            _log.critical("ending", exc_info=error)
+            self._exit_code = 1
+            self._ended.set()

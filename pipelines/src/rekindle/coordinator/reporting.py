@@ -1,0 +1,150 @@
+"""Writes to the cluster: `status.dataPlane` by server-side apply, and the coordinator's Lease.
+
+Both are refused to a coordinator that was replaced; that is how it learns it, when no task tells
+it: the fence in the status never falls (a CEL rule), and the Lease names a later holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rekindle.coordinator.backoff import UNREACHABLE, BackOff
+from rekindle.coordinator.kube import ApiError, KubeApi
+from rekindle.coordinator.model import FenceRaised, ProblemSaid
+from rekindle.coordinator.objects import FIELD_MANAGER, holder, lease, status_patch
+from rekindle.coordinator.settings import Settings
+from rekindle.coordinator.watching import Feed
+from rekindle.topology.load import API_VERSION
+
+_log = logging.getLogger(__name__)
+_REFUSED = (409, 422)
+
+
+class StatusWriter:
+    """One write at a time; while one is under way only the latest wish is kept."""
+
+    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+        self._api, self._settings, self._feed = api, settings, feed
+        self._path = (
+            f"/apis/{API_VERSION}/namespaces/{settings.namespace}/streamtopologies/"
+            f"{settings.topology}"
+        )
+        self._wish: Mapping[str, Any] | None = None
+        self._wished = asyncio.Event()
+        self.writes = 0
+
+    def offer(self, data_plane: Mapping[str, Any]) -> None:
+        self._wish = data_plane
+        self._wished.set()
+
+    async def run(self) -> None:
+        back_off = BackOff()
+        while True:
+            await self._wished.wait()
+            self._wished.clear()
+            wish = self._wish
+            if wish is None:
+                continue
+            try:
+                await self._write(wish)
+                back_off.reset()
+                continue
+            except ApiError as error:
+                _log.warning("status: %s", error)
+                self._feed(ProblemSaid("status", f"status.dataPlane was refused: {error}"))
+            except UNREACHABLE as error:
+                _log.warning("status: %r", error)
+            self._wished.set()
+            await back_off.wait()
+
+    async def _write(self, wish: Mapping[str, Any]) -> None:
+        settings = self._settings
+        if not await self._in_charge():
+            return
+        patch = status_patch(settings.namespace, settings.topology, settings.uid, wish)
+        try:
+            await self._api.apply(f"{self._path}/status", patch, FIELD_MANAGER)
+        except ApiError as error:
+            if error.status in _REFUSED and not await self._in_charge():
+                return
+            raise
+        self.writes += 1
+        self._feed(ProblemSaid("status", None))
+
+    async def _in_charge(self) -> bool:
+        """Compares the uid and the fence; says so when this coordinator is not the one any more."""
+        settings = self._settings
+        try:
+            found = await self._api.get(self._path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._feed(FenceRaised(f"topology {settings.topology} is gone"))
+            return False
+        if found["metadata"]["uid"] != settings.uid:
+            self._feed(FenceRaised(f"topology {settings.topology} was made anew"))
+            return False
+        fence = ((found.get("status") or {}).get("dataPlane") or {}).get("fence") or 0
+        if fence > settings.incarnation:
+            self._feed(FenceRaised(f"status.dataPlane.fence is {fence}"))
+            return False
+        return True
+
+
+class LeaseKeeper:
+    """Renews `<topology>-coordinator`; the operator replaces a coordinator that does not."""
+
+    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+        self._api, self._settings, self._feed = api, settings, feed
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
+        self._path = f"{self._collection}/{settings.topology}-coordinator"
+        self._held: dict[str, Any] | None = None
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await self._renew()
+            except UNREACHABLE as error:
+                self._held = None
+                _log.warning("lease: %r", error)
+            # A failed call must not cost the next renewal's time as well.
+            spent = time.monotonic() - began
+            await asyncio.sleep(max(0.2, self._settings.lease_renew_s - spent))
+
+    async def _renew(self) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        settings = self._settings
+        wanted = lease(
+            settings.namespace,
+            settings.topology,
+            settings.uid,
+            settings.incarnation,
+            settings.lease_duration_s,
+            now,
+        )
+        if self._held is None:
+            self._held = await self._find()
+        if self._held is None:
+            self._held = await self._api.create(self._collection, wanted)
+            return
+        if holder(self._held) > settings.incarnation:
+            self._feed(FenceRaised(f"the Lease is held by coordinator {holder(self._held)}"))
+            return
+        spec = dict(wanted["spec"])
+        if holder(self._held) == settings.incarnation:
+            spec["acquireTime"] = self._held["spec"].get("acquireTime", now)
+        self._held = await self._api.replace(self._path, {**self._held, "spec": spec})
+
+    async def _find(self) -> dict[str, Any] | None:
+        try:
+            return await self._api.get(self._path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None

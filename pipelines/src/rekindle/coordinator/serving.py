@@ -1,0 +1,96 @@
+"""Probes and metrics of the coordinator: /startupz, /livez, /readyz, /metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rekindle.coordinator.core import Coordinator
+from rekindle.protocol import CONTROL_PORT
+
+_PREFIX = "rekindle_coordinator"
+_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class Metrics:
+    """What is counted as it happens; what can be read from the core is read when asked for."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self.registry = CollectorRegistry()
+        self.polls = Counter(
+            f"{_PREFIX}_polls", "Polls of tasks", ["result"], registry=self.registry
+        )
+        self.poll_s = Histogram(
+            f"{_PREFIX}_poll_seconds",
+            "Time to an answer",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_CoreCollector(core))
+
+    def observe_poll(self, seconds: float, answered: bool) -> None:
+        self.polls.labels("answered" if answered else "failed").inc()
+        if answered:
+            self.poll_s.observe(seconds)
+
+
+class _CoreCollector(Collector):
+    def __init__(self, core: Coordinator) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        core, now = self._core, time.monotonic()
+        yield self._gauge("fence", "Incarnation of this coordinator", core.fence)
+        yield self._gauge("problems", "Problems that status names", len(core.problems(now)))
+        yield self._gauge("diverged", "Replicas that disagreed", len(core.divergence.found))
+        silence = GaugeMetricFamily(
+            f"{_PREFIX}_heartbeat_age_seconds", "Since a task's last answer", labels=["slot"]
+        )
+        suspected = GaugeMetricFamily(
+            f"{_PREFIX}_suspected", "1 for a task that is silent for too long", labels=["slot"]
+        )
+        for task in core.membership:
+            if task.last_heard is not None:
+                silence.add_metric([task.slot.key], now - task.last_heard)
+            suspected.add_metric([task.slot.key], float(core.is_suspected(task)))
+        yield silence
+        yield suspected
+        manifest, duration_s = core.committer.claimed, core.committer.duration_s
+        if manifest is not None:
+            epoch = "Epoch of the newest global checkpoint"
+            yield self._gauge("checkpoint_epoch", epoch, manifest.epoch)
+            yield self._gauge("manifest_seq", "Number of the newest manifest", manifest.seq)
+        if duration_s is not None:
+            what = "Time to write the newest manifest"
+            yield self._gauge("checkpoint_commit_seconds", what, duration_s)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=value)
+
+
+async def serve(bind: str, metrics: Metrics, is_ready: Callable[[], bool]) -> web.AppRunner:
+    async def fine(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        if is_ready():
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text="still learning what runs\n")
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/startupz", fine)
+    app.router.add_get("/livez", fine)
+    app.router.add_get("/readyz", ready)
+    app.router.add_get("/metrics", show)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, bind, CONTROL_PORT).start()
+    return runner

@@ -1,0 +1,49 @@
+"""What the coordinator's environment says, parsed once (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.errors import RekindleError
+
+
+class SettingsError(RekindleError):
+    """The environment is not what the operator sets; names the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`incarnation` is the fence of all that this process says."""
+
+    topology: str
+    namespace: str
+    uid: str
+    incarnation: int
+    bind: str
+    poll_interval_s: float = 0.25
+    poll_deadline_s: float = 1.0  # a frozen task costs one open call, and is retried after it
+    tick_s: float = 0.1
+    generation_check_s: float = 1.0
+    lease_renew_s: float = 2.0
+    lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
+    store_deadline_s: float = 10.0
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    def value(name: str) -> str:
+        found = environment.get(name)
+        if not found:
+            raise SettingsError(f"the environment has no {name}; the operator sets it in the pod")
+        return found
+
+    incarnation = value("REKINDLE_INCARNATION")
+    if not incarnation.isdecimal():
+        raise SettingsError(f"REKINDLE_INCARNATION is {incarnation!r}; it must be a whole number")
+    return Settings(
+        topology=value("REKINDLE_TOPOLOGY"),
+        namespace=value("REKINDLE_NAMESPACE"),
+        uid=value("REKINDLE_TOPOLOGY_UID"),
+        incarnation=int(incarnation),
+        bind=value("REKINDLE_BIND"),
+    )

@@ -1,0 +1,108 @@
+"""The checkpoint store as the coordinator uses it: one thread, and a deadline for each call.
+
+One thread keeps the order: a read that follows a write which did not answer in time sees what came
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, assemble
+from rekindle.checkpoints.codec import encode_entry, entry_name
+from rekindle.coordinator.model import Assembly, WriteManifest
+from rekindle.errors import StoreError
+
+T = TypeVar("T")
+
+# In the place of a writer's token: whoever assembles the same entry makes the same object.
+_ASSEMBLED = "a55e3b1ed000"
+
+
+class CheckpointStore:
+    """Raises StoreError for all that goes wrong, also for a store that does not answer."""
+
+    def __init__(self, uid: str, deadline_s: float) -> None:
+        self._uid = uid
+        self._deadline_s = deadline_s
+        self._url: str | None = None
+        self._opened: tuple[str, Store, ManifestStore] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    def use(self, url: str) -> None:
+        self._url = url
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def newest(self) -> Manifest | None:
+        return await self._run("reading the newest manifest", lambda m, _: m.newest())
+
+    async def missing(self, entries: list[str]) -> list[str]:
+        """State objects that these entries name and the store does not hold."""
+        return await self._run("looking for states", lambda m, _: m.missing(entries))
+
+    async def write(self, effect: WriteManifest) -> Manifest | None:
+        """What was written; None if the number was taken."""
+
+        def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
+            made = [(a, self._assemble(a, manifests, store)) for a in effect.assemblies]
+            manifest = _with_assembled(effect.manifest, made)
+            return manifest if manifests.write(manifest) else None
+
+        return await self._run(f"writing manifest {effect.manifest.seq}", commit)
+
+    async def collect_garbage(self, retain: int) -> None:
+        # Clean-up may list many objects: it has no deadline, and nothing waits for it.
+        await asyncio.wrap_future(
+            self._thread.submit(lambda: self._open()[1].collect_garbage(retain))
+        )
+
+    def _assemble(self, assembly: Assembly, manifests: ManifestStore, store: Store) -> EntryRef:
+        sources = [manifests.entry(name) for name in assembly.sources]
+        try:
+            made = assemble(sources, assembly.operators)
+        except ValueError as error:
+            raise StoreError(f"{assembly.partition.key}: {error}") from error
+        if made is None:
+            return EntryRef(assembly.epoch, None, "")
+        where = assembly.partition
+        entry = replace(made, segment=where.segment, partition=where.index)
+        data = encode_entry(entry)
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        name = entry_name(where.segment, where.index, assembly.epoch, digest, _ASSEMBLED)
+        store.put(f"{self._uid}/{name}", data)
+        return EntryRef(assembly.epoch, name, digest, len(data))
+
+    def _open(self) -> tuple[Store, ManifestStore]:
+        if self._url is None:
+            raise StoreError("no checkpoint store is known yet")
+        if self._opened is None or self._opened[0] != self._url:
+            store = Store(self._url)
+            self._opened = (self._url, store, ManifestStore(store, self._uid))
+        return self._opened[1], self._opened[2]
+
+    async def _run(self, what: str, action: Callable[[ManifestStore, Store], T]) -> T:
+        def call() -> T:
+            store, manifests = self._open()
+            return action(manifests, store)
+
+        future = asyncio.wrap_future(self._thread.submit(call))
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self._deadline_s)
+        except TimeoutError as error:
+            late = f"{self._url}: {what} did not end within {self._deadline_s:g} s"
+            raise StoreError(late) from error
+
+
+def _with_assembled(manifest: Manifest, made: list[tuple[Assembly, EntryRef]]) -> Manifest:
+    entries = dict(manifest.entries)
+    for assembly, ref in made:
+        key = assembly.partition.key
+        entries[key] = tuple(ref if r.epoch == ref.epoch else r for r in entries[key])
+    return replace(manifest, entries=entries)

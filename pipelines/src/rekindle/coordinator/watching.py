@@ -1,0 +1,126 @@
+"""Reads the cluster: the pods by a watch, the newest generation by asking every second.
+
+Turns what it sees into events; decides nothing. While the API server is away it keeps trying and
+says so; what was seen last stays true for the cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rekindle.coordinator.backoff import UNREACHABLE, BackOff
+from rekindle.coordinator.kube import ApiError, KubeApi
+from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
+from rekindle.coordinator.objects import (
+    GENERATION_LABEL,
+    ROLE_LABEL,
+    TOPOLOGY_LABEL,
+    ObjectError,
+    newest_generation,
+    pod_from,
+)
+from rekindle.coordinator.settings import Settings
+from rekindle.errors import InvalidTopology
+from rekindle.topology.model import Topology
+
+Feed = Callable[[Event], None]
+_log = logging.getLogger(__name__)
+_GONE = 410
+
+
+class PodWatcher:
+    """Lists the task pods, then watches them; lists again when the watch's start is too old."""
+
+    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+        self._api, self._feed = api, feed
+        self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
+        self._query = {"labelSelector": f"{TOPOLOGY_LABEL}={settings.topology},{ROLE_LABEL}=task"}
+        self._pods: dict[str, Pod] = {}
+        self._version: str | None = None
+
+    async def run(self) -> None:
+        back_off = BackOff()
+        while True:
+            try:
+                if self._version is None:
+                    await self._list()
+                    back_off.reset()
+                await self._watch(back_off)
+            except ApiError as error:
+                if error.status == _GONE:
+                    self._version = None
+                    continue
+                _log.warning("pods: %s", error)
+                await back_off.wait()
+            except UNREACHABLE as error:
+                _log.warning("pods: %r", error)
+                await back_off.wait()
+
+    async def _list(self) -> None:
+        found = await self._api.get(self._path, self._query)
+        self._pods = {}
+        for document in found["items"]:
+            self._keep(document)
+        self._version = found["metadata"]["resourceVersion"]
+        self._feed(PodsListed(tuple(self._pods.values())))
+
+    async def _watch(self, back_off: BackOff) -> None:
+        query = {**self._query, "resourceVersion": self._version or ""}
+        async for kind, document in self._api.watch(self._path, query):
+            back_off.reset()
+            self._version = document["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                continue
+            before = dict(self._pods)
+            if kind == "DELETED":
+                self._pods.pop(document["metadata"]["name"], None)
+            else:
+                self._keep(document)
+            if self._pods != before:
+                self._feed(PodsListed(tuple(self._pods.values())))
+
+    def _keep(self, document: dict[str, Any]) -> None:
+        pod = pod_from(document)
+        if pod is not None:
+            self._pods[pod.name] = pod
+
+
+class GenerationReader:
+    """Asks for the topology's ConfigMaps; a changed one is compiled in a thread."""
+
+    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+        self._api, self._settings, self._feed = api, settings, feed
+        self._path = f"/api/v1/namespaces/{settings.namespace}/configmaps"
+        selector = f"{TOPOLOGY_LABEL}={settings.topology},{GENERATION_LABEL}"
+        self._query = {"labelSelector": selector}
+        self._compiled: dict[int, Topology] = {}
+        self._versions: dict[str, str] = {}
+
+    async def run(self) -> None:
+        back_off = BackOff()
+        while True:
+            try:
+                await self._check()
+                back_off.reset()
+                self._feed(ProblemSaid("generation", None))
+            except (ObjectError, InvalidTopology) as error:
+                self._feed(ProblemSaid("generation", str(error)))
+            except UNREACHABLE as error:
+                _log.warning("ConfigMaps: %r", error)
+                await back_off.wait()
+            await asyncio.sleep(self._settings.generation_check_s)
+
+    async def _check(self) -> None:
+        items = (await self._api.get(self._path, self._query))["items"]
+        versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
+        if versions == self._versions:
+            return
+        generation = await asyncio.to_thread(
+            newest_generation, items, self._settings.uid, self._compiled
+        )
+        self._versions = versions
+        if generation is not None:
+            self._feed(GenerationSeen(generation))

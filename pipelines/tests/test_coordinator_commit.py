@@ -1,0 +1,311 @@
+"""Global checkpoints, restore points and restarts of the coordinator (design §7, §8.6, §10 I9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_coordinator_support import DIAMOND, Part, World, make_generation
+
+from rekindle.coordinator.evolve import boundary_at_or_after
+from rekindle.coordinator.model import FenceRaised, GenerationSeen, GiveUp, ProblemSaid
+from rekindle.protocol import Poll, RestorePoint
+from rekindle.topology.model import Slot
+
+BOTH = Slot("both", 0, 0)
+
+
+def started(epochs: int = 10) -> World:
+    world = World(DIAMOND)
+    world.start_all()
+    world.run(epochs)
+    return world
+
+
+def wishes(world: World) -> dict[Slot, Poll]:
+    found = {s: world.coordinator.poll_for(s) for s in world.tasks}
+    return {s: p for s, p in found.items() if p is not None}
+
+
+def test_a_fresh_topology_starts_empty_before_its_first_epoch() -> None:
+    world = started(1)
+    assert {t.restored_from for t in world.tasks.values()} == {-1}
+    first = world.store[0]
+    assert (first.seq, first.epoch, first.fence) == (0, -1, 1)
+    assert first.query_start == {"q-left": 0, "q-both": 0}
+
+
+def test_a_checkpoint_is_committed_when_every_running_partition_has_it() -> None:
+    world = started(12)
+    newest = world.store[-1]
+    assert newest.epoch == 11
+    assert {r.epoch for refs in newest.entries.values() for r in refs} == {11}
+    assert [m.seq for m in world.store] == list(range(len(world.store)))
+
+
+def test_one_waiting_partition_stops_no_checkpoint_and_pins_its_ancestors() -> None:
+    world = started(9)
+    world.kill(BOTH)
+    world.run(9)
+    newest = world.store[-1]
+    assert newest.epoch == 15
+    assert [r.epoch for r in newest.entries["both/0"]] == [7]
+    for key in ("src/0", "left/0", "left/1", "right/0"):
+        assert [r.epoch for r in newest.entries[key]] == [15, 7], key
+    world.kill(Slot("right", 0, 0))
+    world.start_task(Slot("right", 0, 0))
+    world.rounds(3)
+    assert world.tasks[Slot("right", 0, 0)].restored_from == 7, "`both` will need epoch 8"
+
+
+def test_a_partition_that_catches_up_lets_go_of_what_it_pinned() -> None:
+    world = started(9)
+    world.kill(BOTH)
+    world.run(9)
+    world.start_task(BOTH)
+    world.run(12)
+    assert all(len(refs) == 1 for refs in world.store[-1].entries.values())
+
+
+def test_the_lowest_live_replica_saves() -> None:
+    world = started()
+    assert savers(world) == {s.key for s in world.tasks if s.replica == 0}
+    world.tasks[Slot("left", 1, 0)].frozen = True
+    world.rounds(8)
+    assert "left/1/1" in savers(world)
+    assert "left/1/0" not in savers(world)
+
+
+def savers(world: World) -> set[str]:
+    return {s.key for s, p in wishes(world).items() if p.saver}
+
+
+def test_a_restarted_coordinator_tells_running_tasks_the_same() -> None:
+    world = started()
+    before = wishes(world)
+    boots = {s: (t.incarnation, t.boot, t.restored_from) for s, t in world.tasks.items()}
+    told = {s: len(t.polls) for s, t in world.tasks.items()}
+    world.start_coordinator()
+    world.rounds(6)
+    after = wishes(world)
+    assert {s: comparable(p) for s, p in after.items()} == {
+        s: comparable(p) for s, p in before.items()
+    }
+    for slot, task in world.tasks.items():
+        assert (task.incarnation, task.boot, task.restored_from) == boots[slot]
+        for poll in task.polls[told[slot] :]:
+            assert poll.ask_only or comparable(poll) == comparable(before[slot])
+    assert world.store[-1].entries == world.store[-2].entries
+    assert world.store[-1].fence == 2
+
+
+def comparable(poll: Poll) -> Poll:
+    return poll.model_copy(update={"fence": 0})
+
+
+def test_a_restarted_coordinator_gives_no_floor_before_all_readers_were_heard() -> None:
+    world = started()
+    world.tasks[BOTH].frozen = True
+    world.start_coordinator()
+    world.rounds(20)
+    told = wishes(world)
+    assert told[Slot("left", 0, 0)].floor is None
+    assert told[Slot("src", 0, 0)].floor is not None
+    world.tasks[BOTH].frozen = False
+    world.rounds(2)
+    assert wishes(world)[Slot("left", 0, 0)].floor is not None
+
+
+def test_a_restarted_coordinator_waits_at_most_three_seconds_for_the_silent() -> None:
+    world = started()
+    world.tasks[BOTH].frozen = True
+    world.start_coordinator()
+    world.rounds(4)
+    assert not world.coordinator.ready
+    world.rounds(10)
+    assert world.coordinator.ready
+
+
+def test_a_task_keeps_its_restore_point_while_a_newer_checkpoint_is_committed() -> None:
+    world = started()
+    world.kill(BOTH)
+    world.start_task(BOTH)
+    world.rounds(2)
+    given = world.tasks[BOTH].restored_from
+    assert given == 7
+    world.run_but(BOTH, 10)
+    assert world.store[-1].epoch > given
+    assert wishes(world)[Slot("left", 0, 0)].floor == given
+
+
+def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
+    world = started()
+    world.start_coordinator(linger=True)
+    world.rounds(2)
+    zombie = world.zombie
+    assert zombie is not None
+    before = list(world.store)
+    assert before[-1].fence == 2
+    world.complete_checkpoint(zombie)
+    assert world.zombie is None, "it read the higher fence and gave up"
+    assert world.store == before
+
+
+def test_a_refused_fence_ends_the_coordinator() -> None:
+    world = started()
+    effects = world.coordinator.step(FenceRaised("task src/0/0"), world.now)
+    assert any(isinstance(e, GiveUp) for e in effects)
+
+
+def test_a_task_that_obeys_a_newer_coordinator_ends_this_one() -> None:
+    world = started()
+    task = world.tasks[BOTH]
+    task.fence = 7
+    world.tell(world.answer_of(task))
+    assert world.gave_up
+
+
+def test_a_store_that_is_away_is_said_and_nothing_is_lost() -> None:
+    world = started()
+    committed = world.store[-1].epoch
+    world.store_up = False
+    world.run(8)
+    assert world.store[-1].epoch == committed
+    assert any("store" in p for p in world.statuses[-1].data_plane["problems"])
+    world.store_up = True
+    world.run(8)
+    assert world.store[-1].epoch > committed + 8
+    assert not world.statuses[-1].data_plane["problems"]
+
+
+def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
+    world = started(11)
+    world.hold_writes = True
+    world.run(2)
+    assert world.held
+    world.kill(BOTH)
+    world.start_task(BOTH)
+    world.rounds(8)
+    assert world.tasks[BOTH].phase == "Waiting"
+    world.hold_writes = False
+    world.release_writes()
+    world.rounds(2)
+    assert world.tasks[BOTH].restored_from == 11
+
+
+# --- divergence ---
+
+
+def test_a_replica_that_disagrees_is_named_and_read_no_more() -> None:
+    world = started()
+    liar = Slot("left", 0, 1)
+    world.tasks[liar].lie = "!"
+    world.run(1)
+    status = world.statuses[-1].data_plane
+    assert status["diverged"] == [liar.key]
+    assert any(liar.key in p for p in status["problems"])
+    upstream = next(u for u in wishes(world)[BOTH].upstreams if u.stream == "op-left")
+    assert [e.replica for e in upstream.endpoints] == [0]
+    world.start_task(liar)
+    world.run(3)
+    assert not world.statuses[-1].data_plane["diverged"]
+
+
+# --- generations ---
+
+
+def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first() -> None:
+    world = started()
+    head = world.head
+    parts = (
+        *[replace(p, query=True) if p.name == "right" else p for p in DIAMOND],
+        Part("new", ("left",), query=True),
+    )
+    world.change_generation(make_generation(parts, 2))
+    for slot in world.generation.topology.slots():
+        if slot not in world.tasks:
+            world.start_task(slot)
+    world.rounds(4)
+    newest = world.store[-1]
+    start = newest.entries["new/0"][0].epoch
+    assert (start + 1) % world.every == 0
+    assert start > head
+    assert newest.query_start["q-new"] == start + 1
+    assert newest.query_start["q-right"] == start + 1
+    assert newest.query_start["q-left"] == 0
+    assert world.tasks[Slot("new", 0, 0)].restored_from == start
+    world.start_coordinator()
+    world.rounds(4)
+    assert world.store[-1].entries["new/0"] == newest.entries["new/0"]
+    assert world.store[-1].query_start == newest.query_start
+
+
+def test_operators_in_another_segmentation_keep_their_state() -> None:
+    world = started()
+    committed = world.store[-1].epoch
+    parts = tuple(
+        replace(p, name="both2", operators=("op-both", "op-more")) if p.name == "both" else p
+        for p in DIAMOND
+    )
+    generation = make_generation(parts, 2)
+    generation = replace(generation, lineage={**world.generation.lineage, **generation.lineage})
+    world.allow_assemblies = True
+    world.change_generation(generation)
+    world.rounds(4)
+    newest = world.store[-1]
+    assert [r.epoch for r in newest.entries["both2/0"]] == [committed]
+    (assembly,) = world.assemblies
+    assert assembly.sources == (f"both/0@{committed}",)
+    assert "both/0" not in newest.entries
+
+
+@pytest.mark.parametrize(("epoch", "boundary"), [(-1, -1), (0, 3), (3, 3), (4, 7), (7, 7)])
+def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
+    assert boundary_at_or_after(epoch, 4) == boundary
+
+
+# --- status ---
+
+
+def test_status_is_said_at_most_every_two_seconds_while_nothing_happens() -> None:
+    world = started()
+    before, began = len(world.statuses), world.now
+    for _ in range(80):
+        world.round(0.25)
+    assert len(world.statuses) - before <= (world.now - began) / 2.0 + 1
+
+
+def test_problems_of_the_shell_are_part_of_the_status_until_they_are_over() -> None:
+    world = started()
+    world.tell(ProblemSaid("generation", "topology.json is broken"))
+    assert "topology.json is broken" in world.statuses[-1].data_plane["problems"]
+    world.tell(ProblemSaid("generation", None))
+    assert not world.statuses[-1].data_plane["problems"]
+
+
+def test_the_lag_of_a_query_is_an_age() -> None:
+    world = started()
+    rows = {q["name"]: q for q in world.statuses[-1].data_plane["queries"]}
+    assert rows["q-both"]["stableEpoch"] >= 8
+    world.tasks[BOTH].frozen = True
+    stable = world.tasks[BOTH].position
+    world.run_but(BOTH, 6)
+    row = next(q for q in world.statuses[-1].data_plane["queries"] if q["name"] == "q-both")
+    assert row["stableEpoch"] == stable
+    assert 3.0 <= row["lagSeconds"] <= 7.0
+
+
+def test_the_restore_point_is_not_repeated_to_a_task_that_has_started() -> None:
+    world = started()
+    assert all(p.restore is None for p in wishes(world).values())
+    world.start_task(BOTH)
+    world.round()
+    poll = world.coordinator.poll_for(BOTH)
+    assert poll is not None
+    assert poll.restore == RestorePoint(epoch=7, object="both/0@7")
+
+
+def test_a_generation_that_is_older_changes_nothing() -> None:
+    world = started()
+    world.tell(GenerationSeen(make_generation([Part("x")], 0)))
+    assert world.coordinator.generation is world.generation

@@ -1,0 +1,156 @@
+"""Heartbeats, suspicion, and the coordinator that is itself the suspect (design §8.1)."""
+
+from __future__ import annotations
+
+from test_coordinator_support import DIAMOND, World, address
+
+from rekindle.coordinator.membership import LEAST_SILENCE_S, Membership
+from rekindle.coordinator.model import Pod, PodsListed
+from rekindle.topology.model import Slot
+
+SRC = Slot("src", 0, 0)
+LEFT = Slot("left", 0, 0)
+
+
+def started(epochs: int = 6) -> World:
+    world = World(DIAMOND)
+    world.start_all()
+    world.run(epochs)
+    return world
+
+
+def suspected(world: World) -> set[Slot]:
+    return {t.slot for t in world.coordinator.membership if world.coordinator.is_suspected(t)}
+
+
+def test_a_frozen_task_is_suspected_within_two_seconds_and_heard_again() -> None:
+    world = started()
+    world.tasks[LEFT].frozen = True
+    frozen_at = world.now
+    while LEFT not in suspected(world):
+        world.round(0.1)
+    assert LEAST_SILENCE_S < world.now - frozen_at < 2.0
+    assert suspected(world) == {LEFT}
+    world.tasks[LEFT].frozen = False
+    world.round()
+    assert not suspected(world)
+
+
+def test_status_says_at_once_that_a_task_is_suspected_and_heard_again() -> None:
+    world = started()
+    world.tasks[LEFT].frozen = True
+    for frozen in (True, False):
+        world.tasks[LEFT].frozen = frozen
+        while (LEFT in suspected(world)) != frozen:
+            world.round(0.1)
+        row = next(t for t in world.statuses[-1].data_plane["tasks"] if t["slot"] == LEFT.key)
+        assert row["suspected"] is frozen
+        assert ("suspectedSince" in row) is frozen
+
+
+def test_readers_of_a_suspected_task_get_it_last() -> None:
+    world = started()
+    reader = Slot("both", 0, 0)
+    before = first_endpoints(world, reader)
+    assert before["op-left", 0] == address(LEFT)
+    world.tasks[LEFT].frozen = True
+    world.rounds(8)
+    after = first_endpoints(world, reader)
+    assert after["op-left", 0] == address(Slot("left", 0, 1))
+    assert {k: v for k, v in after.items() if k != ("op-left", 0)} == {
+        k: v for k, v in before.items() if k != ("op-left", 0)
+    }
+
+
+def first_endpoints(world: World, slot: Slot) -> dict[tuple[str, int], str]:
+    poll = world.coordinator.poll_for(slot)
+    assert poll is not None
+    return {
+        (u.stream, u.partition): u.endpoints[0].address.partition(":")[0] for u in poll.upstreams
+    }
+
+
+def test_the_coordinators_own_pause_is_not_the_tasks_silence() -> None:
+    world = started()
+    world.now += 30.0
+    world.round()
+    assert not suspected(world)
+
+
+def test_an_irregular_history_makes_suspicion_slower_but_bounded() -> None:
+    world = started()
+    for _ in range(20):
+        world.tasks[LEFT].frozen = True
+        for _ in range(5):
+            world.round(0.25)
+        world.tasks[LEFT].frozen = False
+        world.round(0.25)
+    task = world.coordinator.membership.get(LEFT)
+    assert task is not None
+    assert LEAST_SILENCE_S < task.tolerated_silence_s() <= 5.0
+
+
+def test_a_coordinator_that_its_own_network_cuts_off_flips_nothing_and_says_so() -> None:
+    world = started()
+    reader = Slot("both", 0, 0)
+    before = world.coordinator.poll_for(reader)
+    heard = {reader, Slot("right", 0, 0)}
+    for _ in range(16):
+        world.release_epoch()
+        for slot in sorted(
+            world.tasks, key=lambda s: ["src", "left", "right", "both"].index(s.segment)
+        ):
+            world.work(slot, 4)
+        world.now += 0.25
+        for slot in heard:
+            world.poll(slot)
+        world.tell_tick()
+    after = world.coordinator.poll_for(reader)
+    assert not suspected(world)
+    assert before is not None
+    assert after is not None
+    assert [e.address for u in after.upstreams for e in u.endpoints] == [
+        e.address for u in before.upstreams for e in u.endpoints
+    ]
+    assert any("its own network" in p for p in world.statuses[-1].data_plane["problems"])
+
+
+def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
+    world = started()
+    for slot, task in world.tasks.items():
+        task.frozen = slot.segment != "both"
+    for _ in range(10):
+        world.release_epoch()
+        world.work(Slot("both", 0, 0), 4)
+        world.round(0.2)
+    assert suspected(world) == {s for s in world.tasks if s.segment != "both"}
+
+
+def test_the_highest_incarnation_of_a_slot_wins_and_never_goes_back() -> None:
+    membership = Membership()
+    old, new = (Pod(f"p{i}", SRC, i, "10.0.0.1", True, True) for i in (1, 2))
+    membership.pods_listed([new, old], 0.0)
+    assert membership.find(SRC, 2) is not None
+    membership.pods_listed([old], 1.0)
+    task = membership.get(SRC)
+    assert task is not None
+    assert not task.pod.runs, "incarnation 1 was replaced, whatever its pod says"
+
+
+def test_what_a_replaced_incarnation_says_counts_no_more() -> None:
+    world = started()
+    stale = world.tasks[LEFT]
+    world.start_task(LEFT)
+    world.tell(world.answer_of(stale))
+    task = world.coordinator.membership.get(LEFT)
+    assert task is not None
+    assert task.answer is None
+
+
+def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
+    world = started()
+    pod = Pod("left-new", LEFT, 9, address(LEFT), True, False)
+    world.tell(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
+    del world.tasks[LEFT]
+    world.rounds(20)
+    assert LEFT not in suspected(world)
