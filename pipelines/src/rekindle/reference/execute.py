@@ -18,23 +18,21 @@ from rekindle.engine.model import Chain, EpochInput, EpochOutput, State
 from rekindle.errors import RekindleError
 from rekindle.exchange.shuffle import split
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
-from rekindle.streams.sunion import Arrived, Channel, SUnion
 from rekindle.topology.model import Exchange, Input, Segment, Topology
 
 MAX_ROWS = 200_000
 """Rows of all sources in one block, as in a task's job."""
 
-Shares = dict[tuple[int, int], list[tuple[EpochBatch, ...]]]
-"""(input, producer's partition) -> for each epoch, a batch for each partition of the consumer."""
+Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
+"""(input, producer's partition) -> for each epoch, its watermark and the rows of each consumer."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition of a segment: its chain's state and, unless it is a source, its merge."""
+    """One partition of a segment, its state and watermark after the last block."""
 
     chain: Chain
     sinks: Mapping[str, Sink]
-    union: SUnion | None
     state: State = field(default_factory=State)
     watermark: int = NO_WATERMARK
 
@@ -63,7 +61,6 @@ class Execution:
             (segment.id, p): _Partition(
                 make_chain(segment),
                 {q: sinks[q, p] for q in segment.queries},
-                None if segment.is_source else _union(segment, p),
             )
             for segment in topology.segments
             for p in range(segment.partitions)
@@ -77,20 +74,19 @@ class Execution:
             shares = {} if segment.is_source else _shares(segment, streams)
             for p in range(segment.partitions):
                 place = self._partitions[segment.id, p]
-                if place.union is None:
+                if segment.is_source:
                     epochs = block.cuts[segment.nodes[0]]
                 else:
-                    epochs = _merged(place.union, shares, segment, p)
+                    epochs = tuple(_merge(segment, p, shares, block.first, place.watermark))
                 result = place.chain.process(place.state, epochs)
-                place.state = result.state
+                place.state, place.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
                 self._write(segment, p, result.outputs)
 
     def _write(self, segment: Segment, partition: int, outputs: Sequence[EpochOutput]) -> None:
         for query, sink in self._partitions[segment.id, partition].sinks.items():
             for output in outputs:
-                batch = _batch(segment.stream, partition, output, output.rows)
-                if sink.write(batch):
+                if sink.write(_batch(segment.stream, partition, output)):
                     self.rows[query] += output.rows.num_rows
 
 
@@ -130,14 +126,9 @@ def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> 
     return max(bounded, default=-1) + 1
 
 
-def _union(segment: Segment, partition: int) -> SUnion:
-    inputs = [(i.schema, _reads(i, partition)) for i in segment.inputs]
-    return SUnion(inputs, next_epoch=0, watermark=NO_WATERMARK, max_bytes=2**62)
-
-
-def _reads(input: Input, partition: int) -> Sequence[int]:
-    """The producer's partitions that a consumer's partition reads."""
-    return [partition] if input.exchange is Exchange.FORWARD else range(input.partitions)
+def _batch(stream: str, partition: int, output: EpochOutput) -> EpochBatch:
+    """Digests say nothing within one process; they are left out."""
+    return EpochBatch(stream, partition, output.epoch, output.watermark, output.rows, "")
 
 
 def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOutput]]) -> Shares:
@@ -145,34 +136,40 @@ def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOu
     for at, input in enumerate(segment.inputs):
         for producer in range(input.partitions):
             shares[at, producer] = [
-                _share(input, segment.partitions, producer, output)
+                (output.watermark, _share(input, segment.partitions, output.rows))
                 for output in streams[input.stream, producer]
             ]
     return shares
 
 
-def _share(
-    input: Input, consumers: int, producer: int, output: EpochOutput
-) -> tuple[EpochBatch, ...]:
-    tables: Sequence[pa.Table] = (output.rows,) * consumers
+def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
     if input.exchange is Exchange.HASH:
-        tables = split(output.rows, input.key_by, consumers)
-    return tuple(_batch(input.stream, producer, output, rows) for rows in tables)
+        return split(rows, input.key_by, consumers)
+    return (rows,) * consumers
 
 
-def _merged(
-    union: SUnion, shares: Shares, segment: Segment, partition: int
-) -> tuple[EpochInput, ...]:
-    """The partition's inputs of all epochs of the block."""
-    ready: list[EpochInput] = []
-    for at, input in enumerate(segment.inputs):
-        for producer in _reads(input, partition):
-            for batches in shares[at, producer]:
-                event = Arrived(Channel(at, producer), batches[partition])
-                ready += [epoch for effect in union.step(event) for epoch in effect.epochs]
-    return tuple(ready)
+def _merge(
+    segment: Segment, partition: int, shares: Shares, first: int, watermark: int
+) -> Iterator[EpochInput]:
+    """The inputs of the block's epochs from `first`: rows in the order (input, partition, row), the
+    watermark the minimum over all. Written apart from `rekindle.streams.sunion`, whose results
+    this execution is to check."""
+    channels = [(at, p) for at, i in enumerate(segment.inputs) for p in _reads(i, partition)]
+    for n in range(len(shares[channels[0]])):
+        parts: list[list[pa.Table]] = [[] for _ in segment.inputs]
+        for channel in channels:
+            parts[channel[0]].append(shares[channel][n][1][partition])
+        before = watermark
+        watermark = max(before, min(shares[channel][n][0] for channel in channels))
+        tables = (_concat(i, tables) for i, tables in zip(segment.inputs, parts, strict=True))
+        yield EpochInput(first + n, before, watermark, tuple(tables))
 
 
-def _batch(stream: str, partition: int, output: EpochOutput, rows: pa.Table) -> EpochBatch:
-    """Digests say nothing within one process; they are left out."""
-    return EpochBatch(stream, partition, output.epoch, output.watermark, rows, "")
+def _reads(input: Input, partition: int) -> Sequence[int]:
+    """The producer's partitions that a consumer's partition reads."""
+    return [partition] if input.exchange is Exchange.FORWARD else range(input.partitions)
+
+
+def _concat(input: Input, tables: Sequence[pa.Table]) -> pa.Table:
+    filled = [table for table in tables if table.num_rows]
+    return pa.concat_tables(filled) if filled else input.schema.empty_table()

@@ -1,0 +1,207 @@
+"""The reference execution's own work: blocks, exchanges, merges, ends. Chains are fakes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rekindle.connectors.compare import compare_sinks, read_sink
+from rekindle.engine.model import Chain, ChainResult, EpochInput, EpochOutput, State
+from rekindle.errors import InvalidTopology, RekindleError
+from rekindle.exchange.hashing import hash_rows
+from rekindle.reference import add_arguments, redirect, run_command, run_reference
+from rekindle.reference.run import Progress
+from rekindle.streams.epochs import END_OF_INPUT
+from rekindle.topology.load import load_topology
+from rekindle.topology.model import Segment
+
+MANIFEST = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: fake}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: a
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    generator: {rowsPerSecond: 10, rows: 95, columns: {k: sequence, t: timestamp}}
+  - name: b
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    generator: {rowsPerSecond: 3, rows: 12, columns: {k: "sequence(1000, 1)", t: timestamp}}
+  operators:
+  - name: keyed
+    inputs: [a, b]
+    keyBy: [k]
+    partitions: 3
+    sql: "SELECT k, t FROM a UNION ALL SELECT k, t FROM b"
+  - {name: all, inputs: [keyed], partitions: 1, sql: "SELECT k, t FROM keyed"}
+  queries:
+  - {name: q, from: keyed, sink: {files: {url: "file:///out/q"}}}
+  - {name: everything, from: all, sink: {files: {url: "file:///out/everything"}}}
+"""
+
+
+@dataclass
+class FakeChain:
+    """Passes rows through, keeps what it was given, and counts rows in its state."""
+
+    output_schema: pa.Schema
+    seen: list[EpochInput]
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        self.seen += epochs
+        count = state.buckets.get("n", {}).get(0, pa.table({"n": [0]})).column("n")[0].as_py()
+        outputs = []
+        for e in epochs:
+            rows = pa.concat_tables(e.inputs)
+            count += rows.num_rows
+            outputs.append(EpochOutput(e.epoch, e.watermark, rows))
+        return ChainResult(tuple(outputs), State({"n": {0: pa.table({"n": [count]})}}))
+
+
+class Chains:
+    """A fake chain for each partition, remembered by segment name in the order of making."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, list[FakeChain]] = {}
+
+    def __call__(self, segment: Segment) -> Chain:
+        schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+        chain = FakeChain(schema, [])
+        self.made.setdefault(segment.name, []).append(chain)
+        return chain
+
+
+def manifest(text: str = MANIFEST) -> tuple[str, Any]:
+    return load_topology(text)
+
+
+def run(tmp_path: Path, **options: Any) -> tuple[Any, Chains]:
+    name, spec = manifest()
+    chains = Chains()
+    result = run_reference(spec, name, output=tmp_path, make_chain=chains, **options)
+    return result, chains
+
+
+def test_all_rows_arrive_once_through_hash_and_gather(tmp_path: Path) -> None:
+    result, chains = run(tmp_path)
+    assert result.rows == {"q": 107, "everything": 107}
+    assert result.epochs == 11
+    everything = read_sink(f"file://{tmp_path}/everything")
+    assert sorted(everything.column("k").to_pylist()) == [*range(95), *range(1000, 1012)]
+    keyed = read_sink(f"file://{tmp_path}/q")
+    targets = [int(h) % 3 for h in hash_rows(keyed, ["k"])]
+    assert targets == keyed.column("_partition").to_pylist()
+    assert len(chains.made["keyed"]) == 3
+
+
+def test_rows_are_merged_by_input_then_partition(tmp_path: Path) -> None:
+    _, chains = run(tmp_path)
+    for chain in chains.made["keyed"]:
+        epoch = next(e for e in chain.seen if all(t.num_rows for t in e.inputs))
+        assert max(epoch.inputs[0].column("k").to_pylist()) < 1000
+        assert min(epoch.inputs[1].column("k").to_pylist()) >= 1000
+    gathered = chains.made["all"][0].seen[0].inputs[0].column("k").to_pylist()
+    parts = [c.seen[0].inputs for c in chains.made["keyed"]]
+    assert gathered == [k for inputs in parts for t in inputs for k in t.column("k").to_pylist()]
+
+
+def test_watermarks_are_the_minimum_and_end_with_the_last_input(tmp_path: Path) -> None:
+    _, chains = run(tmp_path)
+    seen = chains.made["keyed"][0].seen
+    assert [e.epoch for e in seen] == list(range(11))
+    assert all(a.watermark == b.watermark_before for a, b in itertools.pairwise(seen))
+    assert seen[0].watermark == 666_666  # b's third row; a's tenth is at 0.9 s
+    assert [e.watermark == END_OF_INPUT for e in seen] == [False] * 10 + [True]
+
+
+@pytest.mark.parametrize("epochs_per_job", [1, 3, 64])
+def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_job: int) -> None:
+    run(tmp_path / "one", epochs_per_job=5)
+    run(tmp_path / "other", epochs_per_job=epochs_per_job)
+    for query in ("q", "everything"):
+        urls = [f"file://{tmp_path}/{run}/{query}" for run in ("one", "other")]
+        assert not compare_sinks(*urls)
+
+
+def test_it_stops_after_until_epoch_and_tells_of_its_progress(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)
+    assert [p.epoch for p in told] == [1, 3, 4]
+    assert result.rows["q"] == 50 + 12
+    whole, _ = run(tmp_path / "far", until_epoch=999)
+    assert whole.epochs == 11
+
+
+def test_an_endless_source_needs_an_end(tmp_path: Path) -> None:
+    name, spec = manifest(MANIFEST.replace("rows: 95, ", ""))
+    with pytest.raises(RekindleError, match="source a never ends; give --until-epoch"):
+        run_reference(spec, name, output=tmp_path, make_chain=Chains())
+    result = run_reference(spec, name, output=tmp_path, make_chain=Chains(), until_epoch=20)
+    assert result.rows["q"] == 210 + 12
+
+
+def test_an_output_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(RekindleError, match="holds output of an earlier run"):
+        run(tmp_path)
+
+
+def test_places_are_rewritten_by_name() -> None:
+    text = (Path(__file__).parents[2] / "examples/flights/topology.yaml").read_text()
+    _, spec = load_topology(text)
+    other = redirect(spec, input=Path("/in"), output=Path("/out"))
+    assert [s.files.url for s in other.sources if s.files] == [
+        "file:///in/flights.csv",
+        "file:///in/weather.csv",
+    ]
+    assert [(q.sink.files.url, q.sink.files.format) for q in other.queries if q.sink.files] == [
+        ("file:///out/delay-alarms", "parquet"),
+        ("file:///out/storm-watch", "json"),
+        ("file:///out/route-report", "parquet"),
+    ]
+    assert redirect(spec, input=None, output=None) == spec
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.yaml"
+    assert run_command(arguments(str(path))) == 1
+    assert "No such file" in capsys.readouterr().err
+    path.write_text(MANIFEST.replace("FROM a", "FROM nowhere"))
+    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 1
+    assert "spec.operators[0]" in capsys.readouterr().err
+    path.write_text(MANIFEST.replace("k: sequence,", "k: sequenze,"))
+    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 1
+    assert "sequenze is not known" in capsys.readouterr().err
+
+
+def test_a_topology_without_operators_starts_no_jvm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, _, _ = MANIFEST.partition("  operators:")
+    first, _, _ = head.partition("  - name: b")
+    path = tmp_path / "t.yaml"
+    path.write_text(first + '  queries:\n  - {name: q, from: a, sink: {files: {url: "file:///x"}}}')
+    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 0
+    assert "95 rows" in capsys.readouterr().out
+
+
+def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:
+    name, spec = manifest(MANIFEST.replace("from: all", "from: al"))
+    with pytest.raises(InvalidTopology, match="no source or operator al"):
+        run_reference(spec, name, output=tmp_path, make_chain=Chains())
