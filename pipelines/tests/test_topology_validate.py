@@ -120,8 +120,8 @@ def test_limits_hold_for_sources_operators_and_queries() -> None:
 
 
 def test_a_problem_prints_its_path_message_and_hint() -> None:
-    spec = spec_of([source("weather")], [], [query("q", "wether")])
+    sources = [source("weather"), source("birds")]
+    spec = spec_of(sources, [], [query("q", "weather")])
     assert [str(p) for p in validate(spec, "t")] == [
-        "spec.sources[0]: no query needs weather (add a query that reads it, or take it out)",
-        "spec.queries[0].from: there is no source or operator wether (did you mean weather?)",
+        "spec.sources[1]: no query needs birds (add a query that reads it, or take it out)",
     ]

@@ -23,7 +23,7 @@ class Finding:
         return Problem(path, self.reason, self.message, self.hint)
 
 
-class InvalidSql(RekindleError):  # noqa: N818 - named like rekindle.errors
+class InvalidSql(RekindleError):
     """SQL or DDL that cannot be used; `findings` lists all that was found."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:

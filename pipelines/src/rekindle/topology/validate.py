@@ -6,12 +6,12 @@ of what this version supports. Without a cluster it is the only check, so it rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rekindle.errors import Problem
 from rekindle.topology.analysis import Analysis, analyse
 from rekindle.topology.findings import nearest
-from rekindle.topology.graph import ancestors, edges_of, find_cycle, nodes_with_paths
+from rekindle.topology.graph import Edges, ancestors, edges_of, find_cycle, nodes_with_paths
 from rekindle.topology.settings import check_settings
 from rekindle.topology.spec import OperatorSpec, TopologySpec
 from rekindle.topology.unsupported import check_unsupported
@@ -49,6 +49,19 @@ def _order(spec: TopologySpec, path: str) -> tuple[int, int]:
 
 def _references(spec: TopologySpec) -> Iterator[Problem]:
     edges = edges_of(spec)
+    unknown = list(_unknown_inputs(spec, edges))
+    yield from unknown
+    cycle = find_cycle(edges)
+    if cycle:
+        at = [o.name for o in spec.operators].index(cycle[0])
+        what = f"the operators read each other in a circle: {' -> '.join([*cycle, cycle[0]])}"
+        hint = "a topology has no loops; take one of these inputs out"
+        yield Problem(f"spec.operators[{at}].inputs", "Cycle", what, hint)
+    if not unknown:  # else what reads a misspelt name looks unused
+        yield from _unused(spec, edges, cycle)
+
+
+def _unknown_inputs(spec: TopologySpec, edges: Edges) -> Iterator[Problem]:
     for path, node in nodes_with_paths(spec):
         if isinstance(node, OperatorSpec):
             for at, name in enumerate(node.inputs):
@@ -58,12 +71,9 @@ def _references(spec: TopologySpec) -> Iterator[Problem]:
     for at, query in enumerate(spec.queries):
         if query.from_ not in edges:
             yield _unknown(f"spec.queries[{at}].from", query.from_, list(edges))
-    cycle = find_cycle(edges)
-    if cycle:
-        at = [o.name for o in spec.operators].index(cycle[0])
-        what = f"the operators read each other in a circle: {' -> '.join([*cycle, cycle[0]])}"
-        hint = "a topology has no loops; take one of these inputs out"
-        yield Problem(f"spec.operators[{at}].inputs", "Cycle", what, hint)
+
+
+def _unused(spec: TopologySpec, edges: Edges, cycle: Sequence[str]) -> Iterator[Problem]:
     used = ancestors(edges, [q.from_ for q in spec.queries])
     for path, node in nodes_with_paths(spec):
         if node.name not in used and node.name not in cycle:

@@ -1,0 +1,187 @@
+"""The CRD in a real API server: what it refuses, what it fills in, what it never lets go back."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embedded.control_plane import ControlPlane, KubectlError
+from rekindle.topology.load import load_spec, load_topology
+from rekindle.topology.validate import validate
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "pipelines/tests"))  # under importlib-free pytest, beside their users
+
+from bad_manifests import BadManifest, bad_manifests, good_manifest  # noqa: E402
+
+pytestmark = pytest.mark.cluster
+
+CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
+EXAMPLE = ROOT / "examples/flights/topology.yaml"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """A control plane that knows the resource, and a namespace of our own."""
+    control_plane.kubectl("apply", "-f", str(CRD))
+    control_plane.kubectl("wait", "--for=condition=Established", f"--filename={CRD}")
+    control_plane.kubectl("create", "namespace", "crd")
+    deadline = time.monotonic() + 20
+    while True:  # discovery follows the condition by a moment
+        try:
+            control_plane.kubectl("get", "topo", "-n", "crd")
+            break
+        except KubectlError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    yield control_plane
+    control_plane.kubectl("delete", "namespace", "crd", "--wait=false")
+
+
+def create(api: ControlPlane, manifest: dict[str, Any], *, dry: bool = False) -> dict[str, Any]:
+    """The object as the API server has it. Raises KubectlError with its refusal."""
+    flags = ["--dry-run=server"] if dry else []
+    text = json.dumps(manifest)
+    done = api.kubectl("create", "-n", "crd", "-o", "json", "-f", "-", *flags, stdin=text)
+    found: dict[str, Any] = json.loads(done)
+    return found
+
+
+def fresh(manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    made = copy.deepcopy(manifest or good_manifest())
+    made["metadata"]["name"] = f"t{next(_numbers)}"
+    return made
+
+
+def patch_status(api: ControlPlane, name: str, status: dict[str, Any] | None) -> None:
+    flags = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    api.kubectl("patch", "topo", name, "-n", "crd", *flags)
+
+
+@pytest.mark.parametrize("bad", bad_manifests(), ids=lambda b: b.name)
+def test_each_bad_manifest_is_refused_by_whom_the_table_says(
+    api: ControlPlane, bad: BadManifest
+) -> None:
+    if bad.server is None:
+        create(api, bad.manifest, dry=True)
+        name, spec = load_topology(bad.manifest)
+        assert validate(spec, name)
+        return
+    with pytest.raises(KubectlError) as caught:
+        create(api, bad.manifest, dry=True)
+    assert bad.server in caught.value.stderr
+
+
+@pytest.mark.parametrize("manifest", [EXAMPLE, None], ids=["flights", "good"])
+def test_a_good_manifest_is_taken_by_both(api: ControlPlane, manifest: Path | None) -> None:
+    given = yaml.safe_load(manifest.read_text()) if manifest else good_manifest()
+    name, spec = load_topology(create(api, given, dry=True))
+    assert validate(spec, name) == []
+
+
+def test_what_the_api_server_fills_in_is_what_the_spec_takes_for_granted(api: ControlPlane) -> None:
+    for given in (good_manifest(), yaml.safe_load(EXAMPLE.read_text())):
+        made = create(api, given, dry=True)
+        assert load_spec(made["spec"]) == load_spec(given["spec"])
+        assert made["spec"] != given["spec"]
+
+
+def test_every_default_of_the_spec_is_one_of_the_crd(api: ControlPlane) -> None:
+    made = create(api, good_manifest(), dry=True)["spec"]
+    spec = load_spec(good_manifest()["spec"])
+    for model, filled in (
+        (spec, made),
+        (spec.availability, made["availability"]),
+        (spec.checkpoint, made["checkpoint"]),
+        (spec.recovery, made["recovery"]),
+        (spec.sources[0].event_time, made["sources"][0]["eventTime"]),
+        (spec.sources[0].files, made["sources"][0]["files"]),
+        (spec.operators[0].checkpoint, made["operators"][0]["checkpoint"]),
+        (spec.queries[0], made["queries"][0]),
+        (spec.queries[0].sink.files, made["queries"][0]["sink"]["files"]),
+    ):
+        for name, field in type(model).model_fields.items():
+            optional = field.is_required() or field.default in (None, ()) or field.default_factory
+            if not optional or (name == "max_delay"):
+                assert (field.alias or name) in filled, name
+
+
+def test_the_epoch_interval_cannot_be_changed_nor_taken_out(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    for value in ("2s", None):
+        change = json.dumps({"spec": {"epochInterval": value}})
+        if value is None:  # the default comes back: nothing has changed
+            api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
+            continue
+        with pytest.raises(KubectlError, match="epochInterval cannot be changed"):
+            api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
+
+
+def test_the_fence_never_falls_and_the_data_plane_never_disappears(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    patch_status(api, name, {"dataPlane": {"fence": 3, "headEpoch": 5}})
+    patch_status(api, name, {"dataPlane": {"fence": 3, "headEpoch": 4}})
+    with pytest.raises(KubectlError, match="the fence never falls"):
+        patch_status(api, name, {"dataPlane": {"fence": 2}})
+    with pytest.raises(KubectlError, match="never disappears"):
+        patch_status(api, name, {"dataPlane": None})
+    with pytest.raises(KubectlError, match="never disappears"):
+        patch_status(api, name, None)
+    patch_status(api, name, {"dataPlane": {"fence": 4}, "phase": "Running"})
+
+
+def test_incarnations_never_fall(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    slots = [{"slot": "a/0/0", "incarnation": 2}, {"slot": "coordinator", "incarnation": 1}]
+    patch_status(api, name, {"slots": slots})
+    patch_status(api, name, {"slots": [slots[0] | {"incarnation": 3}, slots[1]]})
+    with pytest.raises(KubectlError, match="an incarnation never falls"):
+        patch_status(api, name, {"slots": [slots[0] | {"incarnation": 1}, slots[1]]})
+
+
+def test_the_spec_does_not_touch_the_status_nor_the_status_the_spec(api: ControlPlane) -> None:
+    name = create(api, fresh() | {"status": {"phase": "Running"}})["metadata"]["name"]
+    patch_status(api, name, {"dataPlane": {"fence": 1}})
+    change = json.dumps({"spec": {"suspend": True}, "status": None})
+    api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
+    now = json.loads(api.kubectl("get", "topo", name, "-n", "crd", "-o", "json"))
+    assert now["spec"]["suspend"] is True
+    assert now["status"] == {"dataPlane": {"fence": 1}}
+
+
+def test_kubectl_prints_phase_queries_redundancy_and_lag(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    figures = {"phase": "Running", "queriesLive": "1/2", "redundancy": "3/4", "lag": "0.4s"}
+    patch_status(api, name, figures)
+    header, row = api.kubectl("get", "topo", name, "-n", "crd").splitlines()
+    assert header.split() == ["NAME", "PHASE", "QUERIES", "REDUNDANCY", "LAG", "AGE"]
+    assert row.split()[:5] == [name, "Running", "1/2", "3/4", "0.4s"]
+
+
+def test_server_side_apply_of_the_data_plane_leaves_the_operators_status(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    patch_status(api, name, {"slots": [{"slot": "a/0/0", "incarnation": 1}]})
+    task = {"slot": "a/0/0", "incarnation": 1, "phase": "Live", "stableEpoch": 7}
+    data = {"fence": 1, "tasks": [task], "queries": [{"name": "q", "lagSeconds": 0.4}]}
+    applied = {
+        "apiVersion": "rekindle.dev/v1alpha1",
+        "kind": "StreamTopology",
+        "metadata": {"name": name},
+        "status": {"dataPlane": data},
+    }
+    flags = ("--server-side", "--subresource=status", "--field-manager=rekindle-coordinator")
+    api.kubectl("apply", "-n", "crd", *flags, "-f", "-", stdin=json.dumps(applied))
+    status = json.loads(api.kubectl("get", "topo", name, "-n", "crd", "-o", "json"))["status"]
+    assert status["dataPlane"] == data
+    assert status["slots"] == [{"slot": "a/0/0", "incarnation": 1}]

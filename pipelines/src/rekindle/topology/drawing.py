@@ -1,0 +1,136 @@
+"""A compiled topology as an SVG: segments in columns by depth, left to right.
+
+A plain layered layout (Sugiyama's first and third steps): the column of a segment is the longest
+way to it, and within a column segments stand by the mean height of what they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from rekindle.topology.model import Segment, Topology
+from rekindle.topology.text import describe_resources
+
+_BOX_WIDTH = 230
+_LINE = 16
+_PAD = 10
+_COLUMN_GAP = 110
+_ROW_GAP = 28
+_MARGIN = 24
+_FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
+_INK, _SOFT, _EDGE = "#1f2933", "#52606d", "#829ab1"
+_SOURCE, _OPERATOR, _QUERY = "#e3f2ea", "#eef2f7", "#fdf1dc"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle with lines of text; the first is the title."""
+
+    x: float
+    y: float
+    height: float
+    lines: tuple[str, ...]
+    fill: str
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+
+def draw_svg(topology: Topology) -> str:
+    """The SVG document."""
+    boxes = _place(topology)
+    width = max(b.x for b in boxes.values()) + _BOX_WIDTH + _MARGIN
+    height = max(b.y + b.height for b in boxes.values()) + _MARGIN
+    size = {"width": f"{width:.0f}", "height": f"{height:.0f}"}
+    view = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "font-family": _FONT}
+    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"} | size | view)
+    ET.SubElement(root, "title").text = f"topology {topology.name}"
+    ET.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
+    for segment in topology.segments:
+        for stream in segment.inputs:
+            keys = f" {', '.join(stream.key_by)}" if stream.key_by else ""
+            label = f"{stream.exchange.value}{keys}"
+            _edge(root, boxes[topology.producer(stream.stream).id], boxes[segment.id], label)
+        for query in segment.queries:
+            _edge(root, boxes[segment.id], boxes[f"query {query}"], "")
+    for box in boxes.values():
+        _box(root, box)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _place(topology: Topology) -> dict[str, Box]:
+    """Boxes by segment id and by `query <name>`."""
+    depths: dict[str, int] = {}
+    feeders: dict[str, list[str]] = {}
+    for segment in topology.segments:
+        feeders[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
+        depths[segment.id] = 1 + max((depths[f] for f in feeders[segment.id]), default=-1)
+    texts = {
+        s.id: (_segment_lines(s), _SOURCE if s.is_source else _OPERATOR) for s in topology.segments
+    }
+    for query in topology.spec.queries:
+        key = f"query {query.name}"
+        feeders[key] = [s.id for s in topology.segments if query.name in s.queries]
+        depths[key] = 1 + depths[feeders[key][0]]
+        texts[key] = ((query.name, f"priority {query.priority}"), _QUERY)
+    boxes: dict[str, Box] = {}
+    for depth in range(max(depths.values()) + 1):
+        column = [key for key in depths if depths[key] == depth]
+        column.sort(key=lambda key: _mean([boxes[f].middle for f in feeders[key]]))
+        y = float(_MARGIN)
+        for key in column:
+            lines, fill = texts[key]
+            height = _PAD * 2 + _LINE * len(lines)
+            wanted = _mean([boxes[f].middle for f in feeders[key]]) - height / 2
+            y = max(y, wanted)
+            x = float(_MARGIN + depth * (_BOX_WIDTH + _COLUMN_GAP))
+            boxes[key] = Box(x, y, height, lines, fill)
+            y += height + _ROW_GAP
+    return boxes
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _segment_lines(segment: Segment) -> tuple[str, ...]:
+    chain = " → ".join(segment.nodes)
+    return (
+        segment.name,
+        chain if len(chain) <= 34 else chain[:33] + "…",
+        f"{segment.partitions} × {segment.replicas} tasks (partitions × replicas)",
+        describe_resources(segment.resources.cpu_m, segment.resources.memory) + " each",
+    )
+
+
+def _box(root: ET.Element, box: Box) -> None:
+    frame = {"x": f"{box.x:.1f}", "y": f"{box.y:.1f}", "height": f"{box.height:.1f}"}
+    look = {"width": str(_BOX_WIDTH), "rx": "6", "fill": box.fill, "stroke": _EDGE}
+    ET.SubElement(root, "rect", frame | look)
+    for at, line in enumerate(box.lines):
+        y = box.y + _PAD + _LINE * (at + 0.75)
+        style = {"font-size": "11", "fill": _SOFT} if at else {"font-size": "13", "fill": _INK}
+        weight = {} if at else {"font-weight": "600"}
+        place = {"x": f"{box.x + _PAD:.1f}", "y": f"{y:.1f}"}
+        ET.SubElement(root, "text", place | style | weight).text = line
+
+
+def _edge(root: ET.Element, start: Box, end: Box, label: str) -> None:
+    x1, x2 = start.x + _BOX_WIDTH, end.x
+    bend = (x2 - x1) / 2
+    curve = (
+        f"M {x1:.1f} {start.middle:.1f} C {x1 + bend:.1f} {start.middle:.1f} "
+        f"{x2 - bend:.1f} {end.middle:.1f} {x2:.1f} {end.middle:.1f}"
+    )
+    ET.SubElement(
+        root, "path", {"d": curve, "fill": "none", "stroke": _EDGE, "stroke-width": "1.5"}
+    )
+    y, back = end.middle, x2 - 7
+    tip = f"{x2:.1f},{y:.1f} {back:.1f},{y - 4:.1f} {back:.1f},{y + 4:.1f}"
+    ET.SubElement(root, "polygon", {"points": tip, "fill": _EDGE})
+    if label:
+        place = {"x": f"{x2 - 10:.1f}", "y": f"{end.middle - 6:.1f}", "text-anchor": "end"}
+        ET.SubElement(root, "text", place | {"font-size": "10", "fill": _SOFT}).text = label

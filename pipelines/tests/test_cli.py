@@ -1,0 +1,99 @@
+"""The command line says what is wrong, draws what is right, and starts fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+from bad_manifests import bad_manifests, good_manifest
+
+from rekindle.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    file = tmp_path / "good.yaml"
+    file.write_text(yaml.safe_dump(good_manifest()))
+    return file
+
+
+def test_a_good_topology_is_valid(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(good)]) == 0
+    assert capsys.readouterr().out == "good: valid\n"
+
+
+def test_problems_are_printed_with_path_message_and_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = next(b for b in bad_manifests() if b.name == "unknown-input")
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump(bad.manifest))
+    assert main(["validate", str(file)]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "spec.operators[0].inputs[0]: there is no source or operator tripz (did you mean trips?)"
+    ]
+
+
+def test_a_local_run_needs_no_volume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = good_manifest()
+    del manifest["spec"]["checkpoint"]["volume"]
+    file = tmp_path / "local.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    assert main(["validate", str(file)]) == 1
+    assert main(["validate", "--local", str(file)]) == 0
+    assert main(["graph", str(file)]) == 0
+
+
+def test_a_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "/nowhere/at/all.yaml"]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_graph_shows_segments_exchanges_tasks_and_resources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["graph", str(EXAMPLE)]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "segment flown  ",
+        "  nodes      delays -> alarms",
+        "  reads      flown by hash of origin",
+        "  queries    delay-alarms (priority 100)",
+        "  tasks      4 = 2 partitions x 2 replicas",
+        "  each asks  500m CPU, 1024 MiB",
+        "8 tasks in 4 segments ask 4000m CPU, 8192 MiB",
+        "query storm-watch (priority 50) needs storms",
+    ):
+        assert line in text
+
+
+def test_the_drawing_is_an_svg_whose_boxes_do_not_overlap(tmp_path: Path) -> None:
+    out = tmp_path / "flights.svg"
+    assert main(["graph", str(EXAMPLE), "--svg", str(out)]) == 0
+    root = ET.parse(out).getroot()
+    boxes = [r.attrib for r in root if r.tag.endswith("rect") and "x" in r.attrib]
+    frames = [tuple(float(b[k]) for k in ("x", "y", "width", "height")) for b in boxes]
+    assert len(frames) == 4 + 3
+    for at, (x, y, w, h) in enumerate(frames):
+        for x2, y2, w2, h2 in frames[at + 1 :]:
+            assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
+    assert max(x + w for x, _, w, _ in frames) <= float(root.attrib["width"])
+
+
+def test_help_loads_neither_arrow_nor_sql_nor_spark() -> None:
+    code = (
+        "import sys, rekindle.cli\n"
+        "try: rekindle.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('pyarrow', 'sqlglot', 'pyspark', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "run" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
