@@ -1,0 +1,366 @@
+"""The coordinator's process against a real API server, with fake tasks behind real sockets.
+
+The rights are those that the operator gives it; the status has to pass the real CRD.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import yaml
+
+from embedded.control_plane import ControlPlane, KubectlError
+from rekindle.protocol import Poll
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+from rekindle.topology.model import Slot
+from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.resources.access import coordinator_access
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "pipelines/tests"))
+
+from test_coordinator_fleet import Fleet  # noqa: E402
+
+pytestmark = pytest.mark.cluster
+
+T = TypeVar("T")
+CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
+EXAMPLE = ROOT / "examples/flights/topology.yaml"
+_numbers = itertools.count(1)
+
+
+class Cluster:
+    """One topology in a namespace of its own: objects that the operator would make, fake tasks,
+    and as many coordinator processes as a test wants."""
+
+    def __init__(self, api: ControlPlane, directory: Path) -> None:
+        self.api, self.directory = api, directory
+        number = next(_numbers)
+        self.namespace = f"coordinator-{number}"
+        self.net = f"77.{number}"
+        api.kubectl("create", "namespace", self.namespace)
+        manifest = yaml.safe_load(EXAMPLE.read_text())
+        manifest["spec"]["epochInterval"] = "200ms"
+        manifest["spec"]["checkpoint"]["interval"] = "1s"
+        manifest["spec"]["checkpoint"]["store"] = f"file://{directory / 'store'}"
+        self.manifest = manifest
+        self.uid = str(self.create(manifest)["metadata"]["uid"])
+        name, spec = load_topology(manifest)
+        self.name = name
+        self.fleet = Fleet(compile_topology(spec, name), self.net, directory / "store", self.uid)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def create(self, document: dict[str, Any]) -> dict[str, Any]:
+        done = self.api.kubectl(
+            "create", "-n", self.namespace, "-o", "json", "-f", "-", stdin=json.dumps(document)
+        )
+        found: dict[str, Any] = json.loads(done)
+        return found
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        done = self.api.kubectl("get", kind, name, "-n", self.namespace, "-o", "json")
+        found: dict[str, Any] = json.loads(done)
+        return found
+
+    def prepare(self) -> None:
+        topology = {
+            "name": self.name,
+            "uid": self.uid,
+            "generation": 1,
+            "origin": "2026-01-01T00:00:00Z",
+            "spec": self.manifest["spec"],
+        }
+        self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {
+                    "name": f"{self.name}-g1",
+                    "labels": {
+                        "rekindle.dev/topology": self.name,
+                        "rekindle.dev/generation": "1",
+                    },
+                },
+                "data": {"topology.json": json.dumps(topology)},
+            }
+        )
+        view = TopologyView(
+            self.namespace, self.name, self.uid, 1, 1, "2026-01-01T00:00:00Z", False, {}, {}
+        )
+        for document in coordinator_access(view):
+            self.create(document)
+        for slot in self.fleet.tasks:
+            self.create_pod(slot)
+
+    def create_pod(self, slot: Slot) -> None:
+        task = self.fleet.tasks[slot]
+        name = f"{self.name}-{slot.segment}-{slot.partition}-{slot.replica}-{task.incarnation}"
+        labels = {
+            "topology": self.name,
+            "role": "task",
+            "segment": slot.segment,
+            "partition": str(slot.partition),
+            "replica": str(slot.replica),
+            "incarnation": str(task.incarnation),
+        }
+        self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "labels": {f"rekindle.dev/{k}": v for k, v in labels.items()},
+                },
+                "spec": {"containers": [{"name": "task", "image": "none"}]},
+            }
+        )
+        status = {
+            "status": {
+                "phase": "Running",
+                "podIP": self.fleet.addresses[slot],
+                "podIPs": [{"ip": self.fleet.addresses[slot]}],
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }
+        }
+        arguments = ["patch", "pod", name, "-n", self.namespace, "--subresource=status"]
+        self.api.kubectl(*arguments, "--type=merge", "-p", json.dumps(status))
+
+    def start_coordinator(self, incarnation: int) -> subprocess.Popen[bytes]:
+        user = f"system:serviceaccount:{self.namespace}:{self.name}-coordinator"
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.api.user_kubeconfig(user)),
+            "REKINDLE_TOPOLOGY": self.name,
+            "REKINDLE_NAMESPACE": self.namespace,
+            "REKINDLE_TOPOLOGY_UID": self.uid,
+            "REKINDLE_INCARNATION": str(incarnation),
+            "REKINDLE_BIND": f"127.{self.net}.{200 + incarnation}",
+        }
+        with (self.directory / f"coordinator-{incarnation}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rekindle.coordinator"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    def data_plane(self) -> dict[str, Any]:
+        status = self.get("topo", self.name).get("status") or {}
+        found: dict[str, Any] = status.get("dataPlane") or {}
+        return found
+
+    def row(self, slot: Slot) -> dict[str, Any]:
+        rows = self.data_plane().get("tasks", [])
+        return next((r for r in rows if r["slot"] == slot.key), {})
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.api.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+
+def wait_for(condition: Callable[[], T], within_s: float = 20.0) -> T:
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> ControlPlane:
+    install_crd(control_plane)
+    return control_plane
+
+
+def install_crd(control_plane: ControlPlane) -> None:
+    control_plane.kubectl("apply", "-f", str(CRD))
+    control_plane.kubectl("wait", "--for=condition=Established", f"--filename={CRD}")
+
+    def served() -> bool:
+        try:
+            control_plane.kubectl("get", "topo")
+        except KubectlError:
+            return False
+        return True
+
+    wait_for(served)
+
+
+@pytest.fixture
+def cluster(api: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+    yield from running_cluster(api, tmp_path)
+
+
+def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
+    """A topology with its coordinator (incarnation 1), all tasks Live."""
+    made = Cluster(api, directory)
+    try:
+        with made.fleet:
+            made.prepare()
+            made.start_coordinator(1)
+            wait_for(lambda: {t.phase for t in made.fleet.tasks.values()} == {"Live"})
+            yield made
+    finally:
+        made.close()
+
+
+def last_wish(cluster: Cluster, slot: Slot) -> Poll:
+    wish = cluster.fleet.tasks[slot].wish
+    assert wish is not None
+    return wish
+
+
+def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    status = cluster.data_plane()
+    slots = {s.key for s in cluster.fleet.tasks}
+    assert {t["slot"] for t in status["tasks"]} == slots
+    assert {t["phase"] for t in status["tasks"]} == {"Live"}
+    assert not any(t["suspected"] for t in status["tasks"])
+    assert (status["fence"], status["generation"], status["problems"]) == (1, 1, [])
+    assert {q["name"] for q in status["queries"]} == {"delay-alarms", "storm-watch", "route-report"}
+    assert status["headEpoch"] >= 9
+    lease = cluster.get("lease", f"{cluster.name}-coordinator")
+    assert lease["spec"]["holderIdentity"] == "1"
+    managers = cluster.get("topo", cluster.name)["metadata"].get("managedFields") or []
+    assert all(m["manager"] != "python" for m in managers)
+
+
+def test_a_coordinator_is_small(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    process = psutil.Process(cluster.processes[0].pid)
+    cpu_before, began = sum(process.cpu_times()[:2]), time.monotonic()
+    polls_before = sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks)
+    time.sleep(4)
+    elapsed = time.monotonic() - began
+    cpu = (sum(process.cpu_times()[:2]) - cpu_before) / elapsed
+    polls = (sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) - polls_before) / elapsed
+    memory = process.memory_full_info()
+    print(
+        f"coordinator: rss {memory.rss / 2**20:.0f} MiB, uss {memory.uss / 2**20:.0f} MiB, "
+        f"cpu {100 * cpu:.1f} % of a core at {polls:.0f} polls/s"
+    )
+    assert memory.rss < 140 * 2**20
+    assert polls > 2.5 * len(cluster.fleet.tasks)
+
+
+def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None:
+    slot = next(s for s in cluster.fleet.tasks if s.replica == 1)
+    reader_streams = cluster.fleet.topology.segment(slot.segment).stream
+    wait_for(lambda: cluster.row(slot).get("phase") == "Live")
+    cluster.fleet.tasks[slot].frozen = True
+    frozen = time.time()
+    row = wait_for(lambda: (r := cluster.row(slot)).get("suspected") and r)
+    seen = time.time() - frozen
+    said = datetime.fromisoformat(row["suspectedSince"]).timestamp() - frozen
+    print(f"suspected after {said:.2f} s, in the status read after {seen:.2f} s")
+    assert said < 2.0
+    others = [s for s in cluster.fleet.tasks if s != slot]
+    assert all(time.monotonic() - cluster.fleet.heard_at[s] < 1.0 for s in others)
+    for other in others:
+        for upstream in last_wish(cluster, other).upstreams:
+            if upstream.stream == reader_streams and upstream.partition == slot.partition:
+                assert [e.suspected for e in upstream.endpoints] == [False, True]
+    cluster.fleet.tasks[slot].frozen = False
+    wait_for(lambda: cluster.row(slot).get("suspected") is False)
+
+
+def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
+    cluster.processes[0].send_signal(signal.SIGKILL)
+    cluster.processes[0].wait()
+    tasks = cluster.fleet.tasks
+    before = {s: last_wish(cluster, s) for s in tasks}
+    started = {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()}
+    told = {s: cluster.fleet.polls(s) for s in tasks}
+    epoch = cluster.data_plane()["checkpoint"]["epoch"]
+    cluster.start_coordinator(2)
+    wait_for(lambda: cluster.data_plane().get("fence") == 2)
+    wait_for(lambda: cluster.data_plane()["checkpoint"]["epoch"] > epoch)
+    assert {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()} == started
+    for slot, task in tasks.items():
+        for poll in task.polls[told[slot] :]:
+            if not poll.ask_only:
+                assert poll.restore is None
+                assert poll.sinks == before[slot].sinks
+                assert poll.upstreams == before[slot].upstreams
+                assert (poll.floor or 0) >= (before[slot].floor or 0)
+    assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
+
+
+def test_a_coordinator_that_was_replaced_ends_with_code_3(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.data_plane().get("fence") == 1)
+    cluster.start_coordinator(5)
+    wait_for(lambda: cluster.data_plane().get("fence") == 5)
+    assert cluster.processes[0].wait(10) == 3
+    late = cluster.start_coordinator(2)
+    assert late.wait(20) == 3
+    assert cluster.data_plane()["fence"] == 5
+    assert cluster.processes[1].poll() is None
+
+
+def test_sigterm_ends_it_cleanly(cluster: Cluster) -> None:
+    cluster.processes[0].terminate()
+    assert cluster.processes[0].wait(5) == 0
+
+
+def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Cluster) -> None:
+    slot = next(s for s in cluster.fleet.tasks if s.replica == 1)
+    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    cluster.fleet.stop(slot)
+    cluster.api.kubectl(
+        "delete", "pod", "-n", cluster.namespace, "--grace-period=0", "--force",
+        f"{cluster.name}-{slot.segment}-{slot.partition}-{slot.replica}-1",
+    )  # fmt: skip
+    cluster.fleet.start([slot])
+    cluster.create_pod(slot)
+    wait_for(lambda: cluster.fleet.tasks[slot].phase == "Live")
+    restored = cluster.fleet.tasks[slot].restored_from
+    assert restored is not None
+    assert restored >= 9
+    assert wait_for(lambda: cluster.row(slot).get("incarnation") == 2)
+
+
+def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path / "control-plane") as own:
+        install_crd(own)
+        directory = tmp_path / "work"
+        directory.mkdir()
+        for cluster in running_cluster(own, directory):
+            slot = next(iter(cluster.fleet.tasks))
+            before = cluster.fleet.polls(slot)
+            epoch = last_committed(cluster)
+            own.pause_api_server()
+            time.sleep(6)
+            assert cluster.fleet.polls(slot) - before > 12
+            assert last_committed(cluster) > epoch, "checkpoints need no API server"
+            own.resume_api_server()
+            renewed = lease_time(cluster)
+            wait_for(lambda: lease_time(cluster) > renewed)  # noqa: B023
+            assert cluster.processes[0].poll() is None
+
+
+def last_committed(cluster: Cluster) -> int:
+    wishes = (t.wish for t in cluster.fleet.tasks.values())
+    return max((w.committed.epoch for w in wishes if w and w.committed), default=-1)
+
+
+def lease_time(cluster: Cluster) -> str:
+    return str(cluster.get("lease", f"{cluster.name}-coordinator")["spec"].get("renewTime", ""))
