@@ -36,18 +36,21 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
-    """`pipelines` runs tasks and coordinators unless `spec.image` says otherwise."""
+class PodDefaults:
+    """`image` runs tasks and coordinators unless `spec.image` says otherwise."""
 
-    pipelines: str = "rekindle-pipelines:latest"
+    image: str = "rekindle-pipelines:latest"
     pull_policy: str = "IfNotPresent"
+    # A class with preemptionPolicy Never (§8.5): the API server refuses that policy in a pod whose
+    # class does not have it. Empty: the cluster's default class.
+    priority_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     timing: Timing = field(default_factory=Timing)
     election: Election = field(default_factory=Election)
-    images: Images = field(default_factory=Images)
+    pods: PodDefaults = field(default_factory=PodDefaults)
     namespace: str | None = None  # None: all of them
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
@@ -67,9 +70,10 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             ),
             retry_s=int(env.get("REKINDLE_RETRY_SECONDS", defaults.retry_s)),
         ),
-        images=Images(
-            pipelines=env.get("REKINDLE_PIPELINES_IMAGE", Images().pipelines),
-            pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", Images().pull_policy),
+        pods=PodDefaults(
+            image=env.get("REKINDLE_PIPELINES_IMAGE", PodDefaults().image),
+            pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", PodDefaults().pull_policy),
+            priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
         ),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),

@@ -88,6 +88,8 @@ def pod_view(raw: Json) -> PodView:
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),
+        attempt=_integer(annotations.get(names.ANNOTATION_ATTEMPT)),
+        refusal="" if bound else _refusal(status),
         lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
         selector={} if bound else spec.get("nodeSelector") or {},
@@ -196,6 +198,12 @@ def _controller(meta: Json) -> str | None:
 def _condition(status: Json, kind: str) -> str | None:
     conditions: Iterable[Json] = status.get("conditions") or ()
     return next((str(c["status"]) for c in conditions if c["type"] == kind), None)
+
+
+def _refusal(status: Json) -> str:
+    conditions: Iterable[Json] = status.get("conditions") or ()
+    unschedulable = (c for c in conditions if c.get("reason") == "Unschedulable")
+    return next((str(c.get("message", "")) for c in unschedulable), "")
 
 
 def _integer(text: str | None) -> int:

@@ -79,6 +79,8 @@ class PodView:
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires
+    attempt: int = 0  # incarnations before it that were opened and that no node took
+    refusal: str = ""  # what the scheduler says of it
     lost_at: float | None = None  # when the pod it replaces was lost
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     selector: Mapping[str, str] = field(default_factory=dict)

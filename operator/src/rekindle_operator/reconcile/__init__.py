@@ -52,7 +52,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     """The same, by topology: one that cannot be served holds up no other."""
     settings = settings or Settings()
     judgement = judge_nodes(snapshot, now, settings.timing)
-    opened = [open_case(view, snapshot, settings.images) for view in snapshot.topologies]
+    opened = [open_case(view, snapshot, settings.pods) for view in snapshot.topologies]
     states = _all_states([case for case, _ in opened], snapshot, judgement, now, settings)
     successions = [keep_coordinator(case, snapshot, judgement, now, settings) for case, _ in opened]
     works = [

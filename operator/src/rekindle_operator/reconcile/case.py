@@ -19,7 +19,7 @@ from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
 from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
-from rekindle_operator.settings import Images
+from rekindle_operator.settings import PodDefaults
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 
@@ -54,7 +54,9 @@ class Case:
         return self.running is not None and not self.suspended and not self.view.deleting
 
 
-def open_case(view: TopologyView, snapshot: Snapshot, images: Images) -> tuple[Case, list[Action]]:
+def open_case(
+    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults
+) -> tuple[Case, list[Action]]:
     """The case, and what accepting its newest generation takes."""
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
@@ -71,7 +73,7 @@ def open_case(view: TopologyView, snapshot: Snapshot, images: Images) -> tuple[C
                 trial = snapshot.trials.get((view.uid, view.generation))
                 if trial is None:
                     judged = False
-                    actions.append(_trial(fresh, images))
+                    actions.append(_trial(fresh, defaults))
                 elif trial.problems:
                     problems = trial.problems
                 else:
@@ -101,12 +103,12 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
             return None
 
 
-def _trial(fresh: Running, images: Images) -> TryPods:
+def _trial(fresh: Running, defaults: PodDefaults) -> TryPods:
     view = fresh.view
     pods = tuple(
         (
             f"spec.podTemplate (as merged for {segment.name})",
-            task_pod(view, fresh.topology, fresh.generation, Slot(segment.id, 0, 0), 0, images),
+            task_pod(view, fresh.topology, fresh.generation, Slot(segment.id, 0, 0), 0, defaults),
         )
         for segment in fresh.topology.segments
     )

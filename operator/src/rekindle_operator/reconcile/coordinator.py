@@ -56,7 +56,7 @@ def keep_coordinator(
         avoid = set(judgement.lost_nodes)
         if newest is not None and newest.node is not None and lease is not None:
             avoid |= {newest.node} if _is_stale(newest, lease, now, settings.timing) else set()
-        manifest = coordinator_pod(view, incarnation, avoid, settings.images)
+        manifest = coordinator_pod(view, incarnation, avoid, settings.pods)
         create.append(CreatePod(view.namespace, manifest))
     for pod in pods:
         if not pod.terminating and (why or pod is not newest):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.reconcile.case import Case
-from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.reconcile.slots import SlotState, Stand
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Waiting")
+_REFUSAL_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def examine(case: Case, states: Sequence[SlotState]) -> Health:
     }
     queries = case.running.topology.spec.queries if case.running else ()
     return Health(
-        queries=tuple(_query(case, q, stages) for q in queries),
+        queries=tuple(_query(case, q, states, stages) for q in queries),
         stages=stages,
         live=sum(slot_stage(case, s) == "Live" for s in states),
         slots=len(states),
@@ -68,10 +69,16 @@ def slot_stage(case: Case, state: SlotState) -> str:
     return report.phase if report.phase in _ORDER else "Starting"
 
 
-def _query(case: Case, query: QuerySpec, stages: Mapping[tuple[str, int], str]) -> QueryHealth:
+def _query(
+    case: Case,
+    query: QuerySpec,
+    states: Sequence[SlotState],
+    stages: Mapping[tuple[str, int], str],
+) -> QueryHealth:
     assert case.running is not None
     names = {s.id: s.name for s in case.running.topology.ancestry(query)}
     needed = {key: stage for key, stage in stages.items() if key[0] in names}
+    refusals = sorted({s.refusal for s in states if _is_refused(s, needed)})
     worst = max(needed.values(), key=_ORDER.index, default="Waiting")
     state = "Restoring" if worst == "Starting" else worst
     if case.suspended:
@@ -82,13 +89,18 @@ def _query(case: Case, query: QuerySpec, stages: Mapping[tuple[str, int], str]) 
         name=query.name,
         priority=query.priority,
         state=state,
-        waiting_for="" if state == "Live" else _explain(worst, short),
+        waiting_for="" if state == "Live" else _explain(worst, short, refusals),
         stable_epoch=report.stable_epoch if report else None,
         lag_s=report.lag_s if report else None,
     )
 
 
-def _explain(stage: str, partitions: Sequence[str]) -> str:
+def _is_refused(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
+    key = state.slot.segment, state.slot.partition
+    return state.stand is Stand.OPEN and key in needed and state.refusal != ""
+
+
+def _explain(stage: str, partitions: Sequence[str], refusals: Sequence[str]) -> str:
     what = {
         "Waiting": "a node for",
         "Failed": "a task that works for",
@@ -97,4 +109,5 @@ def _explain(stage: str, partitions: Sequence[str]) -> str:
         "CatchingUp": "the catch-up of",
     }[stage]
     shown = ", ".join(partitions[:5]) + (" ..." if len(partitions) > 5 else "")
-    return f"{what} {shown}"
+    said = f" (scheduler: {refusals[0][:_REFUSAL_LIMIT]})" if refusals else ""
+    return f"{what} {shown}{said}"

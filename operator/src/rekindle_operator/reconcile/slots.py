@@ -52,6 +52,11 @@ class SlotState:
         return self.loss is None and self.stand in (Stand.OPEN, Stand.BOUND)
 
     @property
+    def refusal(self) -> str:
+        """What the scheduler says of its pod."""
+        return self.pod.refusal if self.pod is not None else ""
+
+    @property
     def next_incarnation(self) -> int:
         return max(self.reserved, self.pod.incarnation if self.pod else 0) + 1
 
@@ -137,8 +142,9 @@ def replacements(
             case.running.generation,
             state.slot,
             incarnation,
-            settings.images,
+            settings.pods,
             lost_at=_lost_at(state, now),
+            attempt=_attempt(state),
         )
         create = CreatePod(case.view.namespace, manifest)
         made.append(Replacement(state, incarnation, create, _removal(state, judgement)))
@@ -152,6 +158,12 @@ def _lost_at(state: SlotState, now: float) -> float | None:
     if state.loss is Loss.UNBOUND and state.pod is not None:
         return state.pod.lost_at
     return now
+
+
+def _attempt(state: SlotState) -> int:
+    if state.loss is Loss.UNBOUND and state.pod is not None:
+        return state.pod.attempt + 1
+    return 0
 
 
 def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:

@@ -16,6 +16,8 @@ from rekindle_operator.cluster.model import NodeView, PodView, SlotRef, Snapshot
 from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.settings import Timing
 
+_MOST_DOUBLINGS = 4
+
 
 class Loss(StrEnum):
     """Why a slot needs a new incarnation."""
@@ -99,7 +101,9 @@ def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) 
     if pod.pinned not in judgement.usable:
         return Loss.UNBOUND
     opened = pod.opened_at if pod.opened_at is not None else pod.created_at
-    return Loss.UNBOUND if now - opened >= timing.unbound_s else None
+    # What the scheduler keeps refusing (a claim that is not there) is not tried every 5 s forever.
+    patience_s = timing.unbound_s * 2 ** min(pod.attempt, _MOST_DOUBLINGS)
+    return Loss.UNBOUND if now - opened >= patience_s else None
 
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:

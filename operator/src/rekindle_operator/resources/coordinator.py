@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle.protocol import CONTROL_PORT
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import TopologyView
@@ -19,14 +20,14 @@ from rekindle_operator.resources.common import (
     store_credentials,
     store_volumes,
 )
-from rekindle_operator.settings import Images
+from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
 ASK = Amounts.parse(REQUESTS, pods=1)
 
 
 def coordinator_pod(
-    topology: TopologyView, incarnation: int, avoid: Iterable[str], images: Images
+    topology: TopologyView, incarnation: int, avoid: Iterable[str], defaults: PodDefaults
 ) -> Manifest:
     checkpoint = topology.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
@@ -45,13 +46,24 @@ def coordinator_pod(
         "containers": [
             {
                 "name": "coordinator",
-                "image": topology.spec.get("image") or images.pipelines,
-                "imagePullPolicy": images.pull_policy,
+                "image": topology.spec.get("image") or defaults.image,
+                "imagePullPolicy": defaults.pull_policy,
                 "command": ["python", "-m", "rekindle.coordinator"],
                 "env": _environment(topology, incarnation),
                 "envFrom": store_credentials(checkpoint),
                 "volumeMounts": mounts,
                 "resources": {"requests": REQUESTS, "limits": {"memory": "512Mi"}},
+                "ports": [{"name": "control", "containerPort": CONTROL_PORT}],
+                "livenessProbe": {
+                    "httpGet": {"path": "/livez", "port": CONTROL_PORT},
+                    "initialDelaySeconds": 10,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 6,
+                },
+                "readinessProbe": {
+                    "httpGet": {"path": "/readyz", "port": CONTROL_PORT},
+                    "periodSeconds": 2,
+                },
                 "securityContext": secure_container(),
             }
         ],

@@ -25,7 +25,7 @@ from rekindle_operator.resources.common import (
     store_volumes,
 )
 from rekindle_operator.resources.merge import merge
-from rekindle_operator.settings import Images
+from rekindle_operator.settings import PodDefaults
 
 CONTAINER = "task"
 GRACE_S = 60
@@ -39,14 +39,15 @@ def task_pod(
     generation: int,
     slot: Slot,
     incarnation: int,
-    images: Images,
+    defaults: PodDefaults,
     *,
     lost_at: float | None = None,
+    attempt: int = 0,
 ) -> Manifest:
     """`view` gives owner and spec of the accepted generation, `topology` the compiled segment."""
     segment = topology.segment(slot.segment)
     template = view.spec.get("podTemplate") or {}
-    base = {"spec": _base_spec(view, topology, segment, generation, images)}
+    base = {"spec": _base_spec(view, topology, segment, generation, defaults)}
     merged = merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
     identity = {
         names.LABEL_ROLE: names.ROLE_TASK,
@@ -63,6 +64,8 @@ def task_pod(
     annotations = dict(own.get("annotations") or {})
     if lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
+    if attempt:
+        annotations[names.ANNOTATION_ATTEMPT] = str(attempt)
     if annotations:
         meta["annotations"] = annotations
     spec = _with_identity(merged["spec"], view, slot, incarnation)
@@ -70,7 +73,7 @@ def task_pod(
 
 
 def _base_spec(
-    view: TopologyView, topology: Topology, segment: Segment, generation: int, images: Images
+    view: TopologyView, topology: Topology, segment: Segment, generation: int, defaults: PodDefaults
 ) -> Manifest:
     checkpoint = view.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
@@ -80,7 +83,6 @@ def _base_spec(
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "preemptionPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
         "tolerations": list(STAY),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -92,8 +94,8 @@ def _base_spec(
         "containers": [
             {
                 "name": CONTAINER,
-                "image": view.spec.get("image") or images.pipelines,
-                "imagePullPolicy": images.pull_policy,
+                "image": view.spec.get("image") or defaults.image,
+                "imagePullPolicy": defaults.pull_policy,
                 "command": ["python", "-m", "rekindle.task"],
                 "env": [],
                 "envFrom": store_credentials(checkpoint),
@@ -114,6 +116,8 @@ def _base_spec(
     }
     if secrets := view.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
+    if defaults.priority_class:
+        spec["priorityClassName"] = defaults.priority_class
     if account := view.spec.get("serviceAccountName"):
         spec["serviceAccountName"] = account
     return spec

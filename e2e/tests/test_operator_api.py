@@ -1,0 +1,283 @@
+"""The operator against a real API server: objects are accepted, losses are answered, nothing stays.
+
+Nodes, kubelets and the data plane are fakes (`test_operator_support`); the rest is real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.client.exceptions import ApiException
+from test_operator_support import Operator, World, wait_for
+
+from embedded.control_plane import ControlPlane
+
+pytestmark = pytest.mark.cluster
+
+_ROOT = Path(__file__).parents[2]
+_GATE = "rekindle.dev/awaiting-capacity"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Its own: fake nodes would take other tests' pods."""
+    with ControlPlane(tmp_path_factory.mktemp("operator-plane")) as running:
+        for crd in sorted((_ROOT / "crds").glob("*.yaml")):
+            running.kubectl("apply", "--server-side", "-f", str(crd))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
+    made = World(plane.kubeconfig)
+    made.add_volume("flights", tmp_path_factory.mktemp("volume"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def operators(plane: ControlPlane, world: World, tmp_path_factory: Any) -> Iterator[list[Operator]]:
+    """Two replicas, as the chart has them; the first leads."""
+    directory = tmp_path_factory.mktemp("operators")
+    running = [Operator(plane.kubeconfig, directory, "first")]
+    wait_for("the first leads", running[0].leads)
+    running.append(Operator(plane.kubeconfig, directory, "second"))
+    wait_for("the second is ready", lambda: running[1].get("/readyz"))
+    yield running
+    for operator in running:
+        operator.stop()
+    for operator in running:
+        assert operator.errors() == [], operator.log.read_text()
+
+
+@pytest.fixture
+def nodes(world: World) -> Iterator[list[str]]:
+    names = [f"node-{letter}" for letter in "abc"]
+    for name in names:
+        world.add_node(name)
+    yield names
+    for node in world.core.list_node().items:
+        world.remove_node(node.metadata.name)
+
+
+@pytest.fixture
+def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]:
+    world.silent.clear()
+    manifest = yaml.safe_load((_ROOT / "examples/flights/topology.yaml").read_text())
+    yield world.create(manifest)
+    if world.custom_or_none("flights") is not None:
+        world.delete("flights", "Background")
+    wait_for("nothing is left", lambda: not world.left_of("flights"))
+
+
+def _is_running(world: World) -> bool:
+    return world.status("flights").get("phase") == "Running"
+
+
+def _on(world: World, node: str) -> set[str]:
+    return {n for n, p in world.pods("flights").items() if p.spec.node_name == node}
+
+
+def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any) -> None:
+    pods = wait_for("eight gated pods", lambda: _if_count(world.pods("flights"), 8))
+    assert all([g.name for g in p.spec.scheduling_gates] == [_GATE] for p in pods.values())
+    assert all(not p.spec.automount_service_account_token for p in pods.values())
+    status = world.status("flights")
+    assert status["slots"]
+    assert {q["state"] for q in status["queries"]} == {"Waiting"}
+    assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
+    record = world.core.read_namespaced_config_map("flights-g1", "default")
+    assert record.immutable
+    assert json.loads(record.data["topology.json"])["uid"] == flights["metadata"]["uid"]
+    assert world.condition("flights", "Valid")["reason"] == "Accepted"
+
+    for name in ("node-a", "node-b"):
+        world.add_node(name)
+    try:
+        wait_for("it runs", lambda: _is_running(world))
+        by_partition: dict[tuple[str, str], list[str]] = {}
+        for pod in world.pods("flights").values():
+            label = pod.metadata.labels
+            key = label["rekindle.dev/segment"], label["rekindle.dev/partition"]
+            by_partition.setdefault(key, []).append(pod.spec.node_name)
+        assert all(len(set(nodes)) == len(nodes) for nodes in by_partition.values())
+        assert set(world.pods("flights")) == set(pods), "no pod was made twice"
+        assert world.status("flights")["queriesLive"] == "3/3"
+        assert world.condition("flights", "Redundant")["status"] == "True"
+        assert {"Accepted", "QueryLive"} <= set(world.reasons("flights"))
+    finally:
+        for name in ("node-a", "node-b"):
+            world.remove_node(name)
+
+
+def test_a_lost_node_is_answered_with_new_incarnations(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    lost = _on(world, nodes[0])
+    world.lose_node(nodes[0])
+    wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
+    left = set(world.pods("flights"))
+    assert not lost & left, "pods of the lost node are force-deleted"
+    assert {name[:-2] + "-2" for name in lost} <= left
+    history = world.status("flights")["recovery"]["history"]
+    assert history[0]["lostNodes"] == [nodes[0]]
+    assert history[0]["finishedAt"]
+    assert "NodeLost" in world.reasons("flights")
+
+
+def test_a_node_that_falls_silent_is_lost_before_kubernetes_says_so(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    heads = world.pods("flights", "coordinator")
+    head_node = next(iter(heads.values())).spec.node_name
+    quiet = next(n for n in nodes if n != head_node)
+    lost = _on(world, quiet)
+    world.silent |= lost
+    wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
+    wait_for("it runs again", lambda: _is_running(world))
+    assert not _on(world, quiet), "a shunned node gets nothing"
+
+
+def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flights: Any) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    assert set(world.pods("flights", "coordinator")) == {"flights-coordinator-1"}
+    tasks = set(world.pods("flights"))
+    world.coordinators_run = False
+    try:
+        wait_for(
+            "another coordinator stands",
+            lambda: "flights-coordinator-2" in world.pods("flights", "coordinator"),
+        )
+    finally:
+        world.coordinators_run = True
+    wait_for("it reports", lambda: world.status("flights")["dataPlane"]["fence"] >= 2)
+    assert set(world.pods("flights")) == tasks, "no task is touched"
+    assert "CoordinatorReplaced" in world.reasons("flights")
+
+
+def test_an_edit_that_is_refused_leaves_the_accepted_generation_running(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    pods = set(world.pods("flights"))
+
+    def break_input(spec: dict[str, Any]) -> None:
+        spec["operators"][0]["inputs"] = ["nowhere"]
+
+    world.edit("flights", break_input)
+    refused = wait_for("Valid=False", lambda: _if_false(world.condition("flights", "Valid")))
+    assert "spec.operators[0]" in refused["message"]
+
+    def break_pods(spec: dict[str, Any]) -> None:
+        spec["operators"][0]["inputs"] = ["departures"]
+        spec["podTemplate"] = {"spec": {"restartPolicy": "Sometimes"}}
+
+    world.edit("flights", break_pods)
+    wait_for(
+        "the API server's word is in Valid",
+        lambda: "restartPolicy" in world.condition("flights", "Valid").get("message", ""),
+    )
+
+    def drop_query(spec: dict[str, Any]) -> None:
+        spec.pop("podTemplate")
+        spec["queries"] = [q for q in spec["queries"] if q["name"] != "route-report"]
+        spec["queries"][0]["priority"] = 7
+
+    generation = world.edit("flights", drop_query)
+    wait_for("it is accepted", lambda: world.condition("flights", "Valid")["status"] == "True")
+    assert world.core.read_namespaced_config_map(f"flights-g{generation}", "default")
+    assert world.status("flights")["queriesLive"].endswith("/2")
+    assert set(world.pods("flights")) == pods, "no running task is touched"
+
+
+def test_suspend_keeps_the_state_and_resume_takes_new_incarnations(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    world.edit("flights", lambda spec: spec.update(suspend=True))
+    wait_for(
+        "no pod is left",
+        lambda: not world.pods("flights") and not world.pods("flights", "coordinator"),
+    )
+    assert world.status("flights")["phase"] == "Suspended"
+    world.edit("flights", lambda spec: spec.update(suspend=False))
+    wait_for("it runs", lambda: _is_running(world))
+    assert all(name.endswith("-2") for name in world.pods("flights"))
+    assert not world.status("flights").get("recovery"), "a resumption is no recovery"
+
+
+def test_deletion_leaves_nothing_not_even_on_a_dead_node(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    busy = next(n for n in nodes if _on(world, n))
+    world.lose_node(busy)
+    world.delete("flights", "Foreground")
+    wait_for("the topology is gone", lambda: world.custom_or_none("flights") is None)
+    wait_for("nothing is left", lambda: not world.left_of("flights"))
+
+
+def test_an_invalid_topology_gets_nothing_but_an_explanation(
+    world: World, operators: list[Operator]
+) -> None:
+    manifest = yaml.safe_load((_ROOT / "examples/flights/topology.yaml").read_text())
+    manifest["metadata"]["name"] = "broken"
+    manifest["spec"]["queries"][0]["from"] = "nowhere"
+    world.create(manifest)
+    try:
+        refused = wait_for("Valid=False", lambda: _if_false(world.condition("broken", "Valid")))
+        assert "spec.queries[0]" in refused["message"]
+        assert world.left_of("broken") == []
+        wait_for("it is told", lambda: "Invalid" in world.reasons("broken"))
+    finally:
+        world.delete("broken", "Background")
+
+
+def test_another_replica_takes_over_and_changes_nothing_that_runs(
+    world: World, nodes: list[str], flights: Any, operators: list[Operator]
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    first, second = operators
+    assert first.leads()
+    assert not second.leads()
+    before = {n: p.metadata.uid for n, p in world.pods("flights").items()}
+    slots = world.status("flights")["slots"]
+    first.kill()
+    wait_for("the second leads", second.leads)
+    world.lose_node(nodes[0])
+    lost = _on(world, nodes[0])
+    wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
+    after = {n: p.metadata.uid for n, p in world.pods("flights").items()}
+    assert {n: u for n, u in before.items() if n not in lost}.items() <= after.items()
+    taken = {s["slot"]: s["incarnation"] for s in world.status("flights")["slots"]}
+    assert all(taken[s["slot"]] >= s["incarnation"] for s in slots)
+
+
+def _if_count(found: dict[str, Any], count: int) -> dict[str, Any] | None:
+    return found if len(found) == count else None
+
+
+def _if_false(condition: dict[str, Any]) -> dict[str, Any] | None:
+    return condition if condition.get("status") == "False" and _is_final(condition) else None
+
+
+def _is_final(condition: dict[str, Any]) -> bool:
+    return condition.get("reason") != "Checking"
+
+
+def test_an_incarnation_cannot_be_taken_back(world: World, nodes: list[str], flights: Any) -> None:
+    """The API server itself refuses it: a stale operator cannot undo a reservation (I9)."""
+    wait_for("it runs", lambda: _is_running(world))
+    slots = [s | {"incarnation": 0} for s in world.status("flights")["slots"]]
+    body = {"status": {"slots": slots}}
+    with pytest.raises(ApiException, match="never falls"):
+        world.custom.patch_namespaced_custom_object_status(
+            "rekindle.dev", "v1alpha1", "default", "streamtopologies", "flights", body
+        )

@@ -1,0 +1,367 @@
+"""What the operator's API tests share: nodes and a data plane that only exist in the API.
+
+Everything else is real: API server, scheduler, controllers, and the operator as a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+DEADLINE_S = 20.0
+_POLL_S = 0.1
+_BEAT_S = 0.25
+_HEARTBEAT_S = 1.0
+
+GROUP = ("rekindle.dev", "v1alpha1")
+
+
+def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    """The first true answer; fails with the last one."""
+    end = time.monotonic() + deadline_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}; last: {answer!r}"
+        time.sleep(_POLL_S)
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class World:
+    """A control plane seen by an admin, with fake nodes, and fake coordinators and tasks on them.
+
+    One thread plays kubelets (pods run at once, terminating ones end), and the data plane (the
+    newest coordinator renews its Lease and reports every running task as Live).
+    """
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        api = config.new_client_from_config(str(kubeconfig))
+        self.core = client.CoreV1Api(api)
+        self.custom = client.CustomObjectsApi(api)
+        self.coordination = client.CoordinationV1Api(api)
+        self._alive: set[str] = set()
+        self.silent: set[str] = set()  # pods that the coordinator does not hear
+        self.coordinators_run = True
+        self._beaten_at = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    # --- nodes ----------------------------------------------------------------
+
+    def add_node(self, name: str, cpu: str = "4", memory: str = "8Gi") -> None:
+        labels = {"kubernetes.io/hostname": name}
+        self.core.create_node({"metadata": {"name": name, "labels": labels}})
+        lease = {
+            "metadata": {"name": name},
+            "spec": {"holderIdentity": name, "leaseDurationSeconds": 4, "renewTime": now_text()},
+        }
+        try:
+            self.coordination.create_namespaced_lease("kube-node-lease", lease)
+        except ApiException as error:
+            if error.status != 409:
+                raise
+        amounts = {"cpu": cpu, "memory": memory, "pods": "50"}
+        self._set_ready(name, "True", {"capacity": amounts, "allocatable": amounts})
+        self._alive.add(name)
+        wait_for(f"{name} is free of taints", lambda: not self.core.read_node(name).spec.taints)
+
+    def lose_node(self, name: str) -> None:
+        """No more heartbeats, and Kubernetes has noticed."""
+        self._alive.discard(name)
+        self._set_ready(name, "Unknown")
+
+    def freeze_node(self, name: str) -> None:
+        """No more heartbeats, and Kubernetes has not noticed yet (its pods are silent)."""
+        self._alive.discard(name)
+
+    def remove_node(self, name: str) -> None:
+        self._alive.discard(name)
+        self.core.delete_node(name)
+
+    def _set_ready(self, name: str, status: str, more: dict[str, Any] | None = None) -> None:
+        stamp = now_text()
+        ready = {
+            "type": "Ready",
+            "status": status,
+            "reason": "Test",
+            "lastHeartbeatTime": stamp,
+            "lastTransitionTime": stamp,
+        }
+        body = {"status": {"conditions": [ready], **(more or {})}}
+        self.core.patch_node_status(name, body)
+
+    def add_volume(self, claim: str, path: Path) -> None:
+        """A hostPath volume bound to a claim: what `checkpoint.volume` names."""
+        volume = {
+            "metadata": {"name": claim},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "hostPath": {"path": str(path)},
+                "claimRef": {"namespace": "default", "name": claim},
+            },
+        }
+        wanted = {
+            "metadata": {"name": claim},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": claim,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+        self.core.create_persistent_volume(volume)
+        self.core.create_namespaced_persistent_volume_claim("default", wanted)
+        claims = self.core.read_namespaced_persistent_volume_claim
+        wait_for("the claim is bound", lambda: claims(claim, "default").status.phase == "Bound")
+
+    # --- topologies -----------------------------------------------------------
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        created: Any = self.custom.create_namespaced_custom_object(
+            *GROUP, "default", "streamtopologies", manifest
+        )
+        return dict(created)
+
+    def edit(self, name: str, change: Callable[[dict[str, Any]], None]) -> int:
+        """The new generation."""
+        manifest = self.topology(name)
+        change(manifest["spec"])
+        changed: Any = self.custom.replace_namespaced_custom_object(
+            *GROUP, "default", "streamtopologies", name, manifest
+        )
+        return int(changed["metadata"]["generation"])
+
+    def topology(self, name: str) -> dict[str, Any]:
+        found: Any = self.custom.get_namespaced_custom_object(
+            *GROUP, "default", "streamtopologies", name
+        )
+        return dict(found)
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.topology(name).get("status") or {})
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        conditions = self.status(name).get("conditions") or []
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def delete(self, name: str, policy: str) -> None:
+        self.custom.delete_namespaced_custom_object(
+            *GROUP, "default", "streamtopologies", name, body={"propagationPolicy": policy}
+        )
+
+    def pods(self, name: str, role: str = "task") -> dict[str, Any]:
+        selector = f"rekindle.dev/topology={name},rekindle.dev/role={role}"
+        listed = self.core.list_namespaced_pod("default", label_selector=selector)
+        return {pod.metadata.name: pod for pod in listed.items}
+
+    def reasons(self, name: str) -> list[str]:
+        # As JSON: the client's class refuses the Events of others, whose eventTime is null.
+        listed: Any = self.core.list_namespaced_event("default", _preload_content=False)
+        events = json.loads(listed.data)["items"]
+        return [e["reason"] for e in events if e["involvedObject"].get("name") == name]
+
+    def left_of(self, name: str) -> list[str]:
+        selector = f"rekindle.dev/topology={name}"
+        rbac = client.RbacAuthorizationV1Api(self.core.api_client)
+        lists = [
+            self.core.list_namespaced_pod,
+            self.core.list_namespaced_config_map,
+            self.core.list_namespaced_service_account,
+            self.coordination.list_namespaced_lease,
+            rbac.list_namespaced_role,
+            rbac.list_namespaced_role_binding,
+        ]
+        return [
+            f"{item.kind or type(item).__name__} {item.metadata.name}"
+            for call in lists
+            for item in call("default", label_selector=selector).items
+        ]
+
+    # --- kubelets and the data plane ------------------------------------------
+
+    def _play(self) -> None:
+        while not self._stop.wait(_BEAT_S):
+            try:
+                self._beat()
+            except (ApiException, urllib3.exceptions.HTTPError) as error:
+                print("the fake data plane is refused:", error, file=sys.stderr)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten_at >= _HEARTBEAT_S:
+            self._beaten_at = time.monotonic()
+            for node in list(self._alive):
+                body = {"spec": {"renewTime": now_text()}}
+                self.coordination.patch_namespaced_lease(node, "kube-node-lease", body)
+        pods = self.core.list_namespaced_pod("default").items
+        for pod in pods:
+            if pod.spec.node_name in self._alive:
+                self._run(pod)
+        if self.coordinators_run:
+            for name in {p.metadata.labels.get("rekindle.dev/topology") for p in pods} - {None}:
+                self._coordinate(name, pods)
+
+    def _run(self, pod: Any) -> None:
+        name = pod.metadata.name
+        if pod.metadata.deletion_timestamp:
+            _unless_gone(
+                lambda: self.core.delete_namespaced_pod(name, "default", grace_period_seconds=0)
+            )
+        elif pod.status.phase != "Running":
+            conditions = [{"type": "Ready", "status": "True"}]
+            body = {"status": {"phase": "Running", "podIP": "127.1.1.1", "conditions": conditions}}
+            _unless_gone(lambda: self.core.patch_namespaced_pod_status(name, "default", body))
+
+    def _coordinate(self, topology: str, pods: list[Any]) -> None:
+        own = [p for p in pods if p.metadata.labels.get("rekindle.dev/topology") == topology]
+        by_role: dict[str, list[Any]] = {"task": [], "coordinator": []}
+        for pod in own:
+            if pod.status.phase == "Running":
+                by_role[pod.metadata.labels["rekindle.dev/role"]].append(pod)
+        heads = [p for p in by_role["coordinator"] if p.spec.node_name in self._alive]
+        if not heads:
+            return
+        fence = max(int(p.metadata.labels["rekindle.dev/incarnation"]) for p in heads)
+        lease = {"spec": {"holderIdentity": str(fence), "renewTime": now_text()}}
+        _unless_gone(
+            lambda: self.coordination.patch_namespaced_lease(
+                f"{topology}-coordinator", "default", lease
+            )
+        )
+        self._report(topology, fence, by_role["task"])
+
+    def _report(self, topology: str, fence: int, pods: list[Any]) -> None:
+        tasks: dict[str, dict[str, Any]] = {}
+        for pod in pods:
+            label = {k.split("/")[-1]: v for k, v in pod.metadata.labels.items()}
+            slot = f"{label['segment']}/{label['partition']}/{label['replica']}"
+            incarnation = int(label["incarnation"])
+            if incarnation > tasks.get(slot, {}).get("incarnation", 0):
+                silent = pod.metadata.name in self.silent
+                tasks[slot] = {
+                    "slot": slot,
+                    "incarnation": incarnation,
+                    "phase": "Live",
+                    "suspected": silent,
+                    "stableEpoch": 7,
+                }
+        data_plane = {"fence": fence, "generation": 1, "tasks": list(tasks.values())}
+        view = self.custom_or_none(topology)
+        if view is None:
+            return
+        body = {
+            "apiVersion": "/".join(GROUP),
+            "kind": "StreamTopology",
+            "metadata": {"name": topology, "uid": view["metadata"]["uid"]},
+            "status": {"dataPlane": data_plane},
+        }
+        if view.get("status", {}).get("dataPlane") != data_plane:
+            path = f"/apis/{'/'.join(GROUP)}/namespaces/default/streamtopologies/{topology}/status"
+            self._apply(path, body)
+
+    def _apply(self, path: str, body: dict[str, Any]) -> None:
+        request = self.core.api_client.param_serialize(
+            "PATCH",
+            path,
+            query_params=[("fieldManager", "rekindle-coordinator"), ("force", "true")],
+            header_params={"Content-Type": "application/apply-patch+yaml"},
+            body=body,
+        )
+        response = self.core.api_client.call_api(*request)
+        text = response.read()
+        if response.status not in (200, 201, 404, 409):
+            raise ApiException(status=response.status, reason=str(text))
+
+    def custom_or_none(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self.topology(name)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+
+def _unless_gone(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except ApiException as error:
+        if error.status not in (404, 409):
+            raise
+
+
+class Operator:
+    """`python -m rekindle_operator` as a process."""
+
+    def __init__(self, kubeconfig: Path, directory: Path, identity: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = directory / f"{identity}.log"
+        environment = os.environ | {
+            "KUBECONFIG": str(kubeconfig),
+            "REKINDLE_HTTP_BIND": "127.0.0.1",
+            "REKINDLE_HTTP_PORT": str(self.port),
+            "REKINDLE_OPERATOR_IDENTITY": identity,
+            "REKINDLE_LEASE_SECONDS": "4",
+            "REKINDLE_RENEW_DEADLINE_SECONDS": "3",
+            "REKINDLE_RETRY_SECONDS": "1",
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rekindle_operator"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def get(self, path: str) -> str:
+        try:
+            answer = urllib3.request("GET", f"http://127.0.0.1:{self.port}{path}", retries=False)
+        except urllib3.exceptions.HTTPError:
+            return ""
+        return answer.data.decode() if answer.status == 200 else ""
+
+    def leads(self) -> bool:
+        return "rekindle_operator_leader 1.0" in self.get("/metrics")
+
+    def errors(self) -> list[str]:
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if '"exception"' in line or not line.startswith("{")]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
