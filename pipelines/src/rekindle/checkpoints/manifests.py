@@ -7,6 +7,7 @@ pure function `garbage`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -155,7 +156,7 @@ def garbage(
         saved = parse_entry_name(info.name) or parse_state_name(info.name)
         if saved is None:
             return False
-        return saved.epoch <= committed.get(saved.key, min(committed.values(), default=-1))
+        return saved.epoch <= committed[saved.key]
 
     order = {"manifests": 0, "entries": 1, "state": 2}
     return sorted(
@@ -163,9 +164,12 @@ def garbage(
     )
 
 
-def _committed(newest: Manifest) -> dict[str, int]:
-    """Partition -> epoch of its newest committed entry."""
-    return {key: max(ref.epoch for ref in refs) for key, refs in newest.entries.items() if refs}
+def _committed(newest: Manifest) -> Mapping[str, int]:
+    """Partition -> epoch of its newest committed entry; for one that the manifest does not know
+    (of an earlier generation, or of one that is coming) the lowest of all."""
+    known = {key: max(ref.epoch for ref in refs) for key, refs in newest.entries.items() if refs}
+    lowest = min(known.values(), default=-1)
+    return defaultdict(lambda: lowest, known)
 
 
 def _roots(objects: Iterable[ObjectInfo], manifests: Sequence[Manifest]) -> set[str]:
@@ -176,6 +180,6 @@ def _roots(objects: Iterable[ObjectInfo], manifests: Sequence[Manifest]) -> set[
         committed = _committed(max(manifests, key=lambda m: m.seq))
         for info in objects:
             saved = parse_entry_name(info.name)
-            if saved is not None and saved.epoch > committed.get(saved.key, -1):
+            if saved is not None and saved.epoch > committed[saved.key]:
                 roots.add(info.name)
     return roots
