@@ -184,7 +184,8 @@ def _window(
     problems: list[Problem],
 ) -> pa.Schema | None:
     for at, name in enumerate(node.inputs):
-        if name in inputs and inputs[name].event_time is None:
+        stream = inputs.get(name)
+        if stream is not None and stream.schema is not None and stream.event_time is None:
             problems.append(_no_event_time(name, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
     groups = _groups(window, schema, path, problems)

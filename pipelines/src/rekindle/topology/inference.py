@@ -21,6 +21,8 @@ from rekindle.topology.tokens import DIALECT
 _UNKNOWN = {b"rekindle.type": b"unknown"}
 _TRUNCATIONS = (exp.TimestampTrunc, exp.DateTrunc)
 _TABLE = "__input"
+_DIFFERS_FROM_SPARK = (exp.DataType.Type.DECIMAL, exp.DataType.Type.TINYINT)
+"""Results that sqlglot takes for another type than Spark does: precision, and year() as a byte."""
 
 
 def field_of(name: str, kind: pa.DataType | None) -> pa.Field:
@@ -67,6 +69,9 @@ def _arrow(item: exp.Expr) -> pa.DataType | None:
         return TIMESTAMP
     kind = tree.type
     if kind is None or kind.is_type(exp.DataType.Type.UNKNOWN, exp.DataType.Type.NULL):
+        return None
+    computed = not isinstance(tree, exp.Column | exp.Cast)
+    if computed and kind.is_type(*_DIFFERS_FROM_SPARK):
         return None
     text = "STRING" if kind.is_type(*exp.DataType.TEXT_TYPES) else kind.sql(dialect=DIALECT)
     try:
