@@ -12,7 +12,6 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.commit import Committer, Scene, rfc3339
 from rekindle.coordinator.divergence import DigestComparison
 from rekindle.coordinator.graph import Graph, build_graph
@@ -41,9 +40,10 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.retention import Standings, floors, oldest
-from rekindle.coordinator.routes import saver, serving_replicas, upstreams
+from rekindle.coordinator.routes import serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
-from rekindle.protocol import Answer, Poll, RestorePoint, SinkAssignment, TaskRef
+from rekindle.coordinator.wishes import Told
+from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
 from rekindle.topology.model import Slot
 
 SETTLE_S = 3.0
@@ -207,7 +207,7 @@ class Coordinator:
         waits = task.answer is not None and task.answer.phase == "Waiting"
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
-        refs = manifest.entries.get(partition_of(task.slot).key)
+        refs = manifest.entries.get(task.partition.key)
         if not refs:
             return []
         entry = oldest(refs)
@@ -267,7 +267,7 @@ class Coordinator:
         restoring: dict[Partition, tuple[int, ...]] = {}
         unknown: set[Partition] = set()
         for task in self.membership:
-            partition = partition_of(task.slot)
+            partition = task.partition
             if task.unknown:
                 unknown.add(partition)
             elif task.position is not None:
@@ -305,11 +305,11 @@ class Coordinator:
             return {}
         slots: dict[Partition, list[Slot]] = {}
         for task in self.membership:
-            slots.setdefault(partition_of(task.slot), []).append(task.slot)
+            slots.setdefault(task.partition, []).append(task.slot)
         return {
             task.slot: tuple(
                 slot
-                for source in self._graph.inputs.get(partition_of(task.slot), ())
+                for source in self._graph.inputs.get(task.partition, ())
                 for slot in slots.get(source, ())
             )
             for task in self.membership
@@ -320,8 +320,8 @@ class Coordinator:
         return math.ceil(_PROOF_S / interval_s)
 
     def _reader_slots(self, task: Task) -> list[Slot]:
-        readers = self._graph.readers.get(partition_of(task.slot), ()) if self._graph else ()
-        return [t.slot for t in self.membership if partition_of(t.slot) in readers]
+        readers = self._graph.readers.get(task.partition, ()) if self._graph else ()
+        return [t.slot for t in self.membership if t.partition in readers]
 
     def _is_source(self, slot: Slot) -> bool:
         return self._graph is not None and self._graph.inputs.get(partition_of(slot)) == ()
@@ -365,41 +365,11 @@ class Coordinator:
         )
         poll = Poll(fence=self.fence, generation=generation.number, task=ref, ask_only=True)
         manifest, graph = self.committer.claimed, self._graph
-        known = graph is not None and partition_of(slot) in graph.readers
-        # One that has not answered this coordinator yet may be running with a wish of its own.
-        if not self.ready or not known or manifest is None or task.answer is None:
+        if not self.ready or manifest is None or graph is None:
             return poll
-        return poll.model_copy(update=self._wish(task, manifest))
-
-    def _wish(self, task: Task, manifest: Manifest) -> dict[str, object]:
-        assert self._graph is not None
-        partition = partition_of(task.slot)
-        committed = manifest.entries[partition.key][0]
-        replicas = self._replicas.get(partition, [])
-        return {
-            "ask_only": False,
-            # Only to one that has none: its next boot must not find an old one in a late poll.
-            "restore": task.assigned if task.phase == "Waiting" else None,
-            "upstreams": upstreams(task.slot, self._graph, self._replicas, self.is_suspected),
-            "sinks": self._sinks(partition, manifest),
-            "floor": self._floor(task, manifest),
-            "saver": saver(replicas, self.is_suspected) == task.slot,
-            "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
-        }
-
-    def _sinks(self, partition: Partition, manifest: Manifest) -> tuple[SinkAssignment, ...]:
-        assert self._graph is not None
-        return tuple(
-            SinkAssignment(query=query, from_epoch=manifest.query_start[query])
-            for query in self._graph.queries[partition.segment]
-        )
-
-    def _floor(self, task: Task, manifest: Manifest) -> int | None:
-        """The stream's floor, but never beyond what this task's own sinks still have to write."""
-        partition = partition_of(task.slot)
-        floor = self._floors.get(partition)
-        if floor is None or task.answer is None:
-            return None
-        for sink in self._sinks(partition, manifest):
-            floor = min(floor, task.answer.sinks.get(sink.query, sink.from_epoch - 1))
-        return floor if floor >= 0 else None
+        # One that has not answered this coordinator yet may be running with a wish of its own;
+        # one of an older generation keeps the wish it has.
+        if task.answer is None or task.partition not in graph.readers:
+            return poll
+        told = Told(graph, manifest, self._replicas, self._floors, self.is_suspected)
+        return poll.model_copy(update=told.wish(task))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.coordinator.model import Pod
+from rekindle.coordinator.model import Partition, Pod, partition_of
 from rekindle.protocol import FLIGHT_PORT, Answer, RestorePoint
 from rekindle.topology.model import Slot
 
@@ -44,10 +44,12 @@ class Task:
     suspected_since: float | None = None
     last_failure: str | None = None
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    slot: Slot = field(init=False)
+    partition: Partition = field(init=False)
 
-    @property
-    def slot(self) -> Slot:
-        return self.pod.slot
+    def __post_init__(self) -> None:
+        self.slot = self.pod.slot
+        self.partition = partition_of(self.pod.slot)
 
     @property
     def endpoint(self) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 from rekindle.coordinator.model import Generation, Pod
 from rekindle.errors import RekindleError
-from rekindle.topology.compile import compile_topology
-from rekindle.topology.load import API_VERSION, KIND, load_spec
 from rekindle.topology.model import Slot, Topology
 
+# Not from rekindle.topology.load: that needs the SQL parser's 30 MB (see compiling).
+API_VERSION = "rekindle.dev/v1alpha1"
+KIND = "StreamTopology"
 TOPOLOGY_LABEL = "rekindle.dev/topology"
 ROLE_LABEL = "rekindle.dev/role"
 GENERATION_LABEL = "rekindle.dev/generation"
@@ -55,36 +56,34 @@ def pod_from(document: Mapping[str, Any]) -> Pod | None:
     )
 
 
-def newest_generation(
-    config_maps: Iterable[Mapping[str, Any]], uid: str, compiled: dict[int, Topology]
-) -> Generation | None:
-    """The newest generation of the topology with this uid; `compiled` remembers across calls."""
-    found: dict[int, Topology] = {}
+def generations_from(
+    config_maps: Iterable[Mapping[str, Any]], uid: str
+) -> dict[int, tuple[str, Json]]:
+    """Number -> (name, spec) of the generations of the topology with this uid."""
+    found: dict[int, tuple[str, Json]] = {}
     for document in config_maps:
-        name = document["metadata"]["name"]
         text = (document.get("data") or {}).get("topology.json")
         if text is None:
             continue
         try:
             topology = json.loads(text)
-            number = int(topology["generation"])
-            if topology["uid"] != uid:
-                continue
-            if number not in compiled:
-                spec = load_spec(topology["spec"])
-                compiled[number] = compile_topology(spec, topology["name"])
+            if topology["uid"] == uid:
+                found[int(topology["generation"])] = (str(topology["name"]), topology["spec"])
         except (ValueError, KeyError, TypeError) as error:
+            name = document["metadata"]["name"]
             raise ObjectError(f"ConfigMap {name}: topology.json: {error!r}") from error
-        found[number] = compiled[number]
-    if not found:
-        return None
+    return found
+
+
+def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
+    """`compiled` holds one generation at least."""
     lineage = {
         segment.id: tuple(topology.nodes[name].id for name in segment.nodes)
-        for topology in found.values()
+        for topology in compiled.values()
         for segment in topology.segments
     }
-    newest = max(found)
-    return Generation(newest, found[newest], lineage)
+    newest = max(compiled)
+    return Generation(newest, compiled[newest], lineage)
 
 
 def status_patch(namespace: str, name: str, uid: str, data_plane: Mapping[str, Any]) -> Json:

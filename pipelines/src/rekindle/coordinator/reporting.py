@@ -16,10 +16,9 @@ from typing import Any
 from rekindle.coordinator.backoff import UNREACHABLE, BackOff
 from rekindle.coordinator.kube import ApiError, KubeApi
 from rekindle.coordinator.model import FenceRaised, ProblemSaid
-from rekindle.coordinator.objects import FIELD_MANAGER, holder, lease, status_patch
+from rekindle.coordinator.objects import API_VERSION, FIELD_MANAGER, holder, lease, status_patch
 from rekindle.coordinator.settings import Settings
 from rekindle.coordinator.watching import Feed
-from rekindle.topology.load import API_VERSION
 
 _log = logging.getLogger(__name__)
 _REFUSED = (409, 422)

@@ -48,7 +48,7 @@ def serving_replicas(
     found: dict[Partition, list[Task]] = {}
     for task in membership:
         if serves(task) and not is_diverged(task.slot):
-            found.setdefault(partition_of(task.slot), []).append(task)
+            found.setdefault(task.partition, []).append(task)
     return found
 
 

@@ -16,12 +16,13 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.commit import rfc3339
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Membership, Task
-from rekindle.coordinator.model import ApplyStatus, Generation, partition_of
+from rekindle.coordinator.model import ApplyStatus, Generation
 from rekindle.coordinator.routes import Judge
 from rekindle.streams.epochs import NO_EPOCH
 
 PACE_S = 2.0
 _HEADS = 4096
+_PROBLEMS = 32
 
 
 class HeadHistory:
@@ -70,7 +71,7 @@ def build_status(view: View, now: float) -> dict[str, Any]:
         "fence": view.fence,
         "tasks": [_task(t, view) for t in sorted(view.membership, key=lambda t: t.slot)],
         "diverged": list(view.diverged),
-        "problems": list(view.problems),
+        "problems": [_bounded(p) for p in view.problems[:_PROBLEMS]],
     }
     if view.generation is not None:
         status["generation"] = view.generation.number
@@ -138,7 +139,7 @@ def _stable_epoch(query: str, segment: str, partitions: int, membership: Members
     """What is durable in every partition, by whichever replica wrote it."""
     best = [NO_EPOCH] * partitions
     for task in membership:
-        where = partition_of(task.slot)
+        where = task.partition
         if where.segment == segment and where.index < partitions and task.answer is not None:
             durable = task.answer.sinks.get(query, NO_EPOCH)
             best[where.index] = max(best[where.index], durable)
@@ -150,18 +151,18 @@ class StatusPace:
 
     def __init__(self) -> None:
         self._said: Mapping[str, Any] | None = None
-        self._said_at = 0.0
+        self._looked_at = 0.0
         self._urgent = True
 
     def hurry(self) -> None:
         self._urgent = True
 
     def due(self, now: float) -> bool:
-        return self._urgent or now - self._said_at >= PACE_S
+        return self._urgent or now - self._looked_at >= PACE_S
 
     def offer(self, status: Mapping[str, Any], now: float) -> Iterable[ApplyStatus]:
-        self._urgent = False
+        self._urgent, self._looked_at = False, now
         if status == self._said:
             return ()
-        self._said, self._said_at = status, now
+        self._said = status
         return (ApplyStatus(status),)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.coordinator.backoff import UNREACHABLE, BackOff
+from rekindle.coordinator.compiling import CompilationFailed, compile_specs
 from rekindle.coordinator.kube import ApiError, KubeApi
 from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
 from rekindle.coordinator.objects import (
@@ -19,11 +20,11 @@ from rekindle.coordinator.objects import (
     ROLE_LABEL,
     TOPOLOGY_LABEL,
     ObjectError,
+    generations_from,
     newest_generation,
     pod_from,
 )
 from rekindle.coordinator.settings import Settings
-from rekindle.errors import InvalidTopology
 from rekindle.topology.model import Topology
 
 Feed = Callable[[Event], None]
@@ -89,7 +90,7 @@ class PodWatcher:
 
 
 class GenerationReader:
-    """Asks for the topology's ConfigMaps; a changed one is compiled in a thread."""
+    """Asks for the topology's ConfigMaps; a new one is compiled in a child process."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
@@ -106,7 +107,7 @@ class GenerationReader:
                 await self._check()
                 back_off.reset()
                 self._feed(ProblemSaid("generation", None))
-            except (ObjectError, InvalidTopology) as error:
+            except (ObjectError, CompilationFailed) as error:
                 self._feed(ProblemSaid("generation", str(error)))
             except UNREACHABLE as error:
                 _log.warning("ConfigMaps: %r", error)
@@ -118,9 +119,12 @@ class GenerationReader:
         versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
         if versions == self._versions:
             return
-        generation = await asyncio.to_thread(
-            newest_generation, items, self._settings.uid, self._compiled
-        )
+        found = generations_from(items, self._settings.uid)
+        new = [number for number in found if number not in self._compiled]
+        if new:
+            made = await compile_specs([found[number] for number in new])
+            self._compiled.update(zip(new, made, strict=True))
+        self._compiled = {number: self._compiled[number] for number in found}
         self._versions = versions
-        if generation is not None:
-            self._feed(GenerationSeen(generation))
+        if self._compiled:
+            self._feed(GenerationSeen(newest_generation(self._compiled)))

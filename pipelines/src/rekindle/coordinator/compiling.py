@@ -1,0 +1,70 @@
+"""Compiles topologies in a child process, which ends with it.
+
+The SQL parser costs some 30 MB and a second of CPU; a coordinator needs neither but for the moment
+in which a generation appears, and must not miss heartbeats in that moment.
+
+As a module (`python -m rekindle.coordinator.compiling`) it is that child: standard input is JSON
+`[[name, spec], ...]`, standard output the pickled list of Topology, or of what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.topology.model import Topology
+
+_DEADLINE_S = 60.0
+
+
+class CompilationFailed(RekindleError):
+    """A generation's spec does not compile (the operator accepted it), or the child died."""
+
+
+async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology]:
+    """Raises CompilationFailed for the first that does not compile."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        work = child.communicate(json.dumps(specs).encode())
+        output, complaint = await asyncio.wait_for(work, _DEADLINE_S)
+    except TimeoutError as error:
+        raise CompilationFailed(f"compiling did not end within {_DEADLINE_S:g} s") from error
+    finally:
+        if child.returncode is None:
+            child.kill()
+    if child.returncode != 0:
+        raise CompilationFailed(f"compiling ended badly: {complaint.decode()[-500:]}")
+    result: list[Topology] | str = pickle.loads(output)
+    if isinstance(result, str):
+        raise CompilationFailed(result)
+    return result
+
+
+def _main() -> None:
+    from rekindle.errors import InvalidTopology
+    from rekindle.topology.compile import compile_topology
+    from rekindle.topology.load import load_spec
+
+    result: list[Topology] | str
+    try:
+        specs = json.load(sys.stdin)
+        result = [compile_topology(load_spec(spec), name) for name, spec in specs]
+    except InvalidTopology as error:
+        result = str(error)
+    sys.stdout.buffer.write(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    _main()

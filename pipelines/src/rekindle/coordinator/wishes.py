@@ -1,0 +1,54 @@
+"""What one poll tells a task: the whole wish, level-triggered (rekindle.protocol). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.membership import Task
+from rekindle.coordinator.model import Partition
+from rekindle.coordinator.routes import Judge, saver, upstreams
+from rekindle.protocol import RestorePoint, SinkAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all wishes are made of: the newest manifest of ours, who serves, the streams' floors."""
+
+    graph: Graph
+    manifest: Manifest
+    replicas: dict[Partition, list[Task]]
+    floors: Mapping[Partition, int]
+    is_suspected: Judge
+
+    def wish(self, task: Task) -> dict[str, object]:
+        """The fields of `Poll` beyond its address."""
+        committed = self.manifest.entries[task.partition.key][0]
+        replicas = self.replicas.get(task.partition, [])
+        return {
+            "ask_only": False,
+            # Only to one that has none: its next boot must not find an old one in a late poll.
+            "restore": task.assigned if task.phase == "Waiting" else None,
+            "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
+            "sinks": self._sinks(task.partition),
+            "floor": self._floor(task),
+            "saver": saver(replicas, self.is_suspected) == task.slot,
+            "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
+        }
+
+    def _sinks(self, partition: Partition) -> tuple[SinkAssignment, ...]:
+        return tuple(
+            SinkAssignment(query=query, from_epoch=self.manifest.query_start[query])
+            for query in self.graph.queries[partition.segment]
+        )
+
+    def _floor(self, task: Task) -> int | None:
+        """The stream's floor, but never beyond what this task's own sinks still have to write."""
+        floor = self.floors.get(task.partition)
+        if floor is None or task.answer is None:
+            return None
+        for sink in self._sinks(task.partition):
+            floor = min(floor, task.answer.sinks.get(sink.query, sink.from_epoch - 1))
+        return floor if floor >= 0 else None
