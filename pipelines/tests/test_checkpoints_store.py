@@ -8,8 +8,11 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.errors import StoreError
@@ -24,7 +27,7 @@ class FailingObjects:
         self._inner = inner
         self._fault = fault
 
-    def mark(self, name: str, data: bytes) -> bytes:
+    def mark(self, name: str, data: bytes | None) -> bytes:
         self._fault("mark", name)
         return self._inner.mark(name, data)
 
@@ -125,6 +128,13 @@ def test_a_root_that_is_moved_away_fails_writes_until_it_is_back(tmp_path: Path)
     assert store.put("y", b"1")
 
 
+def test_who_may_not_create_a_store_waits_for_one(url: str) -> None:
+    with pytest.raises(StoreError, match="is not there"):
+        Store(url, create=False)
+    Store(url).put("x", b"1")
+    assert Store(url, create=False).get("x") == b"1"
+
+
 def test_another_store_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     root = tmp_path / "store"
     store = Store(f"file://{root}")
@@ -208,3 +218,64 @@ def test_a_writer_whose_temporary_was_removed_writes_it_again(
     assert store.put("a", b"1")
     assert len(calls) == 2
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208
+
+
+class RefusedByServer(Exception):
+    """As botocore's ClientError."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+class FakeS3(MemoryFileSystem):
+    """s3fs as far as it matters: a conditional put that the server refuses is an OSError."""
+
+    protocol = ("s3",)
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    refusals: ClassVar[list[str]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(MemoryFileSystem._strip_protocol(path.replace("s3://", "memory://")))
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        code = FakeS3.refusals.pop(0) if FakeS3.refusals else ""
+        if mode == "create" and self.exists(path):
+            code = code or "PreconditionFailed"
+        if code:
+            raise OSError(5, "refused") from RefusedByServer(code)
+        super().pipe_file(path, value)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fs: FakeS3) -> None:
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **o: (fs, fs._strip_protocol(url)))
+
+
+def test_s3_refusing_a_conditional_put_is_no_error_but_an_overload_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(monkeypatch, FakeS3())
+    store = Store("s3://bucket/path", retry=Retry(sleep=lambda s: None))
+    assert store.put("a/x", b"1")
+    assert not store.put("a/x", b"2")
+    FakeS3.refusals[:] = ["SlowDown", "InternalError"]
+    assert store.put("a/y", b"2")
+    FakeS3.refusals[:] = ["SlowDown"] * 4
+    with pytest.raises(StoreError, match="s3://bucket/path cannot write a/z"):
+        store.put("a/z", b"3")
+    assert [i.name for i in store.list("a/")] == ["a/x", "a/y"]
+    assert store.get("a/x") == b"1"
+
+
+def test_an_s3_file_system_too_old_for_conditional_puts_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Old(FakeS3):
+        def pipe_file(self, path: str, value: bytes) -> None:  # type: ignore[override]
+            raise AssertionError("not reached")
+
+    use(monkeypatch, Old())
+    with pytest.raises(StoreError, match="too old to create"):
+        Store("s3://bucket/path")

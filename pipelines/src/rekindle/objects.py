@@ -86,8 +86,9 @@ class Objects(Protocol):
 
     url: str
 
-    def mark(self, name: str, data: bytes) -> bytes:
-        """Open the place: make its root and marker if they are absent; the marker that stands."""
+    def mark(self, name: str, data: bytes | None) -> bytes:
+        """Open the place and give the marker that stands there. If there is none, `data` becomes
+        it, and the root is made; without `data` that is PlaceLost."""
         ...
 
     def put(self, name: str, data: bytes) -> bool:
@@ -121,6 +122,13 @@ def split_url(url: str) -> tuple[str, str]:
     return ("file" if protocol == "local" else protocol), path
 
 
+def _standing(objects: Objects, marker: str) -> bytes:
+    try:
+        return objects.get(marker)
+    except FileNotFoundError as e:
+        raise PlaceLost(errno.ENOENT, f"{objects.url} is not there (it has no {marker})") from e
+
+
 class LocalObjects:
     """Objects as files: written beside their place, flushed to disk, then linked (POSIX `link` does
     not replace). Temporaries are hidden, carry a random name, and are removed when 10 minutes old;
@@ -132,10 +140,11 @@ class LocalObjects:
         self._clock = clock
         self._marker: tuple[str, bytes] | None = None
 
-    def mark(self, name: str, data: bytes) -> bytes:
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._create(name, data)
-        self._marker = (name, self.get(name))
+    def mark(self, name: str, data: bytes | None) -> bytes:
+        if data is not None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._create(name, data)
+        self._marker = (name, _standing(self, name))
         return self._marker[1]
 
     def put(self, name: str, data: bytes) -> bool:
@@ -267,7 +276,6 @@ class RemoteObjects:
         self.url = url.rstrip("/")
         self._fs, root = fsspec.core.url_to_fs(self.url, **storage_options)
         self._root = str(root).rstrip("/")
-        self._marker: tuple[str, bytes] | None = None
         pipe = getattr(self._fs, "_pipe_file", self._fs.pipe_file)
         if "mode" not in inspect.signature(pipe).parameters:
             raise ValueError(
@@ -275,10 +283,10 @@ class RemoteObjects:
                 "object only if it is absent; upgrade it (s3fs: 2025.7 or newer)"
             )
 
-    def mark(self, name: str, data: bytes) -> bytes:
-        self._create(name, data)
-        self._marker = (name, self.get(name))
-        return self._marker[1]
+    def mark(self, name: str, data: bytes | None) -> bytes:
+        if data is not None:
+            self._create(name, data)
+        return _standing(self, name)
 
     def put(self, name: str, data: bytes) -> bool:
         return self._create(name, data)

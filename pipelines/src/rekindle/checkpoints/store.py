@@ -32,18 +32,21 @@ class Store:
         self,
         url: str,
         *,
+        create: bool = True,
         retry: Retry | None = None,
         objects: Objects | None = None,
         **storage_options: Any,
     ) -> None:
-        """Open the store, make it if it is absent. `objects` replaces the file system (tests)."""
+        """Open the store. `create`: make it if it is absent; without that its absence is an error,
+        so that whoever restarts while the store is away does not begin another one in its place.
+        `objects` replaces the file system (tests)."""
         self.url = url.rstrip("/")
         self._retry = retry or Retry()
         try:
             self._objects = objects or open_objects(self.url, **storage_options)
         except (OSError, ValueError, ImportError) as e:
             raise StoreError(f"checkpoint store {self.url} cannot be opened: {e}") from e
-        marker = to_json({"store": uuid.uuid4().hex})
+        marker = to_json({"store": uuid.uuid4().hex}) if create else None
         self._call("cannot be opened", lambda: self._objects.mark(MARKER, marker))
 
     def put(self, name: str, data: bytes) -> bool:

@@ -128,7 +128,7 @@ def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeC
     from rekindle.engine.spark.chain import SparkChain
     from rekindle.engine.spark.session import start_session, stop_session
 
-    conf = dict(topology.spec.spark_conf)
+    conf = {"spark.log.level": "ERROR", **topology.spec.spark_conf}
     session = start_session(topology.name, master=master, conf=conf, data_dir=work)
     try:
         yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
