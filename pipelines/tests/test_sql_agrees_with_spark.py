@@ -36,7 +36,8 @@ QUERIES = [
     "SELECT n FROM rows UNION ALL SELECT n * 2 AS m FROM rows",
     "SELECT n / 2 AS half, date_trunc('DAY', ts) AS day, n > 1 AS many, upper(s.f) AS f, "
     "CAST(n AS STRING) AS t, ts + INTERVAL 1 HOUR AS later, year(ts) AS y, n % 2 AS odd, "
-    "price * 2 AS p, CASE WHEN n > 1 THEN 'a' ELSE 'b' END AS c, coalesce(f, d) AS e, -n AS m FROM rows",
+    "price * 2 AS p, "
+    "CASE WHEN n > 1 THEN 'a' ELSE 'b' END AS c, coalesce(f, d) AS e, -n AS m FROM rows",
 ]
 AGGREGATES = [
     "count(*)",

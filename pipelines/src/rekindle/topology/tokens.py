@@ -18,6 +18,8 @@ from rekindle.topology import functions
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 
 DIALECT = "spark"
+_OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""What sqlglot raises, beside its own errors, when calls lack arguments or nest too deeply."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})  # LIKE ANY (...) is no aggregate
 _NOT_CALLS = frozenset(
@@ -43,7 +45,7 @@ def parse(sql: str) -> exp.Expr:
         statements = [s for s in sqlglot.parse(sql, dialect=DIALECT) if s is not None]
     except ParseError as error:
         raise InvalidSql([_parse_finding(error)]) from error
-    except SqlglotError as error:
+    except (SqlglotError, *_OF_BROKEN_TEXT) as error:
         raise InvalidSql([Finding("SqlDoesNotParse", f"does not parse: {error}")]) from error
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
