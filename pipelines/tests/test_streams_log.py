@@ -158,7 +158,7 @@ def test_whole_files_leave_below_the_floor(tmp_path: Path) -> None:
     with pytest.raises(BelowFloor, match=f"begins at {log.base}"):
         log.read(0, 1)
     log.truncate(8)
-    assert (log.base, log.last, log.bytes) == (9, 8, 0)
+    assert (log.base, log.last, log.local_bytes) == (9, 8, 0)
     assert kept[0].rows.equals(batch(4).rows)  # a reader's rows outlive their file
     log.append(batch(9))
     assert open_log(tmp_path).base == 9
@@ -168,7 +168,7 @@ def test_over_budget_it_spills_and_reads_back(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 60, budget=8000, spill=spill, spill_prefix="a/")
     assert spill
-    assert log.bytes <= 9000
+    assert log.local_bytes <= 9000
     assert [b.rows for b in log] == [batch(e).rows for e in range(60)]
     log.close()
     again = open_log(tmp_path, budget=8000, spill=spill)

@@ -13,7 +13,7 @@ from rekindle.streams.sunion import Arrived, Bucket, Channel, SUnion, TentativeR
 
 LEFT = pa.schema([("a", pa.int64())])
 RIGHT = pa.schema([("b", pa.int64())])
-INPUTS = [(LEFT, [0, 2]), (RIGHT, [1])]
+INPUTS = [[0, 2], [1]]
 CHANNELS = [Channel(0, 0), Channel(0, 2), Channel(1, 1)]
 
 
@@ -61,7 +61,7 @@ def test_rows_are_merged_by_input_partition_and_row() -> None:
 
 
 def test_the_watermark_is_the_minimum_and_never_falls() -> None:
-    union = SUnion([(LEFT, [0, 1])], 0, 7)
+    union = SUnion([[0, 1]], 0, 7)
     a, b = Channel(0, 0), Channel(0, 1)
     marks = [(10, 9), (3, 20), (30, 20)]
     arrivals = [

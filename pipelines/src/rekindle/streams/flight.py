@@ -36,7 +36,7 @@ _CHANNEL = [
 ]
 
 
-class StreamUnavailable(RekindleError):  # noqa: N818 - named like rekindle.errors
+class StreamUnavailable(RekindleError):
     """A replica cannot be read: it is away, silent, or does not serve this stream (yet)."""
 
 

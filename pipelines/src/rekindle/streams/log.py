@@ -54,18 +54,15 @@ class _Segment:
     def size(self) -> int:
         return self.index[-1].end if self.index else 0
 
-    def payload(self, record: Record, spill: Spill | None) -> pa.Buffer:
+    def map(self, record: Record) -> pa.Buffer:
+        """The local file, mapped at least to the end of `record`."""
         if self._mapped is None or self._mapped.size < record.end:
-            if self.spilled is None:
-                with pa.memory_map(str(self.path)) as file:
-                    self._mapped = file.read_buffer()
-            else:
-                assert spill is not None
-                self._mapped = pa.py_buffer(spill.get(self.spilled))
-        return self._mapped.slice(record.payload, record.length)
+            with pa.memory_map(str(self.path)) as file:
+                self._mapped = file.read_buffer()
+        return self._mapped
 
     def forget(self) -> None:
-        """Give back the mapping (or the spilled bytes); the next read makes it anew."""
+        """Give back the mapping; the next read makes it anew."""
         self._mapped = None
 
 
@@ -115,7 +112,7 @@ class OutputLog:
         return self._next - 1
 
     @property
-    def bytes(self) -> int:
+    def local_bytes(self) -> int:
         """Bytes on local disk."""
         with self._changed:
             return sum(s.size for s in self._segments if s.spilled is None)
@@ -156,7 +153,9 @@ class OutputLog:
                 if found and size > max_bytes:
                     break
                 found.append((segment, record))
-            return [self._batch(segment, record) for segment, record in found]
+            local = {id(s): s.map(r) for s, r in found if s.spilled is None}  # the last is longest
+        fetched = {id(s): self._fetch(s) for s, _ in found if id(s) not in local}
+        return [self._batch(s, r, (local | fetched)[id(s)]) for s, r in found]
 
     # -- what changes it -------------------------------------------------------------------------
 
@@ -220,9 +219,16 @@ class OutputLog:
         segment = self._segment_of(epoch)
         return segment.index[epoch - segment.index[0].epoch]
 
-    def _batch(self, segment: _Segment, record: Record) -> EpochBatch:
+    def _fetch(self, segment: _Segment) -> pa.Buffer:
+        """The bytes of a spilled segment; without the lock, for it takes the network's time."""
+        assert self._spill is not None
+        assert segment.spilled is not None
+        return pa.py_buffer(self._spill.get(segment.spilled))
+
+    def _batch(self, segment: _Segment, record: Record, data: pa.Buffer) -> EpochBatch:
         try:
-            rows = records.decode(segment.payload(record, self._spill), self.schema)
+            payload = data.slice(record.payload, record.length)
+            rows = records.decode(payload, self.schema)
         except pa.ArrowInvalid as error:
             raise LogCorrupt(
                 f"epoch {record.epoch} in {segment.path} at offset {record.start} cannot be read "
@@ -270,7 +276,7 @@ class OutputLog:
         """Keep local bytes below the budget: spill the oldest file, or refuse."""
         if self._budget is None:
             return
-        while self.bytes >= self._budget:
+        while self.local_bytes >= self._budget:
             local = [s for s in self._segments if s.spilled is None]
             if self._spill is None or not local:
                 raise LogFull(

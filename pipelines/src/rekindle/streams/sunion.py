@@ -51,7 +51,7 @@ class Ready:
     buckets: tuple[Bucket, ...]
 
 
-class TentativeRefused(RekindleError):  # noqa: N818 - named like rekindle.errors
+class TentativeRefused(RekindleError):
     """A batch that is not STABLE reached a task that takes only stable ones."""
 
 
@@ -68,17 +68,15 @@ class SUnion:
 
     def __init__(
         self,
-        inputs: Sequence[tuple[pa.Schema, Sequence[int]]],
+        inputs: Sequence[Sequence[int]],
         next_epoch: int,
         watermark: int,
         max_bytes: int = 256 << 20,
     ) -> None:
-        """`inputs`: schema and partitions read, for each input; `watermark`: after
-        `next_epoch - 1`; `max_bytes`: of rows held ahead, over all channels."""
-        self._schemas = [schema for schema, _ in inputs]
-        self._inboxes = {
-            Channel(i, p): _Inbox() for i, (_, ps) in enumerate(inputs) for p in sorted(ps)
-        }
+        """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
+        `max_bytes`: of rows held ahead, over all channels."""
+        self._inputs = len(inputs)
+        self._inboxes = {Channel(i, p): _Inbox() for i, ps in enumerate(inputs) for p in sorted(ps)}
         if not self._inboxes:
             raise ValueError("an SUnion without inputs never has an epoch ready")
         self._room = max_bytes // len(self._inboxes)
@@ -132,16 +130,15 @@ class SUnion:
         before = self._watermark
         self._watermark = max(before, min(batch.watermark for batch in bucket.values()))
         tables = tuple(
-            _merge(schema, [b.rows for c, b in bucket.items() if c.input == i])
-            for i, schema in enumerate(self._schemas)
+            _merge([b.rows for c, b in bucket.items() if c.input == i]) for i in range(self._inputs)
         )
         self.next_epoch += 1
         return Bucket(self.next_epoch - 1, before, self._watermark, tables)
 
 
-def _merge(schema: pa.Schema, tables: list[pa.Table]) -> pa.Table:
+def _merge(tables: list[pa.Table]) -> pa.Table:
     rows = [table for table in tables if table.num_rows]
-    return pa.concat_tables(rows) if rows else schema.empty_table()
+    return pa.concat_tables(rows) if rows else tables[0]
 
 
 def _agree(known: EpochBatch, batch: EpochBatch) -> None:

@@ -1,0 +1,100 @@
+"""What a task is told before it starts: environment and topology file, parsed once (the edge)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle.errors import RekindleError
+from rekindle.protocol import TaskRef
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Segment, Topology
+
+
+class BadEnvironment(RekindleError):
+    """A variable or the topology file is missing or wrong; names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskConfig:
+    """Who the task is, where it binds and keeps its data, and what it runs."""
+
+    ref: TaskRef
+    bind: str
+    data: Path
+    uid: str
+    generation: int
+    origin_us: int  # start of epoch 0, Unix time
+    topology: Topology
+    segment: Segment
+    cds_archive: Path | None
+
+    @property
+    def interval_us(self) -> int:
+        return self.topology.spec.epoch_interval
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> TaskConfig:
+        """Raises BadEnvironment, InvalidTopology."""
+        path = Path(_required(env, "REKINDLE_TOPOLOGY_FILE"))
+        try:
+            document = json.loads(path.read_text())
+            name, uid = document["name"], document["uid"]
+            generation = int(document["generation"])
+            origin_us = parse_origin(document["origin"])
+            spec = load_spec(document["spec"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadEnvironment(f"topology file {path}: {error!r}") from error
+        # Whether file:// places are shared was judged when the topology was accepted.
+        topology = compile_topology(spec, name, local=True)
+        ref = TaskRef(
+            segment=_required(env, "REKINDLE_SEGMENT"),
+            partition=_number(env, "REKINDLE_PARTITION"),
+            replica=_number(env, "REKINDLE_REPLICA"),
+            incarnation=_number(env, "REKINDLE_INCARNATION"),
+        )
+        segment = next((s for s in topology.segments if s.id == ref.segment), None)
+        if segment is None or not 0 <= ref.partition < segment.partitions:
+            raise BadEnvironment(
+                f"topology {name} (generation {generation}) has no segment {ref.segment} with "
+                f"partition {ref.partition}; REKINDLE_SEGMENT is of another generation"
+            )
+        archive = env.get("REKINDLE_CDS_ARCHIVE")
+        return TaskConfig(
+            ref=ref,
+            bind=_required(env, "REKINDLE_BIND"),
+            data=Path(_required(env, "REKINDLE_DATA")),
+            uid=uid,
+            generation=generation,
+            origin_us=origin_us,
+            topology=topology,
+            segment=segment,
+            cds_archive=Path(archive) if archive else None,
+        )
+
+
+def parse_origin(text: str) -> int:
+    """RFC 3339 -> microseconds since the Unix epoch."""
+    moment = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+def _required(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name)
+    if not value:
+        raise BadEnvironment(f"{name} is not set; see docs/architecture.md, 'A task'")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    value = _required(env, name)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise BadEnvironment(f"{name} is {value!r}, not a number") from error

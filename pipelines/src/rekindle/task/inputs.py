@@ -1,0 +1,231 @@
+"""Where a task's epochs come from: its own source by the wall clock, or upstream partitions.
+
+Both give complete, consecutive epochs through one interface. The clock decides only when a source's
+epoch is released, never what is in it (design §3). Knows no engine, log or sink.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rekindle.connectors.source import ReplayableSource
+from rekindle.engine.model import EpochInput
+from rekindle.protocol import Upstream
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Share, StreamClient
+from rekindle.streams.reader import PartitionReader, Subscription
+from rekindle.streams.sunion import Arrived, Channel, SUnion
+from rekindle.topology.model import Exchange, Input, Segment
+
+AHEAD_BYTES = 128 << 20
+"""Rows that readers may hold before the engine takes them, and as much again that is ready."""
+
+Clock = Callable[[], float]
+"""Unix time in seconds."""
+
+
+class Inputs(Protocol):
+    """Epochs of one task. `take` is called by the engine's thread, the rest by any."""
+
+    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+        """The next complete epochs: at least one unless the time-out passes; more rows than
+        `max_rows` only if the first epoch alone has them."""
+        ...
+
+    def head(self) -> int:
+        """Newest epoch that time, or the upstreams, have released."""
+        ...
+
+    def route(self, upstreams: Sequence[Upstream]) -> None: ...
+    def unreadable(self) -> tuple[str, ...]: ...
+    def problem(self) -> str | None: ...
+    def close(self) -> None: ...
+
+
+class SourceInputs:
+    """The epochs of a source that this task reads itself."""
+
+    def __init__(
+        self,
+        source: ReplayableSource,
+        next_epoch: int,
+        watermark: int,
+        *,
+        origin_us: int,
+        interval_us: int,
+        clock: Clock = time.time,
+    ) -> None:
+        self._source = source
+        self._next = next_epoch
+        self._watermark = watermark
+        self._origin_us = origin_us
+        self._interval_us = interval_us
+        self._clock = clock
+        self._peeked: EpochInput | None = None
+        self._closed = threading.Event()
+
+    def head(self) -> int:
+        return released_epoch(self._clock(), self._origin_us, self._interval_us)
+
+    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+        if self.head() < self._next:
+            due_us = self._origin_us + (self._next + 1) * self._interval_us
+            self._closed.wait(min(timeout_s, max(0.0, due_us / 1e6 - self._clock())))
+        taken: list[EpochInput] = []
+        rows = 0
+        while len(taken) < max_epochs and self._next <= self.head():
+            self._peeked = self._peeked or self._cut()
+            rows += self._peeked.inputs[0].num_rows
+            if taken and rows > max_rows:
+                break
+            taken.append(self._peeked)
+            self._watermark, self._peeked = self._peeked.watermark, None
+            self._next += 1
+        return taken
+
+    def _cut(self) -> EpochInput:
+        cut = self._source.cut(self._next)
+        after = max(self._watermark, cut.watermark)
+        return EpochInput(self._next, self._watermark, after, (cut.rows,))
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        """A source has no upstreams."""
+
+    def unreadable(self) -> tuple[str, ...]:
+        return ()
+
+    def problem(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._source.close()
+
+
+class StreamInputs:
+    """The epochs of upstream streams: a reader for each partition, one SUnion."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        partition: int,
+        next_epoch: int,
+        watermark: int,
+        *,
+        stall_s: float = 3.0,
+        connect: Callable[[str], StreamClient] = StreamClient,
+        ahead_bytes: int = AHEAD_BYTES,
+    ) -> None:
+        reads = [partitions_read(i, partition) for i in segment.inputs]
+        self._changed = threading.Condition()
+        self._union = SUnion(reads, next_epoch, watermark, ahead_bytes)
+        self._ready: deque[EpochInput] = deque()
+        self._ready_bytes = 0
+        self._ahead_bytes = ahead_bytes
+        self._error: Exception | None = None
+        self._closed = False
+        self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
+        for channel in self._union.channels:
+            input = segment.inputs[channel.input]
+            share = _share(input, segment.partitions, partition)
+            reader = self._reader(channel, input, next_epoch, share, stall_s, connect)
+            self._readers.setdefault((input.stream, channel.partition), []).append(reader)
+
+    def _reader(
+        self,
+        channel: Channel,
+        input: Input,
+        next_epoch: int,
+        share: Share | None,
+        stall_s: float,
+        connect: Callable[[str], StreamClient],
+    ) -> PartitionReader:
+        return PartitionReader(
+            Subscription(input.stream, channel.partition, next_epoch, share),
+            lambda batch: self._arrived(channel, batch),
+            lambda: self._has_room(channel),
+            stall_s=stall_s,
+            connect=connect,
+        )
+
+    def _arrived(self, channel: Channel, batch: EpochBatch) -> None:
+        with self._changed:
+            try:
+                ready = self._union.step(Arrived(channel, batch))
+            except Exception as error:
+                self._error = error
+                self._changed.notify_all()
+                raise
+            for effect in ready:
+                for b in effect.buckets:
+                    epoch = EpochInput(b.epoch, b.watermark_before, b.watermark, b.inputs)
+                    self._ready.append(epoch)
+                    self._ready_bytes += _bytes(epoch)
+                self._changed.notify_all()
+
+    def _has_room(self, channel: Channel) -> bool:
+        with self._changed:
+            return self._union.has_room(channel) and self._ready_bytes < self._ahead_bytes
+
+    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error or self._closed, timeout_s)
+            if self._error is not None:
+                raise self._error
+            taken: list[EpochInput] = []
+            rows = 0
+            while self._ready and len(taken) < max_epochs:
+                rows += sum(t.num_rows for t in self._ready[0].inputs)
+                if taken and rows > max_rows:
+                    break
+                taken.append(self._ready.popleft())
+                self._ready_bytes -= _bytes(taken[-1])
+            return taken
+
+    def head(self) -> int:
+        return min(r.released for r in self._all())
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        for upstream in upstreams:
+            for reader in self._readers.get((upstream.stream, upstream.partition), ()):
+                reader.route(upstream.endpoints)
+
+    def unreadable(self) -> tuple[str, ...]:
+        return tuple(sorted({address for r in self._all() for address in r.unreadable()}))
+
+    def problem(self) -> str | None:
+        return next((p for r in self._all() if (p := r.problem()) is not None), None)
+
+    def close(self) -> None:
+        for reader in self._all():
+            reader.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _all(self) -> list[PartitionReader]:
+        return [reader for readers in self._readers.values() for reader in readers]
+
+
+def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
+    """The newest epoch whose time is over."""
+    return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1
+
+
+def partitions_read(input: Input, partition: int) -> list[int]:
+    """Which of the producer's partitions a consumer's partition reads."""
+    return [partition] if input.exchange is Exchange.FORWARD else list(range(input.partitions))
+
+
+def _share(input: Input, partitions: int, partition: int) -> Share | None:
+    if input.exchange is not Exchange.HASH or partitions == 1:
+        return None
+    return Share(input.key_by, partitions, partition)
+
+
+def _bytes(epoch: EpochInput) -> int:
+    return sum(int(table.nbytes) for table in epoch.inputs)

@@ -1,0 +1,126 @@
+"""Saving checkpoints in the background (design §7): a snapshot is a reference to immutable tables.
+
+At most PENDING states wait for the store; when it is slow the older ones are dropped, for only the
+newest checkpoint that all partitions have will be committed. Reports an entry only when every sink
+of the task is durable through it. Knows neither log nor engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.engine.model import State
+from rekindle.errors import RekindleError
+from rekindle.protocol import CheckpointDone, RestorePoint
+
+PENDING = 2
+KEPT = 64
+FIRST_BACK_OFF_S = 0.25
+MAX_BACK_OFF_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A task's state after a checkpoint epoch, and the chain's watermark there."""
+
+    epoch: int
+    watermark: int
+    state: State
+
+
+class SaveStates(Protocol):
+    """`rekindle.checkpoints.state.StateStore`, bound to one segment partition."""
+
+    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef: ...
+    def load_entry(self, name: str) -> Entry: ...
+
+
+class CheckpointSaver:
+    """One thread; `offer` and `commit` return at once."""
+
+    def __init__(self, states: SaveStates) -> None:
+        self.problem: str | None = None
+        self._states = states
+        self._changed = threading.Condition()
+        self._pending: deque[Snapshot] = deque()
+        self._saved: deque[CheckpointDone] = deque(maxlen=KEPT)
+        self._committed: RestorePoint | None = None
+        self._previous: tuple[str, Entry] | None = None
+        self._stopping = False
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def offer(self, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._pending.append(snapshot)
+            while len(self._pending) > PENDING:
+                dropped = self._pending.popleft()
+                _log.warning("checkpoint of epoch %d given up: the store is slow", dropped.epoch)
+            self._changed.notify_all()
+
+    def commit(self, committed: RestorePoint | None) -> None:
+        """The newest manifest holds this entry of ours."""
+        if committed is None:
+            return
+        with self._changed:
+            self._committed = committed
+            while self._saved and self._saved[0].epoch <= committed.epoch:
+                self._saved.popleft()
+
+    def done(self, durable: int | None) -> tuple[CheckpointDone, ...]:
+        """Saved and not yet committed, oldest first, as far as the sinks are durable (None: there
+        are no sinks)."""
+        with self._changed:
+            return tuple(d for d in self._saved if durable is None or d.epoch <= durable)
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is being saved, within the time-out."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        back_off = FIRST_BACK_OFF_S
+        while (snapshot := self._next()) is not None:
+            try:
+                ref = self._states.save(snapshot, self._newest_committed())
+            except Exception as error:
+                if not isinstance(error, (RekindleError, OSError)):
+                    _log.exception("checkpoint of epoch %d", snapshot.epoch)
+                self.problem = f"the checkpoint of epoch {snapshot.epoch} is not saved: {error}"
+                with self._changed:
+                    if not self._pending:
+                        self._pending.append(snapshot)  # unless a newer one has come
+                    self._changed.wait_for(lambda: self._stopping, back_off)
+                back_off = min(2 * back_off, MAX_BACK_OFF_S)
+                continue
+            self.problem, back_off = None, FIRST_BACK_OFF_S
+            done = CheckpointDone(
+                epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
+            )
+            with self._changed:
+                if self._committed is None or done.epoch > self._committed.epoch:
+                    self._saved.append(done)
+
+    def _next(self) -> Snapshot | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._pending)
+            return None if self._stopping else self._pending.popleft()
+
+    def _newest_committed(self) -> Entry | None:
+        """The entry whose objects may be reused: only the newest committed one (§7)."""
+        committed = self._committed
+        if committed is None or committed.object is None:
+            return None
+        if self._previous is None or self._previous[0] != committed.object:
+            self._previous = (committed.object, self._states.load_entry(committed.object))
+        return self._previous[1]

@@ -1,0 +1,129 @@
+"""Sinks as consumers of the task's own output log: one thread for each query (design §9).
+
+The log is the queue: a sink that fails loses nothing and stalls nothing but checkpoints, until the
+log's budget is used up; a query that is added later starts like any other. A sink asks the outside
+for its last epoch before it writes its first. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from rekindle.connectors.sink import Sink
+from rekindle.errors import BelowFloor, RekindleError
+from rekindle.protocol import SinkAssignment
+from rekindle.streams.log import OutputLog
+
+READ_BYTES = 8 << 20
+WAIT_S = 0.25
+FIRST_BACK_OFF_S = 0.1
+MAX_BACK_OFF_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+OpenSink = Callable[[str], Sink]
+"""Query name -> its sink; raises SinkRefused."""
+
+
+class SinkWriter:
+    """Writes one query's epochs from `from_epoch` on; those at or below `restored_from` are known
+    to be durable, because a restore point is reported only when its sinks are."""
+
+    def __init__(
+        self, query: str, from_epoch: int, restored_from: int, log: OutputLog, open_sink: OpenSink
+    ) -> None:
+        self.query = query
+        self.problem: str | None = None
+        self._next = max(from_epoch, restored_from + 1)
+        self._log = log
+        self._open = open_sink
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sink-{query}", daemon=True)
+        self._thread.start()
+
+    @property
+    def durable(self) -> int:
+        """Newest epoch whose bundle is durable."""
+        return self._next - 1
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        back_off = FIRST_BACK_OFF_S
+        sink: Sink | None = None
+        while not self._stopping.is_set():
+            try:
+                if sink is None:
+                    sink = self._open(self.query)
+                    self._next = max(self._next, sink.last_epoch() + 1)
+                self._write_some(sink)
+                self.problem, back_off = None, FIRST_BACK_OFF_S
+            except Exception as error:
+                expected = isinstance(error, (RekindleError, OSError))
+                _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
+                self.problem = self._describe(error)
+                self._stopping.wait(back_off)
+                back_off = min(2 * back_off, MAX_BACK_OFF_S)
+
+    def _write_some(self, sink: Sink) -> None:
+        if not self._log.wait_for(self._next, WAIT_S):
+            return
+        for batch in self._log.read(self._next, READ_BYTES):
+            if self._stopping.is_set():
+                return
+            sink.write(batch)
+            self._next = batch.epoch + 1
+
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, BelowFloor):
+            return f"query {self.query} owes epoch {self._next}, but {error}"
+        text = str(error)
+        return text if text.startswith("query") else f"query {self.query}: {text}"
+
+
+class SinkWriters:
+    """The sinks that the coordinator has assigned to this task."""
+
+    def __init__(self, log: OutputLog, restored_from: int, open_sink: OpenSink) -> None:
+        self._log = log
+        self._restored_from = restored_from
+        self._open = open_sink
+        self._writers: dict[str, SinkWriter] = {}
+
+    def assign(self, sinks: Iterable[SinkAssignment]) -> None:
+        wanted = {s.query: s.from_epoch for s in sinks}
+        writers = dict(self._writers)
+        for query in set(writers) - set(wanted):
+            writers.pop(query).stop()
+        for query in set(wanted) - set(writers):
+            writers[query] = SinkWriter(
+                query, wanted[query], self._restored_from, self._log, self._open
+            )
+        self._writers = writers
+
+    def durable(self) -> Mapping[str, int]:
+        return {query: writer.durable for query, writer in self._writers.items()}
+
+    def problem(self) -> str | None:
+        return next((w.problem for w in self._writers.values() if w.problem), None)
+
+    def flush(self, through: int, timeout_s: float) -> bool:
+        """Wait until all are durable through an epoch; False at the time-out."""
+        done = threading.Event()
+        for _ in range(max(1, int(timeout_s / 0.02))):
+            if all(w.durable >= through for w in self._writers.values()):
+                return True
+            done.wait(0.02)
+        return False
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        for writer in self._writers.values():
+            writer.stop()
+        for writer in self._writers.values():
+            writer.join(timeout_s)
