@@ -17,7 +17,7 @@ from rekindle.reference import run_reference
 from rekindle.topology.load import load_topology
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
-DAYS = int(os.environ.get("REKINDLE_TEST_DAYS", "24"))
+DAYS = int(os.environ.get("REKINDLE_TEST_DAYS", "15"))
 EPOCH = pd.Timedelta(days=3)  # speedup 259200 of one second
 
 pytestmark = pytest.mark.spark
