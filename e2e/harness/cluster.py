@@ -101,7 +101,8 @@ class EmbeddedCluster:
         self._report("starting etcd, kube-apiserver, controller manager, scheduler")
         try:
             self.control_plane.start()
-            self._api_client = config.new_client_from_config(str(self.control_plane.kubeconfig))
+            kubeconfig = str(self.control_plane.kubeconfig)
+            self._api_client = config.new_client_from_config(kubeconfig)  # type: ignore[no-untyped-call]
             self.core = client.CoreV1Api(self._api_client)
             self.custom = client.CustomObjectsApi(self._api_client)
             self._report(f"starting {self._wanted} process nodes")
@@ -171,8 +172,8 @@ class EmbeddedCluster:
 
     def make_volume(self, name: str) -> None:
         """A PersistentVolumeClaim over the shared directory, mounted at /var/lib/rekindle."""
-        size = {"storage": "10Gi"}
-        volume = {
+        size: dict[str, Any] = {"storage": "10Gi"}
+        volume: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
             "metadata": {"name": f"{name}-shared"},
@@ -184,7 +185,7 @@ class EmbeddedCluster:
                 "claimRef": {"namespace": NAMESPACE, "name": name},
             },
         }
-        claim = {
+        claim: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": name, "namespace": NAMESPACE},
@@ -199,7 +200,7 @@ class EmbeddedCluster:
 
     def apply(self, *manifests: dict[str, Any]) -> None:
         """`kubectl apply` of the manifests."""
-        bundle = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        bundle: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(bundle))
 
     def topology(self, name: str) -> dict[str, Any]:
