@@ -1,0 +1,38 @@
+"""Order and comparison of values as Spark has them, for pyarrow. Pure.
+
+Spark's order of doubles is total: −0.0 equals 0.0 and NaN equals itself above all else. Arrow's
+`min` and `max` skip NaN instead, so floats are compared as integers of the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_REST = np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+def order_bits(values: pa.Array) -> pa.Array:
+    """float64 -> int64 with Spark's order; NULL stays NULL."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0
+    floats[np.isnan(floats)] = np.nan
+    bits = floats.view(np.int64)
+    return pa.array(bits ^ ((bits >> np.int64(63)) & _REST), pa.int64(), mask=~valid)
+
+
+def from_order_bits(bits: pa.Array) -> pa.Array:
+    """The inverse of `order_bits`."""
+    valid = bits.is_valid().to_numpy(zero_copy_only=False)
+    raw = pc.fill_null(bits, 0).to_numpy(zero_copy_only=False)
+    floats = (raw ^ ((raw >> np.int64(63)) & _REST)).view(np.float64)
+    return pa.array(floats, pa.float64(), mask=~valid)
+
+
+def sort_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Rows in ascending order of `columns`, NaN and then NULL last."""
+    keys = [(name, "ascending") for name in columns]
+    return table.take(pc.sort_indices(table, keys))

@@ -1,0 +1,23 @@
+"""The chain of no operators: a source that several segments read. Starts no JVM (design §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+
+
+@dataclass(frozen=True, slots=True)
+class PassThroughChain:
+    """Implements `rekindle.engine.model.Chain`: the rows go out as they came in."""
+
+    output_schema: pa.Schema
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        outputs = tuple(
+            EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs)) for e in epochs
+        )
+        return ChainResult(outputs, state)

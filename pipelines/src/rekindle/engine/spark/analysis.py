@@ -1,0 +1,106 @@
+"""What Spark says of a topology's nodes: schemas, the shapes of windows. Runs no job.
+
+The compiler infers types without Spark and may leave some open, so a chain asks Spark, from the
+sources on; every task gets the same answer.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from rekindle.engine.epochs import META_TYPE
+from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.rewrite import META
+from rekindle.engine.spark.stages import Stage, WindowNode, stage_sql, window_node
+from rekindle.engine.window_state import ROWS, WindowShape
+from rekindle.errors import OperatorFailed
+from rekindle.topology.model import Topology
+from rekindle.topology.spec import OperatorSpec
+
+_META_FIELD = pa.field(META, META_TYPE)
+
+
+class Analyst:
+    """Analyses each node once, from its inputs' schemas."""
+
+    def __init__(self, topology: Topology, query: Query) -> None:
+        self._topology = topology
+        self._query = query
+        self._schemas: dict[str, pa.Schema] = {}
+        self._windows: dict[str, tuple[WindowShape, frozenset[str]]] = {}
+
+    def schema(self, name: str) -> pa.Schema:
+        """The schema of a node's rows, all columns nullable."""
+        if name not in self._schemas:
+            node = self._topology.nodes[name]
+            if not isinstance(node.spec, OperatorSpec):
+                self._schemas[name] = all_nullable(node.schema)
+            elif node.spec.window is not None:
+                window = window_node(node, node.spec.window, self._topology)
+                self._schemas[name] = self._finals(window)
+            else:
+                stage = Stage(None, (node,), None)
+                self._schemas[name] = self._analyse(stage, node.inputs, f"operator {name}")
+        return self._schemas[name]
+
+    def window(self, window: WindowNode) -> tuple[WindowShape, frozenset[str]]:
+        """The state's shape, and the keys that are grouped by as text."""
+        name = window.node.name
+        if name not in self._windows:
+            self._windows[name] = self._shape(window)
+        return self._windows[name]
+
+    def _shape(self, window: WindowNode) -> tuple[WindowShape, frozenset[str]]:
+        inputs = window.node.inputs
+        before = self.schema(inputs[0])
+        floats = frozenset(k for k in window.keys if pa.types.is_floating(_type(before, k, window)))
+        stage = Stage(None, (), window)
+        partial = self._analyse(stage, inputs, f"operator {window.node.name}", floats)
+        kinds = tuple(_type(before, k, window) for k in window.keys)
+        partials = tuple(
+            (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
+        )
+        for kind in kinds + tuple(t for _, t, _ in partials):
+            if pa.types.is_nested(kind):
+                raise OperatorFailed(
+                    f"operator {window.node.name}: {kind} can be neither a key nor an aggregate"
+                )
+        assert partial.get_field_index(ROWS) >= 0
+        return WindowShape(window.size, window.slide, kinds, partials), floats
+
+    def _finals(self, window: WindowNode) -> pa.Schema:
+        shape, _ = self.window(window)
+        bounds = [(n, pa.timestamp("us", "UTC")) for n in ("window_start", "window_end")]
+        keys = zip(shape.key_names, shape.keys, strict=True)
+        partials = [(name, kind) for name, kind, _ in shape.partials]
+        closed = pa.schema([_META_FIELD, *bounds, *keys, *partials])
+        text = stage_sql(Stage(window, (), None), [""], float_keys=frozenset(), many=False)
+        what = f"operator {window.node.name}"
+        return _without_epoch(self._query.analyse(text, {window.closed_view: closed}, what))
+
+    def _analyse(
+        self,
+        stage: Stage,
+        inputs: tuple[str, ...],
+        what: str,
+        float_keys: frozenset[str] = frozenset(),
+    ) -> pa.Schema:
+        views = {i: pa.schema([_META_FIELD, *self.schema(i)]) for i in inputs}
+        text = stage_sql(stage, inputs, float_keys=float_keys, many=False)
+        return _without_epoch(self._query.analyse(text, views, what))
+
+
+def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
+    at = next((i for i, n in enumerate(schema.names) if n.lower() == name.lower()), None)
+    if at is None:
+        raise OperatorFailed(f"operator {window.node.name}: groupBy column {name} is not there")
+    return schema.field(at).type
+
+
+def _without_epoch(schema: pa.Schema) -> pa.Schema:
+    return all_nullable(pa.schema([f for f in schema if f.name != "__e"]))
+
+
+def all_nullable(schema: pa.Schema) -> pa.Schema:
+    """Nullability would make otherwise equal plans differ."""
+    return pa.schema([f.with_nullable(True).remove_metadata() for f in schema])

@@ -1,0 +1,167 @@
+"""The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
+
+Every stage of a chain is at most one Spark job for all epochs of a call; a stage without rows costs
+none. What a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
+Deterministic to the bit for given state and epochs (design §3), which is what lets a task release
+output before its state is saved (FlameStream §V).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from rekindle.engine.epochs import meta_column, split_by_epoch, with_meta
+from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+from rekindle.engine.spark.analysis import Analyst, all_nullable
+from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.rewrite import META
+from rekindle.engine.spark.stages import MANY_ROWS, Stage, WindowNode, plan_stages, stage_sql
+from rekindle.engine.window_state import Buckets, WindowShape, advance
+from rekindle.topology.model import Segment, Topology
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DroppedRows:
+    """Rows a window did not take, since the process started: too late, or without event time."""
+
+    late: int = 0
+    untimed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    stage: Stage
+    few: str
+    many: str
+    shape: WindowShape | None
+
+
+@dataclass(slots=True)
+class _Calls:
+    jobs: int = 0
+    dropped: dict[str, DroppedRows] = field(default_factory=dict)
+
+
+class SparkChain:
+    """Construction analyses the whole chain on empty inputs: SQL that Spark refuses raises
+    OperatorFailed with the operator's name here, before the first row."""
+
+    def __init__(self, segment: Segment, topology: Topology, session: SparkSession) -> None:
+        self._query = Query(session.newSession())
+        self.many_rows = MANY_ROWS
+        self._calls = _Calls()
+        analyst = Analyst(topology, self._query)
+        self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
+        sources = [name for name, _ in self._inputs]
+        self._stages: list[_Prepared] = []
+        for stage in plan_stages(segment, topology):
+            shape, float_keys = None, frozenset[str]()
+            if stage.end is not None:
+                shape, float_keys = analyst.window(stage.end)
+                self._calls.dropped[stage.end.node.name] = DroppedRows()
+            few, many = (
+                stage_sql(stage, sources, float_keys=float_keys, many=many)
+                for many in (False, True)
+            )
+            self._stages.append(_Prepared(stage, few, many, shape))
+        self._output_schema = analyst.schema(segment.nodes[-1])
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        return self._output_schema
+
+    @property
+    def jobs(self) -> int:
+        """Spark jobs run so far."""
+        return self._calls.jobs
+
+    @property
+    def dropped(self) -> dict[str, DroppedRows]:
+        """By window operator."""
+        return self._calls.dropped
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        """Run consecutive epochs. Raises OperatorFailed (operators, epochs), EngineLost."""
+        _check_consecutive(epochs)
+        if not epochs:
+            return ChainResult((), state)
+        span = f"epochs {epochs[0].epoch} to {epochs[-1].epoch}"
+        views = {
+            name: with_meta(schema, [(e, e.inputs[at]) for e in epochs])
+            for at, (name, schema) in enumerate(self._inputs)
+        }
+        buckets = dict(state.buckets)
+        rows: pa.Table | None = None
+        for prepared in self._stages:
+            rows = self._run(prepared, views, span)
+            window = prepared.stage.end
+            if window is not None and prepared.shape is not None:
+                old = buckets.get(window.node.id, {})
+                buckets[window.node.id], closed = self._advance(
+                    window, prepared.shape, old, rows, epochs
+                )
+                views = {window.closed_view: _closed_view(closed, prepared.shape, epochs)}
+        tables = split_by_epoch(self._output_schema, rows, [e.epoch for e in epochs])
+        outputs = zip(epochs, tables, strict=True)
+        return ChainResult(
+            tuple(EpochOutput(e.epoch, e.watermark, t) for e, t in outputs), State(buckets)
+        )
+
+    def _run(self, prepared: _Prepared, views: dict[str, pa.Table], span: str) -> pa.Table | None:
+        total = sum(t.num_rows for t in views.values())
+        if not total:
+            return None
+        self._calls.jobs += 1
+        text = prepared.many if total >= self.many_rows and self._query.cores > 1 else prepared.few
+        return self._query.run(text, views, f"operator {prepared.stage.operators}, {span}")
+
+    def _advance(
+        self,
+        window: WindowNode,
+        shape: WindowShape,
+        old: Buckets,
+        rows: pa.Table | None,
+        epochs: Sequence[EpochInput],
+    ) -> tuple[Buckets, pa.Table]:
+        watermarks = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
+        step = advance(shape, old, rows, watermarks)
+        dropped = self._calls.dropped[window.node.name]
+        dropped.late += step.late
+        dropped.untimed += step.untimed
+        return step.buckets, step.closed
+
+
+def _input_names(segment: Segment) -> list[str]:
+    return [segment.nodes[0]] if segment.is_source else [i.name for i in segment.inputs]
+
+
+def _check_consecutive(epochs: Sequence[EpochInput]) -> None:
+    for one, two in pairwise(epochs):
+        if two.epoch != one.epoch + 1 or two.watermark_before != one.watermark:
+            raise ValueError(f"epoch {two.epoch} does not follow epoch {one.epoch}")
+
+
+def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
+    """What `finals_sql` selects from: `__meta`, the window's bounds, keys and partials."""
+    before = {e.epoch: e.watermark_before for e in epochs}
+    number = closed.column("__e").to_numpy()
+    start = closed.column("__w").to_numpy()
+    late = [before[e] for e in number.tolist()]
+    columns = {
+        META: meta_column(number, late),
+        "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
+        "window_end": pa.array(start + shape.size).cast(pa.timestamp("us", "UTC")),
+    }
+    rest = [*shape.key_names, *(name for name, _, _ in shape.partials)]
+    kinds = [*shape.keys, *(kind for _, kind, _ in shape.partials)]
+    table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
+    fields = [*list(table.schema)[:3], *map(pa.field, rest, kinds)]
+    return table.cast(all_nullable(pa.schema(fields)), safe=False)

@@ -1,0 +1,184 @@
+"""The JVM beside this process: its command line, its start and its death. No pyspark here.
+
+PySpark starts `spark-submit`, which runs a bash script, a first JVM that prints a command line, and
+then the JVM proper. Here the command line is made directly (the flags are those of Spark's
+launcher; a test compares them), which saves a JVM start, fixes the class path for AppCDS, and gives
+us the process to watch. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekindle.engine.failure import EngineLost
+
+log = logging.getLogger(__name__)
+
+MAIN = "org.apache.spark.api.python.PythonGatewayServer"
+START_TIMEOUT_S = 120.0
+
+_OPENED = (
+    "java.base/java.lang java.base/java.lang.invoke java.base/java.lang.reflect java.base/java.io"
+    " java.base/java.net java.base/java.nio java.base/java.util java.base/java.util.concurrent"
+    " java.base/java.util.concurrent.atomic java.base/jdk.internal.ref java.base/sun.nio.ch"
+    " java.base/sun.nio.cs java.base/sun.security.action java.base/sun.util.calendar"
+    " java.security.jgss/sun.security.krb5"
+)
+MODULE_FLAGS = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "--add-modules=jdk.incubator.vector",
+    *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED.split()),
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+    "-Dderby.connection.requireAuthentication=false",
+)
+"""What Spark's launcher passes to every JVM."""
+
+OUR_FLAGS = (
+    "-XX:+UseSerialGC",  # one collector thread: the smallest footprint
+    "-XX:TieredStopAtLevel=1",  # C1 only: warm after seconds, no compiler memory
+    "-XX:+ExitOnOutOfMemoryError",  # a half-dead engine must die
+    "-XX:-UsePerfData",  # no memory-mapped file in /tmp
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JvmSpec:
+    """All that decides the command line, and with it whether an AppCDS archive fits."""
+
+    java: Path
+    jars: tuple[Path, ...]
+    heap: str = "512m"
+    extra_flags: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (f"-Xmx{self.heap}", *OUR_FLAGS, *MODULE_FLAGS, *self.extra_flags)
+
+    @property
+    def class_path(self) -> str:
+        return os.pathsep.join(str(j) for j in self.jars)
+
+
+@dataclass(slots=True)
+class Jvm:
+    """A running JVM and where its gateway listens."""
+
+    spec: JvmSpec
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+    stopping: bool = False
+    on_death: Callable[[int], None] | None = None
+    _watcher: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def watch(self) -> None:
+        """Call `on_death` with the exit status as soon as the JVM dies unasked."""
+        self._watcher = threading.Thread(target=self._wait, name="jvm-watcher", daemon=True)
+        self._watcher.start()
+
+    def _wait(self) -> None:
+        status = self.process.wait()
+        if not self.stopping:
+            log.error("the JVM died with status %d", status)
+            if self.on_death is not None:
+                self.on_death(status)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """The gateway ends when its standard input does; kill it if it does not."""
+        self.stopping = True
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def find_java() -> Path:
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not found or not Path(found).exists():
+        raise EngineLost("no java: set JAVA_HOME to a JDK 17 or 21, or put java on the PATH")
+    return Path(found).resolve()
+
+
+def find_jars(spark_home: Path) -> tuple[Path, ...]:
+    """Spark's jars, in an order that does not depend on the directory (AppCDS compares it)."""
+    jars = sorted((spark_home / "jars").glob("*.jar"), key=lambda j: (_rank(j), j.name))
+    if not jars:
+        raise EngineLost(f"no Spark jars in {spark_home / 'jars'}: install rekindle[spark]")
+    return tuple(jars)
+
+
+def _rank(jar: Path) -> int:
+    return 0 if jar.name.startswith("slf4j-api") else 1
+
+
+def launch(
+    spec: JvmSpec,
+    *,
+    directory: Path,
+    archive_flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Jvm:
+    """Start the JVM and wait for its gateway. `directory` takes its temporary files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        info = Path(scratch) / "gateway"
+        process = subprocess.Popen(
+            [
+                str(spec.java),
+                *spec.flags,
+                *archive_flags,
+                f"-Djava.io.tmpdir={directory}",
+                "-cp",
+                spec.class_path,
+                MAIN,
+            ],
+            stdin=subprocess.PIPE,  # the gateway ends when we do
+            env={**os.environ, **(environment or {}), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info)},
+            preexec_fn=_ignore_interrupt,
+        )
+        port, secret = _wait_for_gateway(process, info)
+    jvm = Jvm(spec, process, port, secret)
+    jvm.watch()
+    return jvm
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C is ours: the JVM ends when we close its input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _wait_for_gateway(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not info.exists():
+        if process.poll() is not None:
+            raise EngineLost(f"the JVM ended with status {process.returncode} while starting")
+        if time.monotonic() > deadline:
+            process.kill()
+            raise EngineLost(f"the JVM's gateway was not up after {START_TIMEOUT_S:.0f} s")
+        time.sleep(0.01)
+    data = info.read_bytes()  # the gateway renames it into place: port, length, secret
+    port, length = struct.unpack_from(">ii", data)
+    return port, data[8 : 8 + length].decode()

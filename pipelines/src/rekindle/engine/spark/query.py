@@ -1,0 +1,61 @@
+"""Run one SQL text over Arrow tables on Spark; whose failure it was. Thread-bound, no state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from rekindle.engine.failure import EngineLost
+from rekindle.engine.spark.session import current_jvm
+from rekindle.errors import OperatorFailed
+
+_DEATH_S = 2.0
+"""How long a process may take to be seen dead after its sockets closed."""
+
+
+class Query:
+    """A session of its own in the context it is given: its views meet no others."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self.cores: int = session.sparkContext.defaultParallelism
+
+    def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
+        """Raises OperatorFailed, which begins with `what`, or EngineLost."""
+        try:
+            return self._frame(sql, views).toArrow()
+        except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
+            raise _judge(error, what) from error
+
+    def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
+        """The Arrow schema that `run` would give, all nullable, without running anything."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            frame = self._frame(sql, {n: s.empty_table() for n, s in views.items()})
+            schema = to_arrow_schema(frame.schema, timezone="UTC")
+        except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
+            raise _judge(error, what) from error
+        return schema
+
+    def _frame(self, sql: str, views: Mapping[str, pa.Table]) -> DataFrame:
+        for name, table in views.items():
+            self._session.createDataFrame(table).createOrReplaceTempView(f"`{name}`")
+        return self._session.sql(sql)
+
+
+def _judge(error: Exception, what: str) -> Exception:
+    jvm = current_jvm()
+    if jvm is not None and not isinstance(error, PySparkException):
+        deadline = time.monotonic() + _DEATH_S
+        while jvm.alive and time.monotonic() < deadline and isinstance(error, (OSError, EOFError)):
+            time.sleep(0.02)
+    if jvm is not None and not jvm.alive:
+        return EngineLost(f"the JVM died (status {jvm.process.returncode}) during {what}")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return OperatorFailed(f"{what}: {lines[0]}")

@@ -1,0 +1,86 @@
+"""Carry system columns through the user's SQL without touching its text otherwise. Pure.
+
+Which epoch a row belongs to and the watermark it is judged by travel in one column, `__meta`, so
+that plans hold no literal of an epoch (compiled code is cached by plan). It is put in front of each
+select list and taken out of what `*` stands for, at the places where the tokens are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlglot.tokenizer_core import Token, TokenType
+
+from rekindle.topology.tokens import tokenize
+
+META = "__meta"
+"""struct<e: bigint, w: bigint>: epoch and the watermark before it."""
+
+_BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
+
+
+def quote(name: str) -> str:
+    """A name as a Spark identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def carry_meta(sql: str, relations: Iterable[str]) -> str:
+    """`sql` with `__meta` as the first column of each SELECT.
+
+    `relations` are the operator's inputs; names that FROM gives them count too. `x.*` of a struct
+    column x stays as it is.
+    """
+    tokens = tokenize(sql)
+    tables = {name.lower() for name in relations} | set(_aliases(tokens))
+    result, done = [], 0
+    for at in range(len(tokens)):
+        insertion = _insertion(tokens, at, tables)
+        if insertion is None:
+            continue
+        position, text = insertion
+        result += [sql[done:position], text]
+        done = position
+    return "".join([*result, sql[done:]])
+
+
+def _insertion(tokens: Sequence[Token], at: int, tables: set[str]) -> tuple[int, str] | None:
+    """Where to insert what for the token at `at`."""
+    token = tokens[at]
+    if token.token_type is TokenType.SELECT:
+        if at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.ALL:
+            token = tokens[at + 1]
+        return token.end + 1, f" {quote(META)},"
+    if token.token_type is TokenType.STAR and _is_star(tokens, at, tables):
+        opening = at + 2 if _is_except_list(tokens, at) else None
+        if opening is not None:
+            return tokens[opening].end + 1, f"{quote(META)}, "
+        return token.end + 1, f" EXCEPT ({quote(META)})"
+    return None
+
+
+def _is_star(tokens: Sequence[Token], at: int, tables: set[str]) -> bool:
+    """Whether a `*` stands for columns of an input, and not for a product or a struct's fields."""
+    before = tokens[at - 1].token_type if at else None
+    if before not in _BEFORE_STAR:
+        return False
+    if before is TokenType.DOT:
+        whole = at < 3 or tokens[at - 3].token_type is not TokenType.DOT
+        return whole and tokens[at - 2].text.lower() in tables
+    return True
+
+
+def _is_except_list(tokens: Sequence[Token], at: int) -> bool:
+    return (
+        at + 2 < len(tokens)
+        and tokens[at + 1].token_type is TokenType.EXCEPT
+        and tokens[at + 2].token_type is TokenType.L_PAREN
+    )
+
+
+def _aliases(tokens: Sequence[Token]) -> Iterable[str]:
+    """What FROM calls its tables: `FROM x y` and `FROM x AS y` give y."""
+    for at, token in enumerate(tokens):
+        if token.token_type is TokenType.FROM and at + 2 < len(tokens):
+            alias = at + 3 if tokens[at + 2].token_type is TokenType.ALIAS else at + 2
+            if alias < len(tokens):
+                yield tokens[alias].text.lower()

@@ -1,0 +1,211 @@
+"""The state of one window operator: partial aggregates of its open windows, in buckets. Pure.
+
+A window is put together of panes of one slide each. Spark folds the rows of each (group, pane,
+epoch) into partials; this module adds them to the open windows over the pane and takes out the
+windows that close. Fold order is fixed (the state, then epochs in order and panes in order, per
+group and window, on one thread), so one call over many epochs leaves the same bits as one call for
+each (design §3). That makes released output recoverable without saving state first (FlameStream
+§V). Buckets that nothing touched keep the very same table object.
+
+A state table has the columns `__w` (window start, microseconds), the group's `__k0..`, and the
+partials; row order is the order of first appearance, epochs by epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
+from rekindle.engine.model import BUCKETS
+from rekindle.exchange.hashing import hash_rows
+
+WINDOW, EPOCH, ROWS, BUCKET = "__w", "__e", "__n", "__b"
+_PANE, _ROW = "__p", "__r"
+_EPOCH_FIELD = pa.field(EPOCH, pa.int64())
+LATE = -(2**63) + 1
+"""`__w` of the group that counts rows too late for all their windows."""
+UNTIMED = -(2**63) + 2
+"""`__w` of the group that counts rows without event time."""
+
+Buckets = Mapping[int, pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """What the state of a window operator looks like. `size` (a multiple of `slide`) in
+    microseconds."""
+
+    size: int
+    slide: int
+    keys: tuple[pa.DataType, ...]
+    partials: tuple[tuple[str, pa.DataType, Literal["sum", "min", "max"]], ...]
+
+    @property
+    def key_names(self) -> list[str]:
+        return [f"__k{i}" for i in range(len(self.keys))]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the state's tables."""
+        keys = list(zip(self.key_names, self.keys, strict=True))
+        partials = [(name, state_type(kind, merge)) for name, kind, merge in self.partials]
+        return pa.schema([(WINDOW, pa.int64()), *keys, *partials])
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """`closed` has `__e` and the state's columns, ordered by (epoch, window end, keys)."""
+
+    buckets: Buckets
+    closed: pa.Table
+    late: int
+    untimed: int
+
+
+def state_type(kind: pa.DataType, merge: str) -> pa.DataType:
+    """Decimal sums are kept at full precision, so that where an overflow becomes NULL does not
+    depend on how many epochs were merged at once."""
+    if merge == "sum" and pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)
+    return kind
+
+
+def advance(
+    shape: WindowShape,
+    buckets: Buckets,
+    partials: pa.Table | None,
+    watermarks: Sequence[tuple[int, int, int]],
+) -> Advance:
+    """Merge `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
+
+    `watermarks` are (epoch, watermark before, watermark) of the call's epochs in order. A window
+    closes in the first epoch whose watermark reaches its end; rows for it in later epochs are late,
+    so merging all epochs first and closing afterwards gives what epoch by epoch gives.
+    """
+    panes, late, untimed = _take_markers(partials)
+    rows = None if panes is None else _in_windows(shape, panes, watermarks)
+    ends = np.array([w for _, _, w in watermarks], dtype=np.int64)
+    dirty = _closing(shape, buckets, ends.max(initial=np.iinfo(np.int64).min))
+    if rows is not None:
+        dirty |= set(np.unique(rows.column(BUCKET).to_numpy()).tolist())
+    if not dirty:
+        return Advance(buckets, _no_rows(shape), late, untimed)
+
+    merged = _merge(shape, {b: buckets[b] for b in sorted(dirty) if b in buckets}, rows)
+    window_end = merged.column(WINDOW).to_numpy() + shape.size
+    closes = np.searchsorted(ends, window_end, side="left")
+    is_open = closes == len(ends)
+    numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
+    closed = merged.filter(pa.array(~is_open))
+    closed = closed.append_column(EPOCH, pa.array(numbers[closes[~is_open]]))
+    closed = sort_rows(closed, [EPOCH, WINDOW, *shape.key_names]).drop_columns([BUCKET])
+    remaining = merged.filter(pa.array(is_open)) if len(closed) else merged
+    return Advance(_rebuild(buckets, dirty, remaining), closed, late, untimed)
+
+
+def _no_rows(shape: WindowShape) -> pa.Table:
+    return shape.schema.append(_EPOCH_FIELD).empty_table()
+
+
+def _take_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
+    """The partials that belong to panes, and how many rows were dropped (late, untimed)."""
+    if partials is None or not partials.num_rows:
+        return None, 0, 0
+    panes = partials.column(WINDOW).to_numpy()
+    marked = panes <= UNTIMED
+    late = untimed = 0
+    if marked.any():
+        counts = partials.column(ROWS).to_numpy()
+        late, untimed = (int(counts[panes == m].sum()) for m in (LATE, UNTIMED))
+        partials = partials.filter(pa.array(~marked))
+    return (partials if partials.num_rows else None), late, untimed
+
+
+def _in_windows(
+    shape: WindowShape, panes: pa.Table, watermarks: Sequence[tuple[int, int, int]]
+) -> pa.Table:
+    """Panes -> a row for each window over them that was open, in merge order, with buckets."""
+    pane = panes.column(WINDOW).to_numpy()
+    epoch = panes.column(EPOCH).to_numpy()
+    numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
+    before = np.array([b for _, b, _ in watermarks], dtype=np.int64)
+    late = before[np.searchsorted(numbers, epoch)]
+    back = np.arange(shape.size // shape.slide, dtype=np.int64) * shape.slide
+    starts = pane[:, None] - back[None, :]
+    which, of = np.nonzero(starts + shape.size > late[:, None])
+    rows = panes if len(back) == 1 else panes.take(pa.array(which))
+    rows = rows.select([*shape.schema.names, EPOCH]).cast(shape.schema.append(_EPOCH_FIELD))
+    rows = rows.set_column(0, WINDOW, pa.array(starts[which, of]))
+    rows = rows.append_column(_PANE, pa.array(pane[which]))
+    rows = sort_rows(rows, [EPOCH, _PANE, WINDOW, *shape.key_names]).select(shape.schema.names)
+    bucket = (hash_rows(rows, shape.key_names) % np.uint64(BUCKETS)).astype(np.int8)
+    return rows.append_column(BUCKET, pa.array(bucket))
+
+
+def _closing(shape: WindowShape, buckets: Buckets, watermark: int) -> set[int]:
+    """Buckets with a window that ends at or before `watermark`."""
+    return {
+        bucket
+        for bucket, table in buckets.items()
+        if pc.min(table.column(WINDOW)).as_py() + shape.size <= watermark
+    }
+
+
+def _merge(shape: WindowShape, old: Buckets, rows: pa.Table | None) -> pa.Table:
+    tables = [
+        table.append_column(BUCKET, pa.array(np.full(table.num_rows, bucket, dtype=np.int8)))
+        for bucket, table in old.items()
+    ]
+    if rows is None:
+        return pa.concat_tables(tables)
+    return _fold(shape, pa.concat_tables([*tables, rows]))
+
+
+def _fold(shape: WindowShape, table: pa.Table) -> pa.Table:
+    """Left fold in row order per (bucket, window, group), groups in order of first appearance,
+    which Arrow does not promise by itself."""
+    by = [BUCKET, WINDOW, *shape.key_names]
+    table = table.combine_chunks()
+    for at, field in enumerate(table.schema):
+        if _by_bits(shape, field.name):
+            doubles = table.column(at).cast(pa.float64()).combine_chunks()
+            table = table.set_column(at, field.name, order_bits(doubles))
+    table = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    folds = [(_ROW, "min"), *((name, merge) for name, _, merge in shape.partials)]
+    folded = table.group_by(by, use_threads=False).aggregate(folds)
+    folded = folded.take(pc.sort_indices(folded.column(f"{_ROW}_min")))
+    columns: dict[str, Any] = {BUCKET: folded.column(BUCKET)}
+    for field in shape.schema:
+        merge = next((m for n, _, m in shape.partials if n == field.name), None)
+        column = folded.column(field.name if merge is None else f"{field.name}_{merge}")
+        if _by_bits(shape, field.name):
+            column = from_order_bits(column.combine_chunks())
+        columns[field.name] = column.cast(field.type) if column.type != field.type else column
+    return pa.table(columns)
+
+
+def _by_bits(shape: WindowShape, name: str) -> bool:
+    return any(
+        n == name and merge != "sum" and pa.types.is_floating(kind)
+        for n, kind, merge in shape.partials
+    )
+
+
+def _rebuild(buckets: Buckets, dirty: set[int], remaining: pa.Table) -> Buckets:
+    """New tables for the dirty buckets, copied so that none keeps another's memory alive."""
+    of = remaining.column(BUCKET).to_numpy()
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(BUCKETS + 1))
+    plain = remaining.drop_columns([BUCKET]).combine_chunks()
+    result = {b: t for b, t in buckets.items() if b not in dirty}
+    for bucket in dirty:
+        first, last = bounds[bucket], bounds[bucket + 1]
+        if first < last:
+            result[bucket] = plain.take(pa.array(order[first:last]))
+    return dict(sorted(result.items()))

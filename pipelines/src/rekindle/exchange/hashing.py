@@ -1,0 +1,110 @@
+"""The constant hash of rows by key: which partition and which state bucket a row belongs to.
+
+Constant for ever: state objects in the checkpoint store and the routes of hash exchanges (Flux §3)
+are addressed by it, so golden values are kept in its tests. Equal values hash equally however Arrow
+stores them: integers of all widths, dates and timestamps of all units, decimals of all scales,
+strings in any encoding; NaN is one value, −0.0 is 0.0, NULL is one value of every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NULL = np.uint64(0x6E756C6C6E756C6C)
+_BOOLEAN, _INTEGER, _FLOAT, _DATE, _TIMESTAMP, _DECIMAL, _BYTES = (
+    np.uint64(n * 0x0123456789ABCDEF & 0xFFFFFFFFFFFFFFFF) for n in range(1, 8)
+)
+
+
+def hash_rows(table: pa.Table, columns: Sequence[str]) -> _Hashes:
+    """One uint64 a row over `columns`, in that order. Without columns: the same for every row.
+
+    Raises TypeError for nested columns, which cannot be keys.
+    """
+    hashes = np.full(table.num_rows, _GOLDEN, dtype=np.uint64)
+    for name in columns:
+        with np.errstate(over="ignore"):
+            hashes = _mix(hashes * np.uint64(31) + _hash_column(table.column(name), name))
+    return hashes
+
+
+def _mix(bits: _Hashes) -> _Hashes:
+    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    with np.errstate(over="ignore"):
+        bits = bits + _GOLDEN
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _hash_column(column: pa.ChunkedArray, name: str) -> _Hashes:
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # pyarrow gives no array for a column of no chunks
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    hashes = _hash_array(array, name)
+    if array.null_count:
+        hashes[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return hashes
+
+
+def _hash_array(array: pa.Array, name: str) -> _Hashes:
+    """Hashes of the values; what stands at a NULL does not matter."""
+    kind = array.type
+    t = pa.types
+    if t.is_null(kind):
+        return np.full(len(array), _NULL, dtype=np.uint64)
+    if t.is_boolean(kind):
+        return _mix(_plain(array.cast(pa.uint8()), np.uint8).astype(np.uint64) ^ _BOOLEAN)
+    if t.is_unsigned_integer(kind):
+        return _mix(_plain(array.cast(pa.uint64()), np.uint64) ^ _INTEGER)
+    if t.is_integer(kind):
+        return _mix(_plain(array.cast(pa.int64()), np.int64).view(np.uint64) ^ _INTEGER)
+    if t.is_floating(kind):
+        values = _plain(array.cast(pa.float64()), np.float64) + 0.0
+        values[np.isnan(values)] = np.nan
+        return _mix(values.view(np.uint64) ^ _FLOAT)
+    if t.is_date(kind):
+        days = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+        return _mix(_plain(days, np.int64).view(np.uint64) ^ _DATE)
+    if t.is_timestamp(kind):
+        micros = array.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
+        return _mix(_plain(micros, np.int64).view(np.uint64) ^ _TIMESTAMP)
+    if t.is_decimal(kind):
+        return _hash_unique(array, _DECIMAL, lambda value: format(value.normalize(), "e"))
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        return _hash_unique(array.cast(pa.large_string()), _BYTES, None)
+    if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind):
+        return _hash_unique(array.cast(pa.large_binary()), _BYTES, None)
+    raise TypeError(f"column {name} has type {kind}, which cannot be a key")
+
+
+def _plain(array: pa.Array, dtype: Any) -> np.ndarray[Any, Any]:
+    """Values as numpy, NULLs as zero."""
+    filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
+    return filled.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+
+def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Any) -> _Hashes:
+    """Hash each distinct value once: keys repeat."""
+    encoded = array.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    if canonical:
+        values = [canonical(v) for v in values]
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    unique = pd.util.hash_array(objects, categorize=False) if len(values) else np.zeros(0, "u8")
+    codes = _plain(encoded.indices, np.int64)
+    if not len(values):
+        return np.full(len(array), _NULL, dtype=np.uint64)
+    return _mix(unique.astype(np.uint64)[codes] ^ tag)

@@ -1,0 +1,219 @@
+"""The chain on Spark: what windows hold, and that bits do not depend on how a chain is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from engine_fixtures import (
+    MINUTE,
+    nasty_epochs,
+    oracle,
+    run,
+    state_digests,
+    topology,
+)
+
+from rekindle.engine.model import EpochInput, State
+from rekindle.errors import OperatorFailed
+from rekindle.streams.epochs import END_OF_INPUT
+
+pytest.importorskip("pyspark")
+from rekindle.engine.spark import session as sessions
+from rekindle.engine.spark.chain import SparkChain
+
+pytestmark = pytest.mark.spark
+
+AGGREGATES = (
+    "count(*) AS rows, count(v) AS values, sum(v) AS total, avg(v) AS mean, min(v) AS low,"
+    " max(v) AS high, sum(n) AS whole, min(k) AS word, max(v) - min(v) AS range"
+)
+
+
+class Spark:
+    """One JVM for the module; its Spark context can be started anew with other cores."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.session = sessions.start_session("test", data_dir=data_dir)
+
+    def restart(self, master: str) -> None:
+        sessions.stop_session(self.session, keep_jvm=True)
+        self.session = sessions.start_session("test", master=master, data_dir=self.data_dir)
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    started = Spark(tmp_path_factory.mktemp("engine"))
+    yield started
+    sessions.stop_session(started.session)
+
+
+def chain_of(operators: str, last: str, spark: Spark, **options: Any) -> SparkChain:
+    compiled = topology(operators, last, **options)
+    return SparkChain(compiled.segments[-1], compiled, spark.session)
+
+
+def window(size: str, keys: str = "k, g") -> str:
+    spec = f"{{{size}, groupBy: [{keys}], aggregate: '{AGGREGATES}'}}"
+    return f"- {{name: w, inputs: [rows], window: {spec}}}"
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "slide"),
+    [
+        ("size: 5m", 5, 5),
+        ("size: 6m, slide: 2m", 6, 2),
+    ],
+)
+def test_windows_hold_what_an_oracle_says(spark: Spark, size: str, length: int, slide: int) -> None:
+    epochs = nasty_epochs(1, 12, 300, quiet=[5])
+    last = epochs[-1]
+    epochs.append(EpochInput(12, last.watermark, END_OF_INPUT, (last.inputs[0].slice(0, 0),)))
+    chain = chain_of(window(size), "w", spark)
+    result = chain.process(State(), epochs)
+    expected = oracle(epochs, length * MINUTE, slide * MINUTE, ["k", "g"])
+    for output in result.outputs:
+        groups = expected[output.epoch]
+        got = {group_of(row): row for row in output.rows.to_pylist()}
+        assert got.keys() == groups.keys()
+        assert output.rows.num_rows == len(groups)
+        for group, rows in groups.items():
+            check(got[group], rows)
+    assert not result.state.buckets[chain_window_id(chain)]
+
+
+def chain_window_id(chain: SparkChain) -> str:
+    return next(p.stage.end.node.id for p in chain._stages if p.stage.end)
+
+
+def group_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    start = int(row["window_start"].timestamp()) * 1_000_000
+    g = row["g"]
+    return (start, row["k"], "NaN" if g is not None and math.isnan(g) else g)
+
+
+def check(got: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    values = [r["v"] for r in rows if r["v"] is not None]
+    assert got["rows"] == len(rows)
+    assert got["values"] == len(values)
+    assert got["whole"] == (sum(w) if (w := [r["n"] for r in rows if r["n"] is not None]) else None)
+    words = [r["k"] for r in rows if r["k"] is not None]
+    assert got["word"] == (min(words) if words else None)
+    if not values:
+        assert [got[c] for c in ("total", "mean", "low", "high")] == [None] * 4
+        return
+    total = sum(values)
+    assert got["total"] == pytest.approx(total, rel=1e-9, nan_ok=True)
+    assert got["mean"] == pytest.approx(total / len(values), rel=1e-9, nan_ok=True)
+    real = [v for v in values if not math.isnan(v)]
+    has_nan = len(real) < len(values)
+    assert got["low"] == pytest.approx(min(real) if real else math.nan, nan_ok=True)
+    assert got["high"] == pytest.approx(math.nan if has_nan else max(real), nan_ok=True)
+
+
+LONG = """
+- {name: clean, inputs: [rows], sql: "SELECT *, v * 1.1 AS w FROM rows WHERE n IS NOT NULL"}
+- name: spread
+  inputs: [clean]
+  sql: "SELECT k, g, n, w, t, i FROM clean LATERAL VIEW explode(array(1, 2)) e AS i"
+- name: fine
+  inputs: [spread]
+  window:
+    size: 4m
+    slide: 2m
+    groupBy: [k, g, i]
+    aggregate: "count(*) AS c, sum(w) AS s, max(w) AS high"
+- name: half
+  inputs: [fine]
+  sql: "SELECT k, g, s / 2 AS s, high, c, window_end FROM fine WHERE i = 1 OR k IS NULL"
+- name: coarse
+  inputs: [half]
+  window: {size: 8m, groupBy: [g], aggregate: "sum(s) AS s, sum(c) AS c, avg(high) AS h"}
+- {name: end, inputs: [coarse], sql: "SELECT window_start, struct(*) AS whole, g, s FROM coarse"}
+"""
+
+
+def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:
+    epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
+    digests, states = [], []
+    for master in ("local[1]", "local[2]", "local[4]"):
+        spark.restart(master)
+        for many_rows in (10**9, 0):
+            chain = chain_of(LONG, "end", spark)
+            chain.many_rows = many_rows
+            for sizes in ([1], [14], [3, 1, 7]):
+                outputs, state = run(chain, epochs, sizes)
+                digests.append(outputs)
+                states.append(state_digests(state))
+    assert all(d == digests[0] for d in digests)
+    assert all(s == states[0] for s in states)
+    assert len(set(digests[0])) > 3
+
+
+def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
+    chain = chain_of(window("size: 5m"), "w", spark)
+    epochs = nasty_epochs(3, 3, 50)
+    empty = epochs[0].inputs[0].slice(0, 0)
+    first = chain.process(State(), epochs[:1])
+    jobs = chain.jobs
+    quiet = EpochInput(1, epochs[0].watermark, epochs[0].watermark + 1, (empty,))
+    second = chain.process(first.state, [quiet])
+    assert chain.jobs == jobs
+    assert second.outputs[0].rows.num_rows == 0
+    assert second.outputs[0].rows.schema == chain.output_schema
+    assert state_digests(second.state) == state_digests(first.state)
+
+
+def test_row_wise_sql_keeps_order_and_hides_system_columns(spark: Spark) -> None:
+    operators = """
+- name: a-b
+  inputs: [rows]
+  sql: "SELECT *, v * n AS vn, to_json(struct(*)) AS js FROM rows AS r WHERE n > 0"
+- name: c
+  inputs: [a-b]
+  sql: >-
+    SELECT x.n, upper(x.k) AS k, js FROM `a-b` x
+    UNION ALL SELECT n * 10 AS n, k, js FROM `a-b`
+"""
+    chain = chain_of(operators, "c", spark)
+    assert chain.output_schema.names == ["n", "k", "js"]
+    epochs = nasty_epochs(4, 5, 100)
+    result = chain.process(State(), epochs)
+    assert chain.jobs == 1
+    for epoch, output in zip(epochs, result.outputs, strict=True):
+        n = [x for x in epoch.inputs[0].column("n").to_pylist() if x is not None and x > 0]
+        assert output.rows.column("n").to_pylist() == n + [x * 10 for x in n]
+        assert not any("__" in js for js in output.rows.column("js").to_pylist())
+
+
+def test_sql_that_spark_refuses_names_the_operator(spark: Spark) -> None:
+    operators = '- {name: bad, inputs: [rows], sql: "SELECT make_date(k, k, k, k) AS d FROM rows"}'
+    with pytest.raises(OperatorFailed, match="operator bad"):
+        chain_of(operators, "bad", spark)
+
+
+def test_a_failure_at_run_time_names_operator_and_epochs(spark: Spark) -> None:
+    operators = '- {name: loud, inputs: [rows], sql: "SELECT raise_error(k) AS d FROM rows"}'
+    chain = chain_of(operators, "loud", spark)
+    with pytest.raises(OperatorFailed, match="operator loud, epochs 0 to 1"):
+        chain.process(State(), nasty_epochs(5, 2, 10))
+
+
+def test_dropped_rows_are_counted(spark: Spark) -> None:
+    chain = chain_of(window("size: 5m"), "w", spark)
+    epochs = nasty_epochs(6, 10, 100)
+    chain.process(State(), epochs)
+    late = untimed = 0
+    for e in epochs:
+        for t in e.inputs[0].column("t").cast(pa.int64()).to_pylist():
+            untimed += t is None
+            if t is not None:
+                late += t - t % (5 * MINUTE) + 5 * MINUTE <= e.watermark_before
+    assert (chain.dropped["w"].late, chain.dropped["w"].untimed) == (late, untimed)
+    assert late
+    assert untimed
