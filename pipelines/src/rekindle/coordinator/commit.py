@@ -37,6 +37,7 @@ from rekindle.topology.model import Slot
 
 _BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _STALLED_S = 30.0
+_CLEAN_EVERY_S = 10.0  # it lists the whole store
 
 
 class _Store(StrEnum):
@@ -74,6 +75,7 @@ class Committer:
         self._refused: set[str] = set()
         self._last_commit: float | None = None
         self._began = 0.0
+        self._cleaned_at = float("-inf")
         self._evolution_problems: tuple[str, ...] = ()
         self._failure: str | None = None
         self._garbage: str | None = None
@@ -120,6 +122,9 @@ class Committer:
         self._recovered()
         self._adopt(manifest, now)
         self.duration_s = now - self._began
+        if now - self._cleaned_at < _CLEAN_EVERY_S:
+            return []
+        self._cleaned_at = now
         return [CollectGarbage(retain)]
 
     def race_lost(self) -> list[Effect]:

@@ -53,7 +53,8 @@ class Task:
 
     @property
     def endpoint(self) -> str:
-        return f"{self.pod.address}:{FLIGHT_PORT}"
+        host = self.pod.address or ""
+        return f"[{host}]:{FLIGHT_PORT}" if ":" in host else f"{host}:{FLIGHT_PORT}"
 
     @property
     def suspected(self) -> bool:

@@ -1,7 +1,7 @@
 """The checkpoint store as the coordinator uses it: one thread, and a deadline for each call.
 
 One thread keeps the order: a read that follows a write which did not answer in time sees what came
-of it.
+of it. Clean-up, which may take long and which nothing waits for, has another.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class CheckpointStore:
         self._url: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="clean-up")
 
     def use(self, url: str) -> None:
         self._url = url
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._cleaner):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def newest(self) -> Manifest | None:
         return await self._run("reading the newest manifest", lambda m, _: m.newest())
@@ -58,10 +60,12 @@ class CheckpointStore:
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
 
     async def collect_garbage(self, retain: int) -> None:
-        # Clean-up may list many objects: it has no deadline, and nothing waits for it.
-        await asyncio.wrap_future(
-            self._thread.submit(lambda: self._open()[1].collect_garbage(retain))
-        )
+        store, _ = await self._run("opening it", lambda m, s: (s, m))
+
+        def collect() -> None:
+            ManifestStore(store, self._uid).collect_garbage(retain)
+
+        await asyncio.wrap_future(self._cleaner.submit(collect))
 
     def _assemble(self, assembly: Assembly, manifests: ManifestStore, store: Store) -> EntryRef:
         sources = [manifests.entry(name) for name in assembly.sources]

@@ -48,17 +48,12 @@ class PodWatcher:
             try:
                 if self._version is None:
                     await self._list()
-                    back_off.reset()
                 await self._watch(back_off)
-            except ApiError as error:
-                if error.status == _GONE:
-                    self._version = None
-                    continue
-                _log.warning("pods: %s", error)
-                await back_off.wait()
             except UNREACHABLE as error:
+                if isinstance(error, ApiError) and error.status == _GONE:
+                    self._version = None
                 _log.warning("pods: %r", error)
-                await back_off.wait()
+            await back_off.wait()  # also after a watch that the server ended: it may do so at once
 
     async def _list(self) -> None:
         found = await self._api.get(self._path, self._query)

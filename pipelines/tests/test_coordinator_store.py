@@ -1,0 +1,126 @@
+"""Manifests on a real store: races, entries of another segmentation, states that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+
+from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, StateStore, Store
+from rekindle.coordinator.model import Assembly, Partition, WriteManifest
+from rekindle.coordinator.store import CheckpointStore
+from rekindle.engine.model import State
+from rekindle.errors import StoreError
+
+T = TypeVar("T")
+UID = "u"
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def store(url: str) -> CheckpointStore:
+    made = CheckpointStore(UID, 5.0)
+    made.use(url)
+    return made
+
+
+def manifest(seq: int, entries: dict[str, tuple[EntryRef, ...]], fence: int = 1) -> Manifest:
+    return Manifest(seq, 3, 1, fence, "2026-01-01T00:00:00Z", entries)
+
+
+def save(url: str, segment: str, operator: str, epoch: int) -> EntryRef:
+    states = StateStore(Store(url), UID)
+    state = State({operator: {0: pa.table({"a": [epoch]})}})
+    return states.save(segment, 0, epoch, 5, [operator], state, None)
+
+
+def test_an_empty_store_has_no_manifest(store: CheckpointStore) -> None:
+    assert run(store.newest()) is None
+
+
+def test_the_first_of_two_with_the_same_number_wins(store: CheckpointStore, url: str) -> None:
+    other = CheckpointStore(UID, 5.0)
+    other.use(url)
+    first, second = manifest(0, {}, fence=1), manifest(0, {}, fence=2)
+    assert run(store.write(WriteManifest(first))) == first
+    assert run(other.write(WriteManifest(second))) is None
+    assert run(other.newest()) == first
+
+
+def test_writing_the_same_manifest_again_is_no_lost_race(store: CheckpointStore) -> None:
+    """An attempt that was said to fail may have reached the store."""
+    for _ in range(2):
+        assert run(store.write(WriteManifest(manifest(0, {})))) is not None
+
+
+def test_an_entry_is_assembled_from_those_of_an_older_segmentation(
+    store: CheckpointStore, url: str
+) -> None:
+    sources = [save(url, "a", "op-a", 3), save(url, "b", "op-b", 3)]
+    names = tuple(s.object for s in sources if s.object)
+    assembly = Assembly(Partition("ab", 0), 3, ("op-a", "op-b", "op-new"), names)
+    wish = manifest(0, {"ab/0": (EntryRef(3, None, ""),)})
+    written = run(store.write(WriteManifest(wish, assemblies=(assembly,))))
+    assert written is not None
+    (ref,) = written.entries["ab/0"]
+    assert ref.object is not None
+    entry, state = StateStore(Store(url), UID).load(ref.object)
+    assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
+    assert state.buckets["op-b"][0].to_pydict() == {"a": [3]}
+    again = run(store.write(WriteManifest(wish, assemblies=(assembly,))))
+    assert again == written, "whoever assembles it makes the same object"
+    run(store.collect_garbage(1))
+    assert run(store.missing([ref.object])) == []
+
+
+def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> None:
+    ref = save(url, "a", "op-a", 3)
+    assert ref.object is not None
+    held = Store(url)
+    (state,) = [i.name for i in held.list(f"{UID}/state/")]
+    held.delete(state)
+    assert run(store.missing([ref.object])) == [state.removeprefix(f"{UID}/")]
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_the_next_call_sees_what_came_of_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(UID, 0.2)
+    store.use(url)
+    write = ManifestStore.write
+
+    def slow(self: ManifestStore, manifest: Manifest) -> bool:
+        time.sleep(0.6)
+        return write(self, manifest)
+
+    monkeypatch.setattr(ManifestStore, "write", slow)
+
+    async def scenario() -> Manifest | None:
+        with pytest.raises(StoreError, match="did not end"):
+            await store.write(WriteManifest(manifest(0, {})))
+        for _ in range(10):
+            try:
+                return await store.newest()
+            except StoreError:
+                continue
+        raise AssertionError
+
+    assert run(scenario()) == manifest(0, {})
+
+
+def test_without_a_generation_no_store_is_known() -> None:
+    with pytest.raises(StoreError, match="no checkpoint store"):
+        run(CheckpointStore(UID, 1.0).newest())
