@@ -10,17 +10,8 @@ from typing import Any, Protocol
 import pytest
 
 from embedded.control_plane import ControlPlane
-from embedded.process_node.host import Image, ProcessNode, Timing
-from embedded.process_node.restarts import BackoffPolicy
-
-# Fast enough for tests; everything else is as on a real node.
-QUICK = Timing(
-    lease_renew_s=1.0,
-    lease_duration_s=4,
-    memory_sample_s=0.3,
-    volume_refresh_s=0.5,
-    backoff=BackoffPolicy(base_s=0.5),
-)
+from embedded.pods import Pods
+from embedded.process_node.host import QUICK, Image, ProcessNode
 
 
 class NodeFactory(Protocol):
@@ -58,3 +49,11 @@ def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFa
     yield make
     for node in nodes:
         node.stop()
+
+
+@pytest.fixture
+def pods(control_plane: ControlPlane) -> Iterator[Pods]:
+    """The default namespace; what the test makes there is gone after it."""
+    handle = Pods(control_plane.kubeconfig)
+    yield handle
+    handle.clear()

@@ -40,7 +40,7 @@ class ApiError(EmbeddedError):
         self.status = status
 
 
-class Unreachable(EmbeddedError):  # noqa: N818 - a state of the world, not of the program
+class Unreachable(EmbeddedError):
     """No answer from the API server in time."""
 
 

@@ -48,7 +48,10 @@ class Attempt:
         syscalls.write_json(directory / "spec.json", spec)
         argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(_PACKAGE_ROOT), str(directory)]
         # In a session of its own: the end of the agent is not the end of its pods.
-        attempt._shim = os.posix_spawn(argv[0], argv, {}, setsid=True, setsigmask=[])
+        # Signals wait until the shim can hand them on, or they would end it instead.
+        attempt._shim = os.posix_spawn(
+            argv[0], argv, {}, setsid=True, setsigmask=[signal.SIGTERM, signal.SIGUSR1]
+        )
         attempt._watch(os.pidfd_open(attempt._shim))
         return attempt
 

@@ -214,6 +214,7 @@ class Container:
         attempt = self.attempt
         assert attempt is not None
         spec = self._runs[kind].spec
+        await _program_runs(attempt)
         if kind is not ProbeKind.STARTUP:
             while not is_started(True, self._runs.get(ProbeKind.STARTUP)):
                 await asyncio.sleep(0.1)
@@ -237,6 +238,8 @@ class Container:
         return None
 
     async def _post_start(self, hook: Json) -> None:
+        assert self.attempt is not None
+        await _program_runs(self.attempt)
         if not await self._hook(hook, "FailedPostStartHook", 3600) and self.attempt is not None:
             self.attempt.kill()
 
@@ -255,3 +258,9 @@ class Container:
             spec: Json = json.loads((self.attempt.directory / "spec.json").read_text())
             variables = spec["environment"]
         await self._actions.run(action, self.spec, self._pod_ip, pid, variables, timeout_s)
+
+
+async def _program_runs(attempt: Attempt) -> None:
+    """Until the shim has become two: before, there is nothing to look into."""
+    while attempt.pid is None:
+        await asyncio.sleep(0.02)

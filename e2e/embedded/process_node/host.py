@@ -21,7 +21,7 @@ from embedded.process_node.indexes import Reservation
 from embedded.process_node.memory import ProcessTree
 from embedded.process_node.partition import Partition, PartitionUnsupported, cgroup2_mount
 from embedded.process_node.remote import NodeInApi
-from embedded.process_node.settings import Image, NodeSettings, Timing
+from embedded.process_node.settings import QUICK, Image, NodeSettings, Timing
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _POLL_S = 0.05
@@ -279,7 +279,7 @@ class ProcessNode:
     def _partition(self) -> Partition:
         assert self._cgroup is not None
         table = f"rekindle_{os.getpid()}_{self._index}"
-        return Partition(table, f"127.{self._index}.0.0/16", self._cgroup.name)
+        return Partition(table, f"127.{self._index}.0.0/16", self._cgroup)
 
     def _await(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -320,4 +320,4 @@ def _kubelet_client_name() -> str:
     return KUBELET_CLIENT_NAME
 
 
-__all__ = ["Image", "ProcessNode", "ProcessNodeError", "Timing"]
+__all__ = ["QUICK", "Image", "ProcessNode", "ProcessNodeError", "Timing"]

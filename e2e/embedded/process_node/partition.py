@@ -8,6 +8,7 @@ node goes on.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -21,41 +22,42 @@ table inet {table} {{
   chain output {{
     type filter hook output priority -10; policy accept;
     ip saddr {range} ip daddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" ip daddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" ip saddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" drop
+    socket cgroupv2 level 1 "{cgroup}" ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip saddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" drop
     ip daddr {range} drop
   }}
   chain input {{
     type filter hook input priority -10; policy accept;
     ip saddr {range} ip daddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" ip saddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" ip daddr {range} accept
-    socket cgroupv2 level {level} "{cgroup}" drop
+    socket cgroupv2 level 1 "{cgroup}" ip saddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" drop
     ip saddr {range} drop
   }}
 }}
 """
 
 
-class PartitionUnsupported(EmbeddedError):  # noqa: N818 - says what the machine lacks
+class PartitionUnsupported(EmbeddedError):
     """This machine cannot cut a node off; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The cut around one node; `cgroup` is relative to the root of cgroup v2."""
+    """The cut around one node; `cgroup` lies right below the root of cgroup v2."""
 
     table: str
     address_range: str
-    cgroup: str
+    cgroup: Path
 
     def begin(self) -> None:
         rules = _RULES.format(
             table=self.table,
             range=self.address_range,
-            cgroup=self.cgroup,
-            level=len(Path(self.cgroup).parts),
+            # nft looks there, wherever cgroup v2 is mounted; the kernel is told
+            # an inode.
+            cgroup=os.path.relpath(self.cgroup, "/sys/fs/cgroup"),
         )
         _nft("-f", "-", stdin=rules)
 

@@ -163,6 +163,7 @@ class PodWorker:
             return
         self._admitted = True
         self._save()
+        (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
 
     async def _advance(self) -> float:
         """Do what can be done now; answer when to look again."""
@@ -190,8 +191,6 @@ class PodWorker:
         names = {v["name"] for v in self.pod["spec"].get("volumes") or []}
         try:
             if not names <= set(self._volumes.paths):
-                hosts = self.directory / "hosts"
-                hosts.write_text(containers.hosts(self.pod, self.pod_ip))
                 await self._volumes.prepare(self.pod, self.facts)
             elif now >= self._next_refresh:
                 await self._volumes.refresh(self.pod, self.facts)

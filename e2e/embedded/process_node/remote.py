@@ -22,7 +22,7 @@ Json = dict[str, Any]
 _POLL_S = 0.1
 
 
-class NodeApiError(EmbeddedError):
+class ApiRefusal(EmbeddedError):
     """The API server refused; `status` is the HTTP code."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -30,92 +30,32 @@ class NodeApiError(EmbeddedError):
         self.status = status
 
 
-class NodeInApi:
-    """One Node, by the rights of `kubeconfig`."""
+class JsonApi:
+    """The API server, by the rights of a kubeconfig."""
 
-    def __init__(self, name: str, kubeconfig: Path) -> None:
-        self.name = name
+    def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
-        self._path = f"/api/v1/nodes/{name}"
         self._connection: tuple[str, ssl.SSLContext] | None = None
 
-    def is_ready(self) -> bool:
-        try:
-            return self.conditions().get("Ready") == "True"
-        except NodeApiError as error:
-            if error.status == 404:
-                return False
-            raise
-
-    def conditions(self) -> dict[str, str]:
-        status = self.call("GET", self._path).get("status", {})
-        return {c["type"]: c["status"] for c in status.get("conditions", [])}
-
-    def pods(self) -> list[Json]:
-        """Bound to the node, of all namespaces."""
-        query = f"?fieldSelector=spec.nodeName%3D{self.name}"
-        items: list[Json] = self.call("GET", f"/api/v1/pods{query}")["items"]
-        return items
-
-    def cordon(self) -> None:
-        self.call("PATCH", self._path, {"spec": {"unschedulable": True}})
-
-    def uncordon(self) -> None:
-        self.call("PATCH", self._path, {"spec": {"unschedulable": None}})
-
-    def drain(self, timeout_s: float) -> None:
-        self.cordon()
-        deadline = time.monotonic() + timeout_s
-        while remaining := [pod for pod in self.pods() if not _stays(pod)]:
-            for pod in remaining:
-                if "deletionTimestamp" not in pod["metadata"]:
-                    self._evict(pod)
-            if time.monotonic() > deadline:
-                names = [pod["metadata"]["name"] for pod in remaining]
-                raise EmbeddedError(f"{timeout_s:g} s passed and {self.name} still has {names}")
-            time.sleep(_POLL_S)
-
-    def delete(self, *, missing_ok: bool = False) -> None:
-        try:
-            self.call("DELETE", self._path)
-        except NodeApiError as error:
-            if error.status != 404 or not missing_ok:
-                raise
-        except OSError:
-            # A control plane that was stopped before its nodes.
-            if not missing_ok:
-                raise
-
     def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        answer: Json = json.loads(self.text(path, method, body))
+        return answer
+
+    def text(self, path: str, method: str = "GET", body: Json | None = None) -> str:
         server, context = self._connect()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
             server + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": kind, "Accept": "application/json"},
+            headers={"Content-Type": kind, "Accept": "application/json, */*"},
         )
         try:
             with urllib.request.urlopen(request, timeout=10, context=context) as response:
-                answer: Json = json.load(response)
-                return answer
+                content: bytes = response.read()
+                return content.decode()
         except urllib.error.HTTPError as error:
-            raise NodeApiError(error.code, error.read().decode(errors="replace")) from error
-
-    def _evict(self, pod: Json) -> None:
-        meta = pod["metadata"]
-        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        }
-        try:
-            self.call("POST", f"{path}/eviction", eviction)
-        except NodeApiError as error:
-            # 429: a disruption budget says not yet.
-            if error.status not in (404, 409, 429):
-                raise
+            raise ApiRefusal(error.code, error.read().decode(errors="replace")) from error
 
     def _connect(self) -> tuple[str, ssl.SSLContext]:
         if self._connection is None:
@@ -131,6 +71,84 @@ class NodeInApi:
                 context.load_cert_chain(pair.name)
             self._connection = cluster["server"], context
         return self._connection
+
+
+class NodeInApi:
+    """One Node, by the rights of `kubeconfig`."""
+
+    def __init__(self, name: str, kubeconfig: Path) -> None:
+        self.name = name
+        self._path = f"/api/v1/nodes/{name}"
+        self._api = JsonApi(kubeconfig)
+
+    def is_ready(self) -> bool:
+        return self.conditions().get("Ready") == "True"
+
+    def exists(self) -> bool:
+        return self._get() is not None
+
+    def conditions(self) -> dict[str, str]:
+        """Type to status; empty while there is no such Node."""
+        status = (self._get() or {}).get("status", {})
+        return {c["type"]: c["status"] for c in status.get("conditions", [])}
+
+    def pods(self) -> list[Json]:
+        """Bound to the node, of all namespaces."""
+        query = f"?fieldSelector=spec.nodeName%3D{self.name}"
+        items: list[Json] = self._api.call("GET", f"/api/v1/pods{query}")["items"]
+        return items
+
+    def cordon(self) -> None:
+        self._api.call("PATCH", self._path, {"spec": {"unschedulable": True}})
+
+    def uncordon(self) -> None:
+        self._api.call("PATCH", self._path, {"spec": {"unschedulable": None}})
+
+    def drain(self, timeout_s: float) -> None:
+        self.cordon()
+        deadline = time.monotonic() + timeout_s
+        while remaining := [pod for pod in self.pods() if not _stays(pod)]:
+            for pod in remaining:
+                if "deletionTimestamp" not in pod["metadata"]:
+                    self._evict(pod)
+            if time.monotonic() > deadline:
+                names = [pod["metadata"]["name"] for pod in remaining]
+                raise EmbeddedError(f"{timeout_s:g} s passed and {self.name} still has {names}")
+            time.sleep(_POLL_S)
+
+    def delete(self, *, missing_ok: bool = False) -> None:
+        try:
+            self._api.call("DELETE", self._path)
+        except ApiRefusal as error:
+            if error.status != 404 or not missing_ok:
+                raise
+        except OSError:
+            # A control plane that was stopped before its nodes.
+            if not missing_ok:
+                raise
+
+    def _get(self) -> Json | None:
+        try:
+            return self._api.call("GET", self._path)
+        except ApiRefusal as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _evict(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        }
+        try:
+            self._api.call("POST", f"{path}/eviction", eviction)
+        except ApiRefusal as error:
+            # 429: a disruption budget says not yet.
+            if error.status not in (404, 409, 429):
+                raise
 
 
 def _stays(pod: Json) -> bool:

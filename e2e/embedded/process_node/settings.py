@@ -42,6 +42,16 @@ class Timing:
     orphan_grace_s: float = 1.0
 
 
+# For tests, which cannot wait as long as a cluster does.
+QUICK = Timing(
+    lease_renew_s=1.0,
+    lease_duration_s=4,
+    memory_sample_s=0.3,
+    volume_refresh_s=0.5,
+    backoff=BackoffPolicy(base_s=0.5),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """One node."""

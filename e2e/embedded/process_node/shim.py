@@ -84,12 +84,13 @@ def main(directory_path: str) -> None:
         _become_container(spec, outputs, failure_out)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     for _, write_end in outputs.values():
         os.close(write_end)
     os.close(failure_out)
     started = time.time()
+    # Ends when the child has become the container's program.
     failure = _read_all(failure_in)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     if not failure:
         state = {"shim": os.getpid(), "pid": child, "started_at": started}
         syscalls.write_json(directory / "state.json", state)

@@ -1,0 +1,274 @@
+"""Every way of losing a process node, and what of it comes back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from embedded.control_plane import ControlPlane
+from embedded.pods import Pods, condition_of, container_of, eventually
+from embedded.process_node.host import ProcessNode
+from embedded.process_node.partition import cgroup2_mount
+
+pytestmark = pytest.mark.cluster
+
+SERVER = """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"here")
+    def log_message(self, *_): pass
+http.server.HTTPServer((os.environ["POD_IP"], 8080), Handler).serve_forever()
+"""
+# Leaves its process group and its session, as PySpark's daemon leaves its group.
+STRAY = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
+
+
+class NodeFactory(Protocol):
+    def __call__(self, name: str = "", **options: Any) -> ProcessNode: ...
+
+
+def on(node: ProcessNode, *scripts: str) -> dict[str, Any]:
+    lines = [f"{shlex.quote(sys.executable)} -S -c {shlex.quote(s)} &" for s in scripts[1:]]
+    main = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(scripts[0])}"
+    ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    container = {
+        "name": "main",
+        "image": "machine",
+        "command": ["sh", "-c", "\n".join([*lines, main])],
+        "env": [ip],
+        "readinessProbe": {"httpGet": {"port": 8080}, "periodSeconds": 1},
+    }
+    return {
+        "nodeName": node.name,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        # Long enough to see a pod on a silent node stay where it is.
+        "tolerations": [{"operator": "Exists"}],
+    }
+
+
+def answers(address: str, timeout_s: float = 1.0) -> bool:
+    """Whether the pod serves; silence and refusal are both a no."""
+    connection = http.client.HTTPConnection(address, 8080, timeout=timeout_s)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().read() == b"here"
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def ready(node: ProcessNode) -> str:
+    return node.api.conditions().get("Ready", "")
+
+
+@pytest.fixture
+def serving(node_factory: NodeFactory, pods: Pods) -> Callable[[str], tuple[ProcessNode, str]]:
+    """A node of its own with one pod that serves, and the pod's address."""
+
+    def make(name: str) -> tuple[ProcessNode, str]:
+        node = node_factory()
+        pods.create(name, on(node, SERVER, STRAY))
+        return node, pods.wait_ready(name)["status"]["podIP"]
+
+    return make
+
+
+def test_a_killed_node_takes_everything_with_it_at_once(
+    serving: Callable[[str], tuple[ProcessNode, str]],
+) -> None:
+    node, address = serving("victim")
+    pids = node.pids
+    held = socket.create_connection((address, 8080), timeout=2)
+    node.kill()
+    assert held.recv(1) == b""
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not (node.directory / "data").exists()
+    assert node.log.exists()
+    eventually(lambda: ready(node) == "Unknown", "the control plane notices", within_s=20)
+
+
+def test_killing_the_agent_s_process_group_is_losing_the_node(
+    serving: Callable[[str], tuple[ProcessNode, str]],
+) -> None:
+    node, address = serving("grouped")
+    assert node.agent_pid is not None
+    os.killpg(os.getpgid(node.agent_pid), signal.SIGKILL)
+    eventually(lambda: not node.pids, "no process is left", within_s=2)
+    assert not answers(address)
+    eventually(lambda: not (node.directory / "data").exists(), "its disk is gone", within_s=2)
+
+
+def test_a_frozen_node_is_silent_and_thaws_as_it_was(
+    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
+) -> None:
+    node, address = serving("frozen")
+    uid = pods.get("frozen")["metadata"]["uid"]
+    node.freeze()
+    # The kernel accepts for it, and nobody answers.
+    with socket.create_connection((address, 8080), timeout=1):
+        assert not answers(address)
+    eventually(lambda: ready(node) == "Unknown", "its silence is noticed", within_s=20)
+    eventually(lambda: condition_of(pods.get("frozen"), "Ready") == "False", "its pod is unready")
+    node.thaw()
+    eventually(lambda: ready(node) == "True", "the node is back")
+    pod = pods.wait_ready("frozen")
+    assert answers(address)
+    assert pod["metadata"]["uid"] == uid
+    assert container_of(pod)["restartCount"] == 0
+
+
+def test_a_thawed_zombie_ends_the_pods_that_were_given_up(
+    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
+) -> None:
+    node, address = serving("zombie")
+    node.freeze()
+    pods.delete("zombie", grace_s=0)
+    assert not pods.exists("zombie")
+    node.thaw()
+    eventually(lambda: not answers(address), "the zombie's pod ends", within_s=10)
+
+
+@pytest.mark.skipif(cgroup2_mount() is None or os.geteuid() != 0, reason="needs root and cgroup v2")
+def test_a_partition_is_silence_on_both_sides_and_heals(
+    serving: Callable[[str], tuple[ProcessNode, str]], node_factory: NodeFactory, pods: Pods
+) -> None:
+    node, address = serving("apart")
+    other = node_factory()
+    pods.create("beside", on(other, SERVER))
+    beside = pods.wait_ready("beside")["status"]["podIP"]
+    held = http.client.HTTPConnection(address, 8080, timeout=1)
+    held.connect()
+    node.partition()
+    held.sock.send(b"GET / HTTP/1.0\r\n\r\n")
+    with pytest.raises(TimeoutError):
+        held.sock.recv(1)
+    assert not answers(address)
+    assert answers(beside)
+    eventually(lambda: ready(node) == "Unknown", "its silence is noticed", within_s=20)
+    assert ready(other) == "True"
+    # Within the node all goes on: its own probe still succeeds, so nothing restarts.
+    node.heal()
+    eventually(lambda: ready(node) == "True", "the node is back", within_s=20)
+    pod = pods.wait_ready("apart")
+    assert container_of(pod)["restartCount"] == 0
+    assert answers(address)
+
+
+def test_a_deleted_node_does_not_come_back_by_itself(node_factory: NodeFactory, pods: Pods) -> None:
+    node = node_factory()
+    node.delete_node_object()
+    quiet_until = time.monotonic() + 3
+    while time.monotonic() < quiet_until:
+        assert not node.api.exists()
+        time.sleep(0.2)
+    node.restart_agent()
+    node.wait_ready()
+
+
+def test_draining_evicts_and_cordons(
+    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
+) -> None:
+    node, _ = serving("evicted")
+    node.drain(timeout_s=20)
+    assert not pods.exists("evicted")
+    assert pods.api.call("GET", f"/api/v1/nodes/{node.name}")["spec"]["unschedulable"] is True
+    assert ready(node) == "True"
+
+
+def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
+    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
+) -> None:
+    node, address = serving("kept")
+    before = container_of(pods.get("kept"))
+    brief = on(node, "import time; time.sleep(1.5); raise SystemExit(7)")
+    brief["containers"][0].pop("readinessProbe")
+    pods.create("missed", {**brief, "restartPolicy": "Never"})
+    pods.create("orphaned", on(node, SERVER))
+    orphan = pods.wait_ready("orphaned")["status"]["podIP"]
+    pods.wait_phase("missed", "Running")
+    node.stop_agent()
+    assert answers(address)
+    pods.delete("orphaned", grace_s=0)
+    assert answers(orphan)
+    eventually(lambda: sum(1 for _ in exits(node)) == 1, "a container ended unseen")
+    node.start_agent()
+    ended = container_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
+    assert ended["exitCode"] == 7
+    eventually(lambda: not answers(orphan), "the orphan ends")
+    after = container_of(pods.wait_ready("kept"))
+    assert after["state"] == before["state"]
+    assert after["containerID"] == before["containerID"]
+    assert pods.logs("kept") == ""
+
+
+def exits(node: ProcessNode) -> list[Path]:
+    return list((node.directory / "data").glob("pods/*/containers/*/*/exit.json"))
+
+
+def test_an_agent_that_dies_is_started_again(node_factory: NodeFactory) -> None:
+    node = node_factory()
+    first = node.agent_pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: node.agent_pid not in (None, first), "another agent runs")
+    node.wait_ready()
+
+
+def test_nothing_outlives_the_process_that_made_the_node(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    server = [str(path) for path in control_plane.issue_server_certificate("brief", ["127.0.0.1"])]
+    facts = {
+        "kubeconfig": str(control_plane.kubeconfig),
+        "ca_file": str(control_plane.ca_file),
+        "node": str(control_plane.node_kubeconfig("brief")),
+        "server": server,
+        "directory": str(tmp_path / "brief"),
+    }
+    script = f"""
+        import json, sys, time
+        from pathlib import Path
+        from embedded.process_node.host import ProcessNode
+        facts = json.loads({json.dumps(json.dumps(facts))})
+        class Cluster:
+            kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])
+            def node_kubeconfig(self, name): return Path(facts["node"])
+            def issue_server_certificate(self, name, hosts): return tuple(facts["server"])
+        node = ProcessNode("brief", Cluster(), Path(facts["directory"]))
+        node.start(); node.wait_ready(); node.freeze()
+        print(json.dumps(node.pids), flush=True)
+        time.sleep(600)
+    """
+    host = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert host.stdout is not None
+    pids = json.loads(host.stdout.readline())
+    assert len(pids) >= 2
+    host.kill()
+    host.wait()
+    eventually(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+        "even a frozen node ends with its maker",
+        within_s=5,
+    )
+    eventually(lambda: not (tmp_path / "brief/data").exists(), "its disk is gone", within_s=5)
+    control_plane.kubectl("delete", "node/brief")

@@ -1,0 +1,312 @@
+"""Pods on a process node live and end as on a kubelet."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from embedded.control_plane import ControlPlane, KubectlError
+from embedded.errors import EmbeddedError
+from embedded.pods import Pods, condition_of, container_of, eventually
+from embedded.process_node.host import QUICK, Image, ProcessNode
+
+pytestmark = pytest.mark.cluster
+
+SERVER = """
+import http.server, os, pathlib, signal, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if pathlib.Path(self.path).exists() else 503)
+        self.end_headers()
+    def log_message(self, *_): pass
+signal.signal(signal.SIGTERM, lambda *_: (print("bye", flush=True), sys.exit(0)))
+print("listening", flush=True)
+http.server.HTTPServer((os.environ["POD_IP"], 8080), Handler).serve_forever()
+"""
+POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+@pytest.fixture(scope="module")
+def node(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessNode]:
+    directory = tmp_path_factory.mktemp("node") / "steady"
+    images = {"machine": Image(), "greeter": Image(env={"WHO": "me"}, command=("sh", "-c"))}
+    node = ProcessNode("steady", control_plane, directory, images=images, timing=QUICK)
+    node.start()
+    try:
+        node.wait_ready()
+        yield node
+    finally:
+        node.stop()
+
+
+def on(node: ProcessNode, script: str, **container: Any) -> dict[str, Any]:
+    """The spec of a pod whose one container runs a shell script."""
+    pod_fields = ("restartPolicy", "terminationGracePeriodSeconds", "initContainers", "volumes")
+    more = {field: container.pop(field) for field in pod_fields if field in container}
+    main = {"name": "main", "image": "machine", "command": ["sh", "-c", script], **container}
+    return {"nodeName": node.name, "terminationGracePeriodSeconds": 5, "containers": [main], **more}
+
+
+def serving(node: ProcessNode, before: str = "", **container: Any) -> dict[str, Any]:
+    script = f"{before}\nexec {shlex.quote(sys.executable)} -S -c {shlex.quote(SERVER)}"
+    return on(node, script, env=[POD_IP], **container)
+
+
+def http(path: str, **more: Any) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": 8080}, "periodSeconds": 1, **more}
+
+
+# --- the node ---------------------------------------------------------------
+
+
+def test_a_node_registers_with_all_that_a_scheduler_reads(
+    control_plane: ControlPlane, node: ProcessNode, pods: Pods
+) -> None:
+    seen = pods.api.call("GET", f"/api/v1/nodes/{node.name}")
+    assert seen["metadata"]["labels"]["topology.kubernetes.io/zone"] == node.zone
+    assert seen["status"]["allocatable"]["cpu"] == "2"
+    assert {"type": "InternalIP", "address": node.address} in seen["status"]["addresses"]
+    assert seen["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.")
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node.name}"
+    first = pods.api.call("GET", lease)["spec"]["renewTime"]
+    eventually(
+        lambda: pods.api.call("GET", lease)["spec"]["renewTime"] > first, "the lease is renewed"
+    )
+
+
+def test_a_node_may_not_speak_for_another(control_plane: ControlPlane, node: ProcessNode) -> None:
+    own = control_plane.node_kubeconfig(node.name)
+    with pytest.raises(KubectlError, match="only its own Node object"):
+        control_plane.kubectl("label", "node/another", "a=b", kubeconfig=own)
+
+
+# --- life -------------------------------------------------------------------
+
+
+def test_a_pod_succeeds_and_shows_how(node: ProcessNode, pods: Pods) -> None:
+    script = "echo out; echo done > /dev/termination-log"
+    pods.create("once", on(node, script, restartPolicy="Never"))
+    pod = pods.wait_phase("once", "Succeeded")
+    ended = container_of(pod)["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "done\n")
+    assert condition_of(pod, "Ready") == "False"
+    assert pod["status"]["hostIP"] == node.address
+    assert pod["status"]["podIP"].startswith(node.address.removesuffix("0.1"))
+    assert {"Scheduled", "Started"} & set(pods.events("once"))
+
+
+def test_a_crash_is_restarted_ever_later_and_remembered(node: ProcessNode, pods: Pods) -> None:
+    pods.create("crash", on(node, "echo attempt; exit 3"))
+    pod = pods.wait("crash", "restarted twice", lambda p: container_of(p)["restartCount"] >= 2)
+    assert pod["status"]["phase"] == "Running"
+    pods.wait(
+        "crash",
+        "backs off",
+        lambda p: container_of(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff",
+    )
+    last = container_of(pods.get("crash"))["lastState"]["terminated"]
+    assert (last["exitCode"], last["reason"]) == (3, "Error")
+    assert "BackOff" in pods.events("crash")
+    assert pods.logs("crash", previous="true") == "attempt\n"
+
+
+def test_on_failure_restarts_until_success(node: ProcessNode, pods: Pods) -> None:
+    script = "[ -e /shared/x ] || { touch /shared/x; exit 1; }"
+    volume = {"name": "shared", "emptyDir": {}}
+    mount = {"name": "shared", "mountPath": "/shared"}
+    spec = on(node, script, restartPolicy="OnFailure", volumes=[volume], volumeMounts=[mount])
+    pods.create("retry", spec)
+    assert container_of(pods.wait_phase("retry", "Succeeded"))["restartCount"] == 1
+
+
+def test_init_containers_run_one_after_the_other_before_the_rest(
+    node: ProcessNode, pods: Pods
+) -> None:
+    mount = {"name": "v", "mountPath": "/v"}
+    init = [
+        {
+            "name": name,
+            "image": "machine",
+            "command": ["sh", "-c", f"echo {name} >> /v/order"],
+            "volumeMounts": [mount],
+        }
+        for name in ("first", "second")
+    ]
+    volumes = [{"name": "v", "emptyDir": {}}]
+    spec = on(node, "cat /v/order", initContainers=init, volumes=volumes, volumeMounts=[mount])
+    pods.create("ordered", {**spec, "restartPolicy": "Never"})
+    pods.wait_phase("ordered", "Succeeded")
+    assert pods.logs("ordered", container="main") == "first\nsecond\n"
+
+
+def test_a_command_that_is_not_there_is_a_start_error(node: ProcessNode, pods: Pods) -> None:
+    pods.create("typo", on(node, "", command=["/no/such/program"], restartPolicy="Never"))
+    ended = container_of(pods.wait_phase("typo", "Failed"))["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+    assert "/no/such/program" in ended["message"]
+
+
+def test_memory_above_the_limit_is_oom_killed(node: ProcessNode, pods: Pods) -> None:
+    limits = {"limits": {"memory": "40Mi"}}
+    hog = "import time; x = bytearray(b'x') * (80 << 20); time.sleep(60)"
+    script = f'{sys.executable} -S -c "{hog}" & wait'
+    pods.create("hog", on(node, script, resources=limits, restartPolicy="Never"))
+    ended = container_of(pods.wait_phase("hog", "Failed"))["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
+
+
+def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, pods: Pods) -> None:
+    daemon = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' & sleep 0.3"
+    before = len(node.pids)
+    pods.create("leaky", on(node, daemon, restartPolicy="Never"))
+    pods.wait_phase("leaky", "Succeeded")
+    eventually(lambda: len(node.pids) == before, "the daemon ended with its container")
+
+
+# --- refused ----------------------------------------------------------------
+
+
+def test_a_pod_above_what_is_left_fails_with_out_of_cpu(node: ProcessNode, pods: Pods) -> None:
+    pods.create("large", on(node, "true", resources={"requests": {"cpu": "3"}}))
+    assert pods.wait_phase("large", "Failed")["status"]["reason"] == "OutOfcpu"
+    eventually(lambda: "OutOfcpu" in pods.events("large"), "an Event says so")
+
+
+def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pods) -> None:
+    pods.create("host", {**on(node, "true"), "hostNetwork": True})
+    pod = pods.wait_phase("host", "Failed")
+    assert pod["status"]["reason"] == "UnsupportedByProcessNode"
+    assert "spec.hostNetwork" in pod["status"]["message"]
+    eventually(lambda: "UnsupportedByProcessNode" in pods.events("host"), "an Event says so")
+
+
+def test_an_unknown_image_names_those_there_are(node: ProcessNode, pods: Pods) -> None:
+    pods.create("stranger", on(node, "true", image="nginx"))
+
+    def is_waiting(pod: dict[str, Any]) -> bool:
+        waiting = container_of(pod)["state"].get("waiting", {})
+        return waiting.get("reason") == "ImagePullBackOff" and "machine" in waiting["message"]
+
+    pods.wait("stranger", "waits for its image", is_waiting)
+    assert "greeter, machine" in pods.events("stranger")["Failed"]
+
+
+# --- probes -----------------------------------------------------------------
+
+
+def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods) -> None:
+    volumes = [{"name": "v", "emptyDir": {}}]
+    flip = "(sleep 1.5; touch /v/up; sleep 3; rm /v/up) &"
+    spec = serving(
+        node,
+        flip,
+        readinessProbe=http("/v/up", failureThreshold=1),
+        volumes=volumes,
+        volumeMounts=[{"name": "v", "mountPath": "/v"}],
+    )
+    pods.create("moody", spec)
+    assert condition_of(pods.wait_phase("moody", "Running"), "Ready") == "False"
+    pods.wait_ready("moody")
+    pods.wait("moody", "is unready again", lambda p: condition_of(p, "Ready") == "False")
+    assert "statuscode: 503" in pods.events("moody")["Unhealthy"]
+    assert container_of(pods.get("moody"))["restartCount"] == 0
+
+
+def test_a_liveness_probe_that_fails_restarts_the_container(node: ProcessNode, pods: Pods) -> None:
+    probe = {"exec": {"command": ["test", "!", "-e", "/sick"]}, "periodSeconds": 1}
+    script = "sleep 0.5; touch /sick; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+    pods.create("sick", on(node, script, livenessProbe={**probe, "failureThreshold": 1}))
+    pod = pods.wait("sick", "was restarted", lambda p: container_of(p)["restartCount"] >= 1)
+    assert container_of(pod)["lastState"]["terminated"]["reason"] == "Completed"
+    assert "Liveness probe failed: command exited with 1" in pods.events("sick")["Unhealthy"]
+
+
+def test_a_startup_probe_holds_the_others_back(node: ProcessNode, pods: Pods) -> None:
+    tcp = {"tcpSocket": {"port": "web"}, "periodSeconds": 1}
+    spec = serving(
+        node,
+        "sleep 2",
+        ports=[{"name": "web", "containerPort": 8080}],
+        startupProbe={**tcp, "failureThreshold": 20},
+        livenessProbe={**tcp, "failureThreshold": 1},
+    )
+    pods.create("slow", spec)
+    assert container_of(pods.wait_phase("slow", "Running"))["started"] is False
+    pod = pods.wait_ready("slow")
+    assert container_of(pod)["started"] is True
+    assert container_of(pod)["restartCount"] == 0
+
+
+# --- the end ----------------------------------------------------------------
+
+
+def test_deleting_runs_the_hook_then_asks_politely(node: ProcessNode, pods: Pods) -> None:
+    volumes = [{"name": "v", "emptyDir": {}}]
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo hook > /proc/1/fd/1"]}}}
+    spec = serving(node, lifecycle=hook, readinessProbe=http("/"), volumes=volumes)
+    pods.create("polite", spec)
+    pods.wait_ready("polite")
+    lines: list[str] = []
+    reader = threading.Thread(
+        target=lambda: lines.append(pods.logs("polite", follow="true")), daemon=True
+    )
+    reader.start()
+    pods.delete("polite")
+    pods.wait_gone("polite", within_s=4)
+    reader.join(5)
+    assert lines == ["listening\nhook\nbye\n"]
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(node: ProcessNode, pods: Pods) -> None:
+    before = len(node.pids)
+    spec = on(node, "trap '' TERM; while :; do sleep 1; done", terminationGracePeriodSeconds=1)
+    pods.create("deaf", spec)
+    pods.wait_ready("deaf")
+    asked = time.monotonic()
+    pods.delete("deaf")
+    pods.wait_gone("deaf", within_s=5)
+    assert time.monotonic() - asked >= 1
+    eventually(lambda: len(node.pids) == before, "its processes are gone")
+
+
+def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) -> None:
+    before = len(node.pids)
+    pods.create("forced", on(node, "sleep 600"))
+    pods.wait_ready("forced")
+    pods.delete("forced", grace_s=0)
+    eventually(lambda: len(node.pids) == before, "its processes are gone", within_s=5)
+
+
+# --- logs -------------------------------------------------------------------
+
+
+def test_logs_follow_tail_and_previous(node: ProcessNode, pods: Pods) -> None:
+    script = "for i in 1 2 3 4; do echo line $i; done; sleep 1; echo late; exit 1"
+    pods.create("chatty", on(node, script, restartPolicy="Never"))
+    pods.wait_phase("chatty", "Running")
+    assert pods.logs("chatty", follow="true").endswith("line 4\nlate\n")
+    assert pods.logs("chatty", tailLines=2) == "line 4\nlate\n"
+    assert pods.logs("chatty", limitBytes=6) == "line 1"
+    stamped = pods.logs("chatty", timestamps="true", tailLines=1)
+    assert stamped.startswith("20")
+    assert stamped.endswith("Z late\n")
+    with pytest.raises(EmbeddedError, match="previous"):
+        pods.logs("chatty", previous="true")
+
+
+def test_kubectl_reads_logs_and_is_refused_exec(
+    control_plane: ControlPlane, node: ProcessNode, pods: Pods
+) -> None:
+    pods.create("seen", on(node, "echo hello; sleep 600", terminationGracePeriodSeconds=0))
+    pods.wait_ready("seen")
+    eventually(lambda: control_plane.kubectl("logs", "seen") == "hello\n", "kubectl shows the log")
+    with pytest.raises(KubectlError):
+        control_plane.kubectl("exec", "seen", "--", "true")
