@@ -19,9 +19,13 @@ from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.validate import validate
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "pipelines/tests"))  # under importlib-free pytest, beside their users
+sys.path.append(str(ROOT / "pipelines/tests"))  # the table is the unit tests' too
 
-from bad_manifests import BadManifest, bad_manifests, good_manifest  # noqa: E402
+from bad_manifests import (  # type: ignore[import-not-found]  # noqa: E402
+    BadManifest,
+    bad_manifests,
+    good_manifest,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -100,7 +104,7 @@ def test_what_the_api_server_fills_in_is_what_the_spec_takes_for_granted(api: Co
 def test_every_default_of_the_spec_is_one_of_the_crd(api: ControlPlane) -> None:
     made = create(api, good_manifest(), dry=True)["spec"]
     spec = load_spec(good_manifest()["spec"])
-    for model, filled in (
+    pairs: list[tuple[Any, dict[str, Any]]] = [
         (spec, made),
         (spec.availability, made["availability"]),
         (spec.checkpoint, made["checkpoint"]),
@@ -110,7 +114,8 @@ def test_every_default_of_the_spec_is_one_of_the_crd(api: ControlPlane) -> None:
         (spec.operators[0].checkpoint, made["operators"][0]["checkpoint"]),
         (spec.queries[0], made["queries"][0]),
         (spec.queries[0].sink.files, made["queries"][0]["sink"]["files"]),
-    ):
+    ]
+    for model, filled in pairs:
         for name, field in type(model).model_fields.items():
             optional = field.is_required() or field.default in (None, ()) or field.default_factory
             if not optional or (name == "max_delay"):

@@ -155,10 +155,20 @@ def _check_keys(
                 what = f"unknown column {key} in input {name}"
                 hint = nearest(key, stream.schema.names)
                 problems.append(Problem(f"{path}.keyBy[{at}]", "UnknownColumn", what, hint))
+            elif stream.schema is not None:
+                problems += _check_key(stream.schema.field(key), f"{path}.keyBy[{at}]")
         if node.window is not None and key not in node.window.group_by:
             what = f"keyBy column {key} is not in the window's groupBy"
             hint = "a group must lie in one partition: add it to groupBy, or drop it from keyBy"
             problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
+
+
+def _check_key(field: pa.Field, path: str) -> list[Problem]:
+    """Arrays and structs have no canonical form to be hashed or grouped by."""
+    if not pa.types.is_nested(field.type):
+        return []
+    what = f"column {field.name} is {field.type}, which cannot be a key"
+    return [Problem(path, "NotAKey", what, "use a field or an element of it, with sql")]
 
 
 def _partitions(
@@ -242,6 +252,7 @@ def _groups(
             fields.append(field_of(column, None))
         elif column in schema.names:
             fields.append(schema.field(column))
+            problems += _check_key(fields[-1], f"{path}.window.groupBy[{at}]")
         else:
             what, hint = f"unknown column {column}", nearest(column, schema.names)
             where = f"{path}.window.groupBy[{at}]"

@@ -50,7 +50,18 @@ def parse(sql: str) -> exp.Expr:
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
         raise InvalidSql([Finding("SqlDoesNotParse", what, "write exactly one SELECT")])
+    _refuse_dangling_commas(sql)
     return statements[0]
+
+
+def _refuse_dangling_commas(sql: str) -> None:
+    """sqlglot forgives `SELECT a, FROM t`; Spark does not."""
+    tokens = tokenize(sql)
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        ends = after is None or after.token_type in (TokenType.FROM, TokenType.R_PAREN)
+        if token.token_type is TokenType.COMMA and ends:
+            what = f"does not parse at line {token.line}, column {token.col}, near ','"
+            raise InvalidSql([Finding("SqlDoesNotParse", what, "take out the comma")])
 
 
 def _parse_finding(error: ParseError) -> Finding:
