@@ -1,0 +1,84 @@
+"""Late rows and windows over windows, from a generator, against numpy's count of the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rekindle.connectors import compare_sinks, open_source, read_sink
+from rekindle.reference import run_reference
+from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+MANIFEST = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: late}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: rows
+    schema: "k STRING, x DOUBLE, t TIMESTAMP"
+    eventTime: {column: t, lateness: 500ms}
+    generator:
+      rowsPerSecond: 1000
+      rows: 6000
+      seed: 3
+      columns:
+        k: key(k, 20)
+        x: null(0.1, normal(0, 1))
+        t: timestamp(2020-01-01, 2s)
+  operators:
+  - name: seconds
+    inputs: [rows]
+    keyBy: [k]
+    partitions: 3
+    window: {size: 1s, groupBy: [k], aggregate: "count(*) AS n, sum(x) AS s"}
+  - name: minutes
+    inputs: [seconds]
+    window: {size: 1m, aggregate: "sum(n) AS n"}
+  queries:
+  - {name: by-key, from: seconds, sink: {files: {url: "file:///out/by-key"}}}
+  - {name: total, from: minutes, sink: {files: {url: "file:///out/total"}}}
+"""
+
+
+def rows_in_time() -> dict[int, int]:
+    """Rows by the second they count in: those whose window was open when their epoch began."""
+    name, spec = load_topology(MANIFEST)
+    node = compile_topology(spec, name, local=True).nodes["rows"]
+    source = open_source(spec.sources[0], node, SECOND, Path("/nonexistent"))
+    counts: dict[int, int] = {}
+    watermark = NO_WATERMARK
+    for epoch in range((source.last_epoch or 0) + 1):
+        cut = source.cut(epoch)
+        ends = (cut.rows.column("t").cast(pa.int64()).to_numpy() // SECOND + 1) * SECOND
+        for end, n in zip(*np.unique(ends[ends > watermark], return_counts=True), strict=True):
+            counts[int(end)] = counts.get(int(end), 0) + int(n)
+        watermark = cut.watermark
+    return counts
+
+
+def test_late_rows_are_judged_by_their_own_epoch_in_jobs_of_any_size(tmp_path: Path) -> None:
+    name, spec = load_topology(MANIFEST)
+    run_reference(spec, name, output=tmp_path / "large")
+    run_reference(spec, name, output=tmp_path / "small", epochs_per_job=2)
+    for query in ("by-key", "total"):
+        urls = [f"file://{tmp_path}/{run}/{query}" for run in ("large", "small")]
+        difference = compare_sinks(*urls)
+        assert not difference, str(difference)
+    wanted = rows_in_time()
+    assert 0 < sum(wanted.values()) < 6000
+    by_key = read_sink(f"file://{tmp_path}/large/by-key").to_pandas()
+    got = by_key.groupby(by_key["window_end"].astype("int64"))["n"].sum()
+    unit = 10 ** (len(str(got.index[0])) - len(str(min(wanted))))
+    assert {int(end) // unit: int(n) for end, n in got.items()} == wanted
+    total = read_sink(f"file://{tmp_path}/large/total")
+    assert sum(total.column("n").to_pylist()) == sum(wanted.values())
