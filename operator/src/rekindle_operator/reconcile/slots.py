@@ -35,6 +35,7 @@ class SlotState:
     slot: Slot
     segment: Segment
     reserved: int
+    taken: int = 0  # the highest incarnation in a pod name that could be the same
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
 
@@ -58,7 +59,8 @@ class SlotState:
 
     @property
     def next_incarnation(self) -> int:
-        return max(self.reserved, self.pod.incarnation if self.pod else 0) + 1
+        highest = max(self.reserved, self.pod.incarnation if self.pod else 0)
+        return (highest or self.taken) + 1
 
 
 def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
@@ -80,8 +82,10 @@ def census(
             by_slot[pod.slot].append(pod)
     topology, states = case.running.topology, []
     segments = {s.id: s for s in topology.segments}
+    namesakes = _namesakes(case, topology.slots())
     for slot in topology.slots():
-        state = SlotState(slot, segments[slot.segment], case.reserved.get(slot.key, 0))
+        reserved = case.reserved.get(slot.key, 0)
+        state = SlotState(slot, segments[slot.segment], reserved, namesakes.get(_place(slot), 0))
         if pods := by_slot.get(slot):
             pod = max(pods, key=lambda p: p.incarnation)
             loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
@@ -92,6 +96,22 @@ def census(
             state = replace(state, loss=Loss.GONE)
         states.append(state)
     return tuple(states)
+
+
+def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
+    """A changed segment is another segment of the same name, and so would its pods be: new slots
+    count on from those that are no more."""
+    current = {slot.key for slot in slots}
+    highest: dict[str, int] = {}
+    for key, incarnation in case.reserved.items():
+        if key not in current and key.count("/") == 2:
+            place = key.split("/", 1)[1]
+            highest[place] = max(incarnation, highest.get(place, 0))
+    return highest
+
+
+def _place(slot: Slot) -> str:
+    return f"{slot.partition}/{slot.replica}"
 
 
 def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:

@@ -1,0 +1,174 @@
+"""Plan and pack: profit density (progressive recovery §5), room, anti-affinity, spares."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle_operator.cluster.amounts import Amounts, parse_quantity, total
+from rekindle_operator.cluster.model import NodeView, Taint, Toleration
+from rekindle_operator.recovery.pack import Bin, Item, Room, pack
+from rekindle_operator.recovery.plan import Demand, Spare, make_plan
+
+
+def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) -> NodeView:
+    return NodeView(
+        name=name,
+        uid=name,
+        version=1,
+        ready=True,
+        ready_since=0.0,
+        cordoned=False,
+        taints=more.get("taints", ()),
+        labels=more.get("labels", {}),
+        allocatable=Amounts(cpu_m, memory, pods),
+    )
+
+
+def room(*nodes: NodeView) -> Room:
+    return Room({n.name: Bin(n, n.allocatable) for n in nodes}, total(n.allocatable for n in nodes))
+
+
+def item(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> Item:
+    return Item(key, Amounts(cpu_m, memory, 1), group or key, replica)
+
+
+def demand(name: str, priority: int, *needs: str, patient: bool = False) -> Demand:
+    return Demand(("ns/t", name), priority, frozenset(needs), patient)
+
+
+def started(plan: Any) -> list[str]:
+    return [r.key[1] for r in plan.order]
+
+
+def test_the_papers_density_prefers_queries_that_share_operators() -> None:
+    """§5: C_k / f_k. Alone each of a and b costs 4 + 1; together they share the 4."""
+    items = {n: item(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
+    demands = [demand("A", 10, "shared", "a"), demand("B", 10, "shared", "b"), demand("C", 10, "c")]
+    plan = make_plan(demands, items, [], room(node("n", 6)))
+    assert started(plan) == ["A", "B"]
+    assert [r.key[1] for r in plan.waiting] == ["C"]
+
+
+def test_what_is_left_goes_to_the_next_best_query_that_fits() -> None:
+    items = {n: item(n, cpu) for n, cpu in (("big", 5), ("huge", 8), ("small", 1))}
+    demands = [demand("B", 100, "big"), demand("H", 100, "huge"), demand("S", 1, "small")]
+    assert started(make_plan(demands, items, [], room(node("n", 6)))) == ["B", "S"]
+
+
+def test_a_second_resource_can_be_the_short_one() -> None:
+    items = {"a": item("a", 1, memory=60), "b": item("b", 1, memory=60)}
+    plan = make_plan([demand("A", 2, "a"), demand("B", 1, "b")], items, [], room(node("n", 50)))
+    assert started(plan) == ["A"]
+
+
+def test_the_number_of_pods_is_a_resource() -> None:
+    items = {"a": item("a"), "b": item("b")}
+    plan = make_plan(
+        [demand("A", 2, "a"), demand("B", 1, "b")], items, [], room(node("n", 50, pods=1))
+    )
+    assert started(plan) == ["A"]
+
+
+def test_replicas_of_one_partition_never_share_a_node() -> None:
+    replicas = [item(f"r{r}", group="p", replica=r) for r in range(3)]
+    assert pack(replicas, room(node("a", 9), node("b", 9))) is None
+    packed = pack(replicas, room(node("a", 9), node("b", 9), node("c", 9)))
+    assert packed is not None
+    assert len(set(packed.nodes.values())) == 3
+
+
+def test_taints_and_selectors_are_obeyed() -> None:
+    tainted = node("tainted", 9, taints=(Taint("dedicated", "x", "NoSchedule"),))
+    labelled = node("labelled", 9, labels={"disk": "ssd"})
+    everywhere = room(tainted, labelled)
+    tolerant = Toleration("dedicated", "Equal", "x", "")
+    placed = pack([Item("t", Amounts(1), "t", 0, (), (tolerant,))], room(tainted))
+    assert placed is not None
+    assert pack([item("i")], room(tainted)) is None
+    chosen = pack([Item("s", Amounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
+    assert chosen is not None
+    assert chosen.nodes == {"s": "labelled"}
+    assert pack([Item("s", Amounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
+
+
+def test_the_search_finds_what_best_fit_misses() -> None:
+    sizes = [4, 3, 3, 2, 2, 2]  # 8 + 8 exactly
+    packed = pack([item(f"i{n}", s) for n, s in enumerate(sizes)], room(node("a", 8), node("b", 8)))
+    assert packed is not None
+
+
+def test_spares_wait_while_a_query_saves_up_capacity_and_go_first_when_it_is_patient() -> None:
+    items = {"a": item("a", 4), "b": item("b", 4)}
+    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    nodes = room(node("n", 6))
+    held = make_plan([demand("Q", 1, "a", "b")], items, [spare], nodes)
+    assert dict(held.nodes) == {}
+    given_up = make_plan([demand("Q", 1, "a", "b", patient=True)], items, [spare], nodes)
+    assert dict(given_up.nodes) == {"spare": "n"}
+
+
+def test_a_query_that_no_node_could_ever_hold_keeps_no_spare_waiting() -> None:
+    items = {"a": item("a", 40)}
+    spare = Spare(item("spare", 1), 5, "")
+    plan = make_plan([demand("Q", 1, "a")], items, [spare], room(node("n", 6)))
+    assert dict(plan.nodes) == {"spare": "n"}
+
+
+def test_quantities_read_as_kubernetes_writes_them() -> None:
+    assert Amounts.parse({"cpu": "250m", "memory": "1Gi", "pods": "110"}) == Amounts(
+        250, 1 << 30, 110
+    )
+    assert Amounts.parse({"cpu": 2, "memory": "1500M"}, pods=1) == Amounts(2000, 1_500_000_000, 1)
+    assert parse_quantity("1e3") == 1000
+
+
+_PARTS = st.dictionaries(
+    st.sampled_from(["p", "q", "r", "s", "t"]), st.integers(1, 5), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=_PARTS,
+    bins=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_no_waiting_query_fits_and_no_node_is_overfull(sizes: Any, bins: Any, data: Any) -> None:
+    """I6 and I8, against packing by brute force."""
+    items = {name: item(name, cpu) for name, cpu in sizes.items()}
+    needs = st.sets(st.sampled_from(sorted(items)), min_size=1)
+    demands = [
+        demand(f"q{n}", data.draw(st.integers(0, 9)), *data.draw(needs))
+        for n in range(data.draw(st.integers(1, 4)))
+    ]
+    wanted = {n for d in demands for n in d.needs}
+    items = {k: v for k, v in items.items() if k in wanted}
+    nodes = [node(f"n{i}", cpu) for i, cpu in enumerate(bins)]
+    plan = make_plan(demands, items, [], room(*nodes))
+
+    free = {n.name: n.allocatable.cpu_m for n in nodes}
+    for key, place in plan.nodes.items():
+        free[place] -= sizes[key]
+    assert min(free.values()) >= 0
+    by_name = {d.key: d for d in demands}
+    for ranked in plan.order:
+        assert by_name[ranked.key].needs <= set(plan.nodes), "all of a query or nothing"
+    for ranked in plan.waiting:
+        left = [sizes[n] for n in by_name[ranked.key].needs - set(plan.nodes)]
+        assert left
+        assert not _fits(left, list(free.values())), f"{ranked.key} would fit"
+    assert len(plan.order) + len(plan.waiting) == len(demands)
+
+
+def _fits(sizes: list[int], free: list[int]) -> bool:
+    for choice in product(range(len(free)), repeat=len(sizes)):
+        used = [0] * len(free)
+        for size, place in zip(sizes, choice, strict=True):
+            used[place] += size
+        if all(u <= f for u, f in zip(used, free, strict=True)):
+            return True
+    return False

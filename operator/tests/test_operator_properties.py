@@ -1,0 +1,131 @@
+"""Whatever happens to a cluster, in whatever order: I6, I7, I8, and convergence.
+
+The model cluster asserts I6 at each binding, that no pod name comes back and that nothing is made
+before it is reserved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_operator_model_cluster import ModelCluster, flights_spec
+
+from rekindle_operator.cluster.amounts import total
+from rekindle_operator.names import GATE
+from rekindle_operator.reconcile import reconcile
+from rekindle_operator.recovery.judge import judge_nodes
+
+_SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
+_NODES = st.sampled_from("abcd")
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), _NODES, _SIZES),
+        st.tuples(st.just("lose"), _NODES),
+        st.tuples(st.just("remove"), _NODES),
+        st.tuples(st.just("freeze"), _NODES),
+        st.tuples(st.just("pass"), st.sampled_from([0.5, 2.0, 4.0, 11.0, 70.0])),
+        st.tuples(st.just("bind"), st.booleans()),
+        st.tuples(st.just("suspend"), st.booleans()),
+        st.tuples(st.just("second"), st.sampled_from(["Progressive", "Blocking"])),
+        st.tuples(st.just("drop"), st.integers(0, 40)),
+    ),
+    max_size=14,
+)
+
+
+def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
+    match step:
+        case ("add", name, (cpu_m, memory)) if name not in cluster.nodes:
+            cluster.add_node(name, cpu_m, memory)
+        case ("lose" | "remove" | "freeze" as what, name) if name in cluster.nodes:
+            getattr(cluster, f"{what}_node")(name)
+        case ("pass", seconds):
+            cluster.pass_time(seconds)
+        case ("bind", value):
+            cluster.binding = value
+        case ("suspend", value):
+            cluster.edit("flights", suspend=value)
+        case ("second", mode) if "second" not in cluster.topologies:
+            spec = flights_spec() | {"recovery": {"mode": mode}}
+            cluster.add_topology("second", spec)
+        case ("drop", number) if cluster.raw_pods:
+            cluster.raw_pods.pop(sorted(cluster.raw_pods)[number % len(cluster.raw_pods)])
+        case _:
+            pass
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=_STEPS)
+def test_after_anything_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    cluster.settle()
+    for step in steps:
+        _do(cluster, step)
+        cluster.settle()
+        assert reconcile(cluster.snapshot(), cluster.now, cluster.settings) == []
+        _check_nothing_waits_for_the_dead(cluster)
+        _check_capacity(cluster)
+    _check_no_single_task_query_fits(cluster)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=_STEPS)
+def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> None:
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    for step in steps:
+        _do(cluster, step)
+        cluster.settle()
+    cluster.binding = True
+    cluster.edit("flights", suspend=False)
+    for name in ("x", "y", "z"):
+        cluster.add_node(name, 16_000, 64 << 30)
+    for _ in range(4):
+        cluster.settle()
+        cluster.pass_time(61.0)
+    cluster.settle()
+    for name in cluster.topologies:
+        assert set(cluster.query_states(name).values()) == {"Live"}
+        assert cluster.condition("Redundant", name)["status"] == "True"
+        assert cluster.condition("Recovering", name)["status"] == "False"
+
+
+def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
+    """I7: the newest incarnation of each slot stands on a node that is not known to be lost."""
+    lost = judge_nodes(cluster.snapshot(), cluster.now, cluster.settings.timing).lost_nodes
+    for topology in cluster.topologies:
+        newest: dict[Any, Any] = {}
+        for pod in cluster.tasks(topology).values():
+            if pod.incarnation > getattr(newest.get(pod.slot), "incarnation", 0):
+                newest[pod.slot] = pod
+        assert not [p.name for p in newest.values() if p.node in lost or p.pinned in lost]
+
+
+def _check_capacity(cluster: ModelCluster) -> None:
+    """I6: what is bound and what is promised fits."""
+    for name, node in cluster.nodes.items():
+        here = [p for p in cluster.pods() if name in (p.node, p.pinned)]
+        coordinators = [p for p in here if p.role == "coordinator"]
+        tasks = [p for p in here if p not in coordinators]
+        if tasks:
+            assert node.allocatable.covers(total(p.requests for p in tasks)), name
+
+
+def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
+    """I8, seen from outside: storm-watch is one task, so any node with room for it would do."""
+    snapshot = cluster.snapshot()
+    usable = judge_nodes(snapshot, cluster.now, cluster.settings.timing).usable
+    for topology in cluster.topologies:
+        if topology == "second" or cluster.query_states(topology).get("storm-watch") != "Waiting":
+            continue
+        gated = [p for p in cluster.tasks(topology).values() if p.segment_name == "storms"]
+        if not gated or GATE not in gated[0].gates:
+            continue
+        for name, node in usable.items():
+            here = [p for p in snapshot.pods if name in (p.node, p.pinned)]
+            left = node.allocatable - total(p.requests for p in here)
+            unplaced = any(p.role == "coordinator" and p.node is None for p in snapshot.pods)
+            assert unplaced or not left.covers(gated[0].requests), f"it fits on {name}"

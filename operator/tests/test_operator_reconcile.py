@@ -1,0 +1,336 @@
+"""Reconcile: what is accepted, made, replaced, opened, said; and that it converges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_operator_model_cluster import ModelCluster, flights_spec
+
+from rekindle.errors import Problem
+from rekindle_operator.cluster.model import Trial
+from rekindle_operator.names import GATE
+from rekindle_operator.reconcile import reconcile
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
+
+
+@pytest.fixture
+def cluster() -> ModelCluster:
+    made = ModelCluster()
+    made.add_topology("flights", flights_spec())
+    return made
+
+
+@pytest.fixture
+def running(cluster: ModelCluster) -> ModelCluster:
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    return cluster
+
+
+def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
+    cluster.settle()
+    tasks = cluster.tasks()
+    assert len(tasks) == 8
+    assert all(p.gates == (GATE,) for p in tasks.values())
+    assert set(cluster.query_states().values()) == {"Waiting"}
+    assert cluster.condition("Valid")["status"] == "True"
+    assert cluster.condition("Ready")["status"] == "False"
+
+
+def test_with_room_for_all_everything_starts_and_nothing_more_happens(
+    running: ModelCluster,
+) -> None:
+    assert set(running.query_states().values()) == {"Live"}
+    assert running.status()["redundancy"] == "8/8"
+    assert reconcile(running.snapshot(), running.now) == []
+    assert "recovery" not in running.status()
+
+
+def test_a_restart_of_the_operator_changes_nothing(running: ModelCluster) -> None:
+    running.trials.clear()
+    running.shunned.clear()
+    assert reconcile(running.snapshot(), running.now + 3600 * 0 + 1) == []
+
+
+def test_replicas_of_a_partition_prefer_different_zones(cluster: ModelCluster) -> None:
+    for name, zone in (("a", "1"), ("b", "1"), ("c", "2")):
+        cluster.add_node(name, labels={"topology.kubernetes.io/zone": zone})
+    cluster.settle()
+    zones: dict[Any, set[str]] = {}
+    for pod in cluster.tasks().values():
+        assert pod.slot is not None
+        key = pod.slot.segment, pod.slot.partition, pod.segment_name
+        zones.setdefault(key, set()).add(cluster.nodes[pod.node or ""].zone)
+    assert all(z == {"1", "2"} for k, z in zones.items() if k[2] in ("flown", "alarms"))
+
+
+def test_a_lost_nodes_pods_are_replaced_and_force_deleted_at_once(running: ModelCluster) -> None:
+    lost = {p.name for p in running.tasks().values() if p.node == "a"}
+    running.lose_node("a")
+    actions = reconcile(running.snapshot(), running.now)
+    kinds = [type(a).__name__ for a in actions]
+    assert kinds.index("WriteStatus") < kinds.index("CreatePod"), "reserved before it is made"
+    assert {a.name for a in actions if isinstance(a, DeletePod) and a.grace_s == 0} >= lost
+    running.settle()
+    assert all(p.node in ("b", "c") for p in running.tasks().values())
+    assert running.status()["redundancy"] == "8/8"
+    assert "NodeLost" in running.reasons()
+
+
+def test_replicas_that_survive_are_said_to_take_over(running: ModelCluster) -> None:
+    running.lose_node("a")
+    running.settle()
+    entry = running.status()["recovery"]["history"][0]
+    assert entry["lostNodes"] == ["a"]
+    assert "TakeOver" in running.reasons()
+    assert "RedundancyRestored" in running.reasons()
+
+
+def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelCluster) -> None:
+    running.lose_node("a")
+    running.lose_node("b")
+    running.settle()
+    assert running.status()["recovery"]["history"][0]["mode"] == "Progressive"
+    assert "BurstDetected" in running.reasons()
+    assert "RecoveryPlanned" in running.reasons()
+
+
+def test_a_single_loss_is_no_burst(running: ModelCluster) -> None:
+    victim = next(iter(running.tasks()))
+    running.raw_pods.pop(victim)
+    running.settle()
+    assert running.status()["recovery"]["history"][0]["mode"] == "Direct"
+    assert "BurstDetected" not in running.reasons()
+
+
+def test_with_room_for_one_query_the_densest_comes_back_and_the_others_wait() -> None:
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    cluster.add_node("a", cpu_m=560, memory=1800 << 20)  # a coordinator and one task
+    cluster.settle()
+    states = cluster.query_states()
+    assert states["storm-watch"] == "Live", states  # one segment of its own
+    assert states["delay-alarms"] == states["route-report"] == "Waiting"
+
+
+def test_queries_that_wait_start_as_nodes_come(cluster: ModelCluster) -> None:
+    live = []
+    for number in range(12):
+        cluster.add_node(f"n{number}", cpu_m=560, memory=1800 << 20)
+        cluster.settle()
+        live.append(sum(s == "Live" for s in cluster.query_states().values()))
+    assert live == sorted(live), "nothing that runs is preempted"
+    assert live[-1] == 3
+
+
+def test_a_silent_node_is_lost_after_three_seconds_and_gets_nothing(running: ModelCluster) -> None:
+    running.freeze_node("a")
+    running.pass_time(2.0)
+    assert not [a for a in reconcile(running.snapshot(), running.now) if isinstance(a, CreatePod)]
+    running.pass_time(1.5)
+    running.settle()
+    assert all(p.node != "a" for p in running.tasks().values())
+    running.pass_time(30.0)
+    running.settle()
+    assert all(p.node != "a" for p in running.tasks().values())
+
+
+def test_a_task_that_alone_is_silent_is_lost_after_ten_seconds(running: ModelCluster) -> None:
+    running.freeze_node("a")
+    running.dead.clear()  # the node's other tasks are heard
+    victim = next(p for p in running.tasks().values() if p.node == "a")
+    running.silent = {r: at for r, at in running.silent.items() if r.slot == victim.slot.key}  # type: ignore[union-attr]
+    running.pass_time(9.0)
+    running.settle()
+    assert victim.name in running.tasks()
+    running.pass_time(1.5)
+    running.settle()
+    assert victim.name not in running.tasks()
+
+
+def test_a_coordinator_whose_lease_is_old_is_replaced_on_another_node(
+    running: ModelCluster,
+) -> None:
+    tasks = set(running.tasks())
+    running.now += 7.0
+    running.settle()
+    assert "flights-coordinator-2" in running.raw_pods
+    assert "flights-coordinator-1" not in running.raw_pods
+    assert set(running.tasks()) == tasks
+
+
+def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> None:
+    cluster.binding = False
+    cluster.add_node("a")
+    cluster.add_node("b")
+    cluster.settle()
+    assert all(not p.gates for p in cluster.tasks().values())
+    cluster.pass_time(5.0)
+    cluster.settle()
+    assert all(name.endswith("-2") for name in cluster.tasks())
+    cluster.pass_time(5.0)
+    cluster.settle()
+    assert all(name.endswith("-2") for name in cluster.tasks()), "ten seconds the second time"
+
+
+def test_another_loss_withdraws_what_is_open_and_unbound(running: ModelCluster) -> None:
+    running.binding = False
+    running.lose_node("a")
+    running.settle()
+    opened = {p.name for p in running.tasks().values() if p.node is None and not p.gates}
+    assert opened
+    running.lose_node("b")
+    running.settle()
+    assert not opened & set(running.tasks())
+
+
+def test_blocking_recovery_opens_nothing_before_all_fits(cluster: ModelCluster) -> None:
+    spec = flights_spec() | {"recovery": {"mode": "Blocking"}}
+    cluster.add_topology("flights", spec)
+    cluster.add_node("a")
+    cluster.settle()
+    assert all(p.gates for p in cluster.tasks().values()), "replicas need two nodes"
+    cluster.add_node("b")
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+
+
+def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelCluster) -> None:
+    spec = flights_spec()
+    spec["queries"] = [{**spec["queries"][0], "from": "nowhere"}]
+    cluster.add_topology("flights", spec)
+    cluster.settle()
+    assert not cluster.raw_pods
+    assert not cluster.configs
+    valid = cluster.condition("Valid")
+    assert valid["status"] == "False"
+    assert "spec.queries[0]" in valid["message"]
+    assert cluster.status()["phase"] == "Invalid"
+    assert "Invalid" in cluster.reasons()
+
+
+def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
+    running: ModelCluster,
+) -> None:
+    before = running.tasks()
+    refusal = Problem("spec.podTemplate", "PodRefused", "unknown field", "correct it")
+    running.refusals["uid-flights", 2] = Trial((refusal,))
+    running.edit("flights", podTemplate={"spec": {"x": 1}})
+    running.settle()
+    assert running.condition("Valid")["reason"] == "PodRefused"
+    assert running.status()["observedGeneration"] == 2
+    assert set(running.configs) == {"flights-g1"}
+    assert running.tasks() == before
+
+
+def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
+    before = running.tasks()
+    queries = [dict(q) for q in flights_spec()["queries"]]
+    queries[0]["priority"] = 1
+    sink = {"files": {"url": "file:///var/lib/rekindle/output/again", "format": "json"}}
+    queries.append({**queries[0], "name": "again", "sink": sink})
+    running.edit("flights", queries=queries)
+    running.settle()
+    assert running.tasks() == before
+    assert running.query_states()["again"] == "Live"
+    assert "flights-g2" in running.configs
+
+
+def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelCluster) -> None:
+    before = set(running.tasks())
+    sources = [dict(s) for s in flights_spec()["sources"]]
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    for node in [*sources, *operators]:
+        if node["name"] in ("weather", "storms"):
+            node["replicas"] = 2
+    running.edit("flights", sources=sources, operators=operators)
+    running.settle()
+    assert set(running.tasks()) == before | {"flights-storms-0-1-1"}
+    running.edit(
+        "flights", sources=flights_spec()["sources"], operators=flights_spec()["operators"]
+    )
+    running.settle()
+    assert set(running.tasks()) == before
+
+
+def test_a_changed_segment_is_replaced_and_the_others_stay(running: ModelCluster) -> None:
+    before = set(running.tasks())
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    changed = next(o for o in operators if o["name"] == "routes")
+    changed["window"] = {**changed["window"], "size": "14d"}
+    running.edit("flights", operators=operators)
+    running.settle()
+    after = running.tasks()
+    assert before - set(after) == set() or {"flights-routes-0-0-1"} >= before - set(after)
+    generations = {p.segment_name: p.generation for p in after.values()}
+    assert generations["routes"] == 2
+    assert generations["alarms"] == 1
+
+
+def test_suspension_stops_tasks_then_the_coordinator_and_resumes_without_a_recovery(
+    running: ModelCluster,
+) -> None:
+    slots = running.status()["slots"]
+    running.edit("flights", suspend=True)
+    running.settle()
+    assert not running.raw_pods
+    assert running.status()["phase"] == "Suspended"
+    assert running.status()["slots"] == slots
+    running.edit("flights", suspend=False)
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert all(name.endswith("-2") for name in running.tasks())
+    assert "recovery" not in running.status()
+    assert {"Suspended", "Resumed"} <= set(running.reasons())
+
+
+def test_a_topology_that_is_going_gets_nothing_new_and_loses_dead_pods(
+    running: ModelCluster,
+) -> None:
+    running.delete("flights")
+    on_a = {p.name for p in running.pods() if p.node == "a"}
+    running.lose_node("a")
+    actions = reconcile(running.snapshot(), running.now)
+    assert {a.name for a in actions if isinstance(a, DeletePod)} == on_a
+    assert all(isinstance(a, DeletePod) and a.grace_s == 0 for a in actions)
+
+
+def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluster) -> None:
+    victim = next(p for p in running.tasks().values() if p.node == "a")
+    running.dead.add("a")
+    running.raw_pods[victim.name]["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+    running.settle()
+    assert victim.name in running.tasks(), "its node may still answer"
+    assert f"{victim.name[:-1]}2" in running.tasks(), "and yet it is not waited for"
+    running.lose_node("a")
+    running.settle()
+    assert victim.name not in running.tasks()
+
+
+def test_a_diverged_replica_is_copied_anew_once(running: ModelCluster) -> None:
+    victim = running.tasks()["flights-alarms-0-1-1"]
+    assert victim.slot is not None
+    view = running.topologies["flights"]
+    report = {**view.data_plane, "diverged": [victim.slot.key]}
+    actions = reconcile(_with_report(running, report).snapshot(), running.now, running.settings)
+    written = next(a for a in actions if isinstance(a, WriteStatus))
+    consistent = next(c for c in written.status["conditions"] if c["type"] == "Consistent")
+    assert consistent["reason"] == "Diverged"
+    assert "alarms" in consistent["message"]
+    running.settle()
+    assert "flights-alarms-0-1-2" in running.tasks()
+    assert "flights-alarms-0-1-3" not in running.tasks()
+    assert "Diverged" in running.reasons()
+
+
+def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
+    from dataclasses import replace
+
+    view = cluster.topologies["flights"]
+    cluster.topologies["flights"] = replace(view, status={**view.status, "dataPlane": report})
+    cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+    cluster.topologies["flights"] = replace(view, status={**view.status, "dataPlane": report})
+    return cluster
