@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kubernetes import client, config
 
@@ -204,10 +204,8 @@ class EmbeddedCluster:
         self.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(bundle))
 
     def topology(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.custom.get_namespaced_custom_object(
-            GROUP, VERSION, NAMESPACE, PLURAL, name
-        )
-        return found
+        found = self.custom.get_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, name)
+        return cast(dict[str, Any], found)
 
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.topology(name).get("status") or {})
