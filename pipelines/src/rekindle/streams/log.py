@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import time
+import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -287,7 +288,8 @@ class OutputLog:
             self._spill_segment(local[0], self._spill)
 
     def _spill_segment(self, segment: _Segment, spill: Spill) -> None:
-        name = f"{self._spill_prefix}{segment.path.stem}"
+        # Unique: an object of an earlier life may be there and is never replaced.
+        name = f"{self._spill_prefix}{segment.path.stem}-{uuid.uuid4().hex[:12]}"
         spill.put(name, segment.path.read_bytes())
         index = {"name": name, "index": [asdict(r) for r in segment.index]}
         note = segment.path.with_suffix(".spilled")

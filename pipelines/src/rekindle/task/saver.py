@@ -98,8 +98,8 @@ class CheckpointSaver:
                     _log.exception("checkpoint of epoch %d", snapshot.epoch)
                 self.problem = f"the checkpoint of epoch {snapshot.epoch} is not saved: {error}"
                 with self._changed:
-                    if not self._pending:
-                        self._pending.append(snapshot)  # unless a newer one has come
+                    if len(self._pending) < PENDING:
+                        self._pending.appendleft(snapshot)
                     self._changed.wait_for(lambda: self._stopping, back_off)
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
                 continue

@@ -1,0 +1,41 @@
+"""`python -m rekindle.task`: the process of a task pod."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+from rekindle.errors import RekindleError
+from rekindle.task import jsonlog
+from rekindle.task.config import TaskConfig
+from rekindle.task.runtime import TaskRuntime
+
+
+def main() -> int:
+    jsonlog.configure()
+    try:
+        config = TaskConfig.from_environment(os.environ)
+    except RekindleError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return 2
+    ref = config.ref
+    jsonlog.configure(
+        topology=config.topology.name,
+        segment=config.segment.name,
+        partition=ref.partition,
+        replica=ref.replica,
+        incarnation=ref.incarnation,
+    )
+    runtime = TaskRuntime(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runtime.stop())
+    return runtime.run()
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)  # a thread stuck in a dead peer or JVM must not keep the pod

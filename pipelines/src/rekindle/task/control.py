@@ -1,0 +1,92 @@
+"""The task's HTTP port: probes, metrics and the coordinator's polls, on a thread of their own.
+
+Answers while Spark starts and while the engine is busy; it touches only the desk and the report.
+`/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import ValidationError
+
+from rekindle.protocol import Poll
+from rekindle.task.desk import Desk, Refused
+
+_log = logging.getLogger(__name__)
+
+
+class ControlServer:
+    """Binds in the constructor (raises OSError), then serves until `stop`."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        desk: Desk,
+        *,
+        alive: Callable[[], bool],
+        ready: Callable[[], bool],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._desk = desk
+        self._alive = alive
+        self._ready = ready
+        self._registry = registry
+        self._loop = asyncio.new_event_loop()
+        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.5)
+        self._loop.run_until_complete(self._runner.setup())
+        site = web.TCPSite(self._runner, address, port)
+        self._loop.run_until_complete(site.start())
+        self.port: int = self._runner.addresses[0][1]
+        self._thread = threading.Thread(target=self._loop.run_forever, name="control", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(2)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2)
+
+    def _application(self) -> web.Application:
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/startupz", self._started),
+                web.get("/livez", self._probe(self._alive)),
+                web.get("/readyz", self._probe(self._ready)),
+                web.get("/metrics", self._metrics),
+                web.post("/v1/poll", self._poll),
+            ]
+        )
+        return application
+
+    async def _started(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    def _probe(
+        self, holds: Callable[[], bool]
+    ) -> Callable[[web.Request], asyncio.Future[web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
+            good = holds()
+            return web.Response(status=200 if good else 503, text="ok\n" if good else "no\n")
+
+        return answer  # type: ignore[return-value]
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = generate_latest(self._registry)
+        return web.Response(body=text, content_type="text/plain", charset="utf-8")
+
+    async def _poll(self, request: web.Request) -> web.Response:
+        try:
+            poll = Poll.model_validate_json(await request.read())
+            answer = self._desk.poll(poll)
+        except ValidationError as error:
+            return web.Response(status=400, text=str(error))
+        except Refused as error:
+            return web.Response(status=error.status, text=str(error))
+        return web.Response(text=answer.model_dump_json(), content_type="application/json")

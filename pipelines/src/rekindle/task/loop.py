@@ -1,0 +1,140 @@
+"""The epoch loop: complete epochs through the chain into the output log (design §3, §4).
+
+One call takes as many epochs as are complete, bounded in epochs and rows and never across a
+checkpoint epoch, so that a task that is behind runs many in one Spark job and the state at a
+checkpoint epoch is a reference to keep. An epoch is out when it is in the log; sinks, readers and
+the saver take it from there. Knows no clock, no network, no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rekindle.engine.model import Chain, ChainResult, EpochInput, State
+from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.log import OutputLog
+from rekindle.task.inputs import Inputs
+from rekindle.task.report import Report
+from rekindle.task.saver import Snapshot
+
+MAX_EPOCHS = 64
+MAX_ROWS = 200_000
+FIRST_BACK_OFF_S = 0.1
+MAX_BACK_OFF_S = 2.0
+
+_log = logging.getLogger(__name__)
+_PASSING = (SourceFailed, LogFull, StoreError, OSError)
+"""What may pass: said, and tried again."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far the task is: state and watermark after `epoch`."""
+
+    epoch: int
+    watermark: int
+    state: State
+
+
+class EpochLoop:
+    """`wait(seconds)` sleeps, and returns True when the task is to stop."""
+
+    def __init__(
+        self,
+        *,
+        chain: Chain,
+        position: Position,
+        inputs: Inputs,
+        log: OutputLog,
+        checkpoint_every: int,
+        save: Callable[[Snapshot], None],
+        report: Report,
+        wait: Callable[[float], bool],
+    ) -> None:
+        self._chain = chain
+        self.position = position
+        self._inputs = inputs
+        self._log = log
+        self._checkpoint_every = checkpoint_every
+        self._save = save
+        self._report = report
+        self._wait = wait
+
+    def run(self) -> None:
+        """Until told to stop. Raises what cannot pass: OperatorFailed, Diverged, EngineLost."""
+        while not self._wait(0):
+            self.turn(0.25)
+
+    def turn(self, timeout_s: float) -> int:
+        """One call of the chain, if epochs come within the time-out; how many it took."""
+        epochs = self._take(timeout_s)
+        if not epochs:
+            return 0
+        started = time.perf_counter()
+        result = self._chain.process(self.position.state, epochs)
+        _check(epochs, result)
+        for output in result.outputs:
+            digest = digest_table(output.rows)
+            batch = EpochBatch(
+                self._log.stream,
+                self._log.partition,
+                output.epoch,
+                output.watermark,
+                output.rows,
+                digest,
+            )
+            if not self._append(batch):
+                return 0
+        self._report.processed(time.perf_counter() - started)
+        newest = epochs[-1]
+        self.position = Position(newest.epoch, newest.watermark, result.state)
+        if self.is_checkpoint(newest.epoch):
+            self._save(Snapshot(newest.epoch, newest.watermark, result.state))
+        return len(epochs)
+
+    def is_checkpoint(self, epoch: int) -> bool:
+        return (epoch + 1) % self._checkpoint_every == 0
+
+    def _take(self, timeout_s: float) -> Sequence[EpochInput]:
+        done = self.position.epoch + 1
+        until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
+        limit = min(MAX_EPOCHS, until_checkpoint)
+        back_off = FIRST_BACK_OFF_S
+        while True:
+            try:
+                epochs = self._inputs.take(limit, MAX_ROWS, timeout_s)
+                self._report.problem("input", None)
+                return epochs
+            except _PASSING as error:
+                back_off = self._trouble("input", error, back_off)
+                if self._wait(back_off):
+                    return ()
+
+    def _append(self, batch: EpochBatch) -> bool:
+        """Append, as soon as it can be; False if the task is to stop before that."""
+        back_off = FIRST_BACK_OFF_S
+        while True:
+            try:
+                self._log.append(batch)
+                self._report.problem("log", None)
+                return True
+            except _PASSING as error:
+                back_off = self._trouble("log", error, back_off)
+                if self._wait(back_off):
+                    return False
+
+    def _trouble(self, subject: str, error: Exception, back_off: float) -> float:
+        _log.warning("%s: %s", subject, error)
+        self._report.problem(subject, str(error), epoch=self.position.epoch + 1)
+        return min(2 * back_off, MAX_BACK_OFF_S)
+
+
+def _check(epochs: Sequence[EpochInput], result: ChainResult) -> None:
+    wanted, got = [e.epoch for e in epochs], [o.epoch for o in result.outputs]
+    if wanted != got:
+        raise RekindleError(f"the chain answered epochs {wanted} with {got}: a bug in the engine")

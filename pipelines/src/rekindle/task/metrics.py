@@ -1,0 +1,56 @@
+"""The task's metrics, read from its report when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rekindle.protocol import TaskRef
+from rekindle.task.report import Report
+
+_PHASES = ("Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed")
+
+
+class TaskCollector(Collector):
+    """Names begin with `rekindle_task_`; labels say which slot."""
+
+    def __init__(self, report: Report, topology: str, segment: str, ref: TaskRef) -> None:
+        self._report = report
+        self._labels = {
+            "topology": topology,
+            "segment": segment,
+            "partition": str(ref.partition),
+            "replica": str(ref.replica),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        answer = self._report.answer(0)
+        yield self._gauge("stable_epoch", "Newest epoch in the output log", answer.stable_epoch)
+        yield self._gauge("head_epoch", "Newest epoch released to the task", answer.head_epoch)
+        yield self._gauge("lag_seconds", "Age of the oldest epoch not yet out", answer.lag_s)
+        yield self._gauge("epoch_p99_seconds", "Processing time, p99", answer.epoch_p99_s)
+        yield self._gauge("log_bytes", "Output log on local disk", answer.log_bytes)
+        yield self._gauge("log_base_epoch", "Lowest epoch in the output log", answer.log_base)
+        yield self._gauge("unreadable_peers", "Replicas out of reach", len(answer.unreadable))
+        yield self._gauge("problem", "1 while the task has a problem", int(bool(answer.problem)))
+        checkpoints = len(answer.checkpoints)
+        yield self._gauge("uncommitted_checkpoints", "Saved, not yet committed", checkpoints)
+        for phase in _PHASES:
+            yield self._gauge("phase", "1 for the phase", int(phase == answer.phase), phase=phase)
+        for query, epoch in answer.sinks.items():
+            yield self._gauge("sink_epoch", "Newest durable epoch of a sink", epoch, query=query)
+
+    def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:
+        every = {**self._labels, **labels}
+        gauge = GaugeMetricFamily(f"rekindle_task_{name}", text, labels=list(every))
+        gauge.add_metric(list(every.values()), value)
+        return gauge
+
+
+def make_registry(report: Report, topology: str, segment: str, ref: TaskRef) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(TaskCollector(report, topology, segment, ref))
+    return registry

@@ -1,0 +1,146 @@
+"""What a task says of itself: one object that its parts fill in and answers are made from.
+
+Written by the engine's and the supervisor's threads, read by the control server's. Reads of other
+parts (log, sinks, saver) take their short locks only; nothing here waits for the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rekindle.protocol import Answer, TaskPhase, TaskProblem, TaskRef
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.log import OutputLog
+from rekindle.task.inputs import Inputs
+from rekindle.task.saver import CheckpointSaver
+from rekindle.task.sinks import SinkWriters
+
+DIGESTS = 16
+LIVE_WITHIN = 2
+"""Epochs behind the head at which a task that catches up is Live."""
+BEHIND_AFTER = 10
+"""Epochs behind the head at which a Live task is catching up again."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What exists once the task has started."""
+
+    log: OutputLog
+    inputs: Inputs
+    sinks: SinkWriters
+    saver: CheckpointSaver
+
+
+class Report:
+    """See the module. `clock` is Unix time in seconds."""
+
+    def __init__(
+        self,
+        ref: TaskRef,
+        boot_id: str,
+        origin_us: int,
+        interval_us: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.phase: TaskPhase = "Waiting"
+        self.restored_from: int | None = None
+        self.parts: Parts | None = None
+        self._ref = ref
+        self._boot_id = boot_id
+        self._origin_us = origin_us
+        self._interval_us = interval_us
+        self._clock = clock
+        self._problems: dict[str, TaskProblem] = {}
+        self._durations: deque[float] = deque(maxlen=512)
+
+    # -- filled in -------------------------------------------------------------------------------
+
+    def problem(
+        self,
+        subject: str,
+        message: str | None,
+        operator: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Say, or with None take back, what is wrong with a part of the task."""
+        if message is None:
+            self._problems.pop(subject, None)
+        else:
+            self._problems[subject] = TaskProblem(message=message, operator=operator, epoch=epoch)
+
+    def fail(self, message: str, operator: str | None = None, epoch: int | None = None) -> None:
+        """The task cannot go on; what is said first stays."""
+        if self.phase != "Failed":
+            self._problems = {
+                "failed": TaskProblem(message=message, operator=operator, epoch=epoch)
+            }
+            self.phase = "Failed"
+
+    def processed(self, seconds: float) -> None:
+        """One call of the chain, appended to the log, took so long."""
+        self._durations.append(seconds)
+
+    def judge_phase(self) -> None:
+        """Live within LIVE_WITHIN epochs of the head; then until BEHIND_AFTER behind it."""
+        if self.parts is None or self.phase not in ("CatchingUp", "Live"):
+            return
+        head = self.parts.inputs.head()
+        behind = head - self.parts.log.last
+        if self.phase == "CatchingUp" and head != NO_EPOCH and behind <= LIVE_WITHIN:
+            self.phase = "Live"
+        elif self.phase == "Live" and behind > BEHIND_AFTER:
+            self.phase = "CatchingUp"
+
+    # -- read ------------------------------------------------------------------------------------
+
+    def lag_s(self) -> float:
+        """Age of the oldest epoch that the grid has released and the log does not have."""
+        if self.parts is None and self.restored_from is None:
+            return 0.0
+        stable = self.parts.log.last if self.parts else (self.restored_from or 0)
+        due_us = self._origin_us + (stable + 2) * self._interval_us
+        return max(0.0, self._clock() - due_us / 1e6)
+
+    def epoch_p99_s(self) -> float:
+        ordered = sorted(self._durations.copy())
+        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+
+    def answer(self, fence: int) -> Answer:
+        parts = self.parts
+        base = Answer(
+            task=self._ref,
+            boot_id=self._boot_id,
+            fence=fence,
+            phase=self.phase,
+            lag_s=self.lag_s(),
+            restored_from=self.restored_from,
+            problem=self._problem(parts),
+            epoch_p99_s=self.epoch_p99_s(),
+        )
+        if parts is None:
+            return base
+        durable = dict(parts.sinks.durable())
+        update = {
+            "stable_epoch": parts.log.last,
+            "head_epoch": parts.inputs.head(),
+            "log_base": parts.log.base,
+            "digests": parts.log.newest(DIGESTS),
+            "checkpoints": parts.saver.done(min(durable.values(), default=None)),
+            "sinks": durable,
+            "unreadable": parts.inputs.unreadable(),
+            "log_bytes": parts.log.local_bytes,
+        }
+        return base.model_copy(update=update)
+
+    def _problem(self, parts: Parts | None) -> TaskProblem | None:
+        said = next(iter(self._problems.copy().values()), None)
+        if said is not None or parts is None:
+            return said
+        for message in (parts.inputs.problem(), parts.sinks.problem(), parts.saver.problem):
+            if message:
+                return TaskProblem(message=message)
+        return None

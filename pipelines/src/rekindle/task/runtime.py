@@ -1,0 +1,291 @@
+"""One task from its start to its end: puts the parts together and supervises them (design §4).
+
+Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
+reader, each sink and the saver. The supervisor alone applies polls to the parts. A task that fails
+says so to a coordinator before it exits, if one asks soon.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from rekindle.checkpoints.store import ObjectMissing
+from rekindle.connectors.sink import Sink, open_sink
+from rekindle.connectors.source import open_source
+from rekindle.engine.model import Chain
+from rekindle.errors import RekindleError, SourceFailed, StoreError
+from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT, Poll, RestorePoint
+from rekindle.streams.flight import StreamServer
+from rekindle.streams.log import OutputLog
+from rekindle.task.config import TaskConfig
+from rekindle.task.control import ControlServer
+from rekindle.task.desk import Desk
+from rekindle.task.engine import EngineStarter
+from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
+from rekindle.task.loop import EpochLoop, Position
+from rekindle.task.metrics import make_registry
+from rekindle.task.report import Parts, Report
+from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.sinks import SinkWriters
+from rekindle.task.states import TaskStates
+from rekindle.topology.spec import SourceSpec
+
+TICK_S = 0.05
+SAY_FAILURE_S = 5.0
+TURN_S = 20.0
+FLUSH_S = 15.0
+STOP_S = 5.0
+MAX_BACK_OFF_S = 5.0
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """The task was told to stop while it waited for something."""
+
+
+class TaskRuntime:
+    """`run` returns the process's exit status. `stop` may be called by a signal handler."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self._config = config
+        self._stopping = threading.Event()
+        self._halt = threading.Event()  # for the engine's loop
+        self._failed = threading.Event()
+        self._wish: Poll | None = None
+        self._states = TaskStates(config)
+        self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
+        self.desk = Desk(config.ref, self.report.answer)
+        self._control = ControlServer(
+            config.bind,
+            CONTROL_PORT,
+            self.desk,
+            alive=lambda: self.report.phase != "Failed",
+            ready=lambda: self.report.phase in ("CatchingUp", "Live"),
+            registry=make_registry(
+                self.report, config.topology.name, config.segment.name, config.ref
+            ),
+        )
+        self._flight = StreamServer(config.bind, FLIGHT_PORT)
+        self._engine = EngineStarter(config, self._fail)
+        self._loop_thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> int:
+        try:
+            start = self._wait(lambda: self.desk.wait_for_start(TICK_S), "the first poll", TICK_S)
+            self._start(start)
+            while not self._stopping.wait(TICK_S):
+                self._tick()
+                if self._failed.is_set():
+                    break
+        except _Stopped:
+            pass
+        except Exception as error:
+            _log.exception("the task cannot start")
+            self._fail(str(error))
+        if self._failed.is_set() and not self._stopping.is_set():
+            self.desk.wait_until_failure_is_known(SAY_FAILURE_S)
+        self._shut_down()
+        return 1 if self._failed.is_set() else 0
+
+    # -- starting --------------------------------------------------------------------------------
+
+    def _start(self, poll: Poll) -> None:
+        assert poll.restore is not None
+        self.report.restored_from = poll.restore.epoch
+        self.report.phase = "Restoring"
+        position = self._restore(poll.restore)
+        inputs = self._open_inputs(position)
+        inputs.route((self.desk.wish or poll).upstreams)
+        chain = self._wait_for_chain(inputs)
+        log = self._open_log(chain, position)
+        parts = Parts(
+            log,
+            inputs,
+            SinkWriters(log, position.epoch, self._open_sink),
+            CheckpointSaver(self._states),
+        )
+        self.report.parts = parts
+        self._flight.serve_log(log, inputs.head)
+        self.report.phase = "CatchingUp"
+        self._tick()
+        loop = EpochLoop(
+            chain=chain,
+            position=position,
+            inputs=inputs,
+            log=log,
+            checkpoint_every=self._config.topology.spec.checkpoint_every,
+            save=self._save,
+            report=self.report,
+            wait=self._halt.wait,
+        )
+        self._loop_thread = threading.Thread(
+            target=self._run_loop, args=(loop,), name="engine", daemon=True
+        )
+        self._loop_thread.start()
+        _log.info(
+            "started after epoch %d; the log holds %d to %d", position.epoch, log.base, log.last
+        )
+
+    def _restore(self, point: RestorePoint) -> Position:
+        def load() -> Position | None:
+            try:
+                return self._states.restore(point)
+            except ObjectMissing:
+                raise  # it was cleaned away: start again and be given a newer one
+            except StoreError as error:
+                self.report.problem("restore", str(error))
+                return None
+
+        position = self._wait(load, "the restore point")
+        self.report.problem("restore", None)
+        return position
+
+    def _open_inputs(self, position: Position) -> Inputs:
+        config, after = self._config, position.epoch + 1
+        node = config.topology.nodes[config.segment.nodes[0]]
+        spec = node.spec
+        if not isinstance(spec, SourceSpec):
+            interval_s = config.interval_us / 1e6
+            return StreamInputs(
+                config.segment,
+                config.ref.partition,
+                after,
+                position.watermark,
+                stall_s=2 * interval_s + 2.0,
+            )
+
+        def open_it() -> SourceInputs | None:
+            try:
+                source = open_source(spec, node, config.interval_us, config.data / "source")
+            except SourceFailed as error:
+                self.report.problem("source", str(error), operator=node.name)
+                return None
+            return SourceInputs(
+                source,
+                after,
+                position.watermark,
+                origin_us=config.origin_us,
+                interval_us=config.interval_us,
+            )
+
+        inputs = self._wait(open_it, "the source")
+        self.report.problem("source", None)
+        return inputs
+
+    def _wait_for_chain(self, inputs: Inputs) -> Chain:
+        def started() -> Chain | None:
+            self._route(inputs)
+            return self._engine.chain.result() if self._engine.chain.done() else None
+
+        return self._wait(started, "the engine", TICK_S)
+
+    def _open_log(self, chain: Chain, position: Position) -> OutputLog:
+        config = self._config
+        log = OutputLog(
+            config.data / "log" / config.segment.stream / str(config.ref.partition),
+            config.segment.stream,
+            config.ref.partition,
+            chain.output_schema,
+            budget=config.topology.spec.log_budget,
+            spill=self._states,
+            spill_prefix=self._states.spill_prefix,
+        )
+        log.start_at(position.epoch + 1)
+        return log
+
+    def _wait(
+        self, attempt: Callable[[], T | None], what: str, max_back_off_s: float = MAX_BACK_OFF_S
+    ) -> T:
+        """Try until there is a result. Raises _Stopped, or what keeps the engine from starting."""
+        back_off = TICK_S
+        while (result := attempt()) is None:
+            chain = self._engine.chain
+            if chain.done() and (error := chain.exception()) is not None:
+                raise error
+            if self._failed.is_set():
+                raise RekindleError(f"the engine died while the task waited for {what}")
+            if self._stopping.wait(back_off):
+                raise _Stopped(what)
+            back_off = min(2 * back_off, max_back_off_s)
+        return result
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Apply the newest poll to the parts: routes, sinks, floor, commits."""
+        parts, wish = self.report.parts, self.desk.wish
+        if parts is None or wish is None:
+            return
+        if wish is not self._wish:
+            self._route(parts.inputs)
+            parts.sinks.assign(wish.sinks)
+            parts.saver.commit(wish.committed)
+            self._wish = wish
+        if wish.floor is not None:
+            parts.log.truncate(min([wish.floor, *parts.sinks.durable().values()]))
+        self.report.judge_phase()
+
+    def _route(self, inputs: Inputs) -> None:
+        wish = self.desk.wish
+        if wish is not None and wish is not self._wish:
+            inputs.route(wish.upstreams)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        wish, parts = self.desk.wish, self.report.parts
+        if wish is not None and wish.saver and parts is not None:
+            parts.saver.offer(snapshot)
+
+    def _open_sink(self, query: str) -> Sink:
+        config = self._config
+        spec = next((q for q in config.topology.spec.queries if q.name == query), None)
+        log = self.report.parts.log if self.report.parts else None
+        if spec is None or log is None:
+            raise RekindleError(f"query {query} is not in generation {config.generation}")
+        return open_sink(spec, config.ref.partition, config.uid, log.schema)
+
+    def _run_loop(self, loop: EpochLoop) -> None:
+        try:
+            loop.run()
+        except BaseException as error:
+            if not self._stopping.is_set():
+                _log.exception("the engine's loop ended")
+                self._fail(str(error) or repr(error), loop.position.epoch + 1)
+
+    def _fail(self, message: str, epoch: int | None = None) -> None:
+        _log.error("fatal: %s", message)
+        self.report.fail(message, operator=self._config.segment.name, epoch=epoch)
+        self._failed.set()
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        """Stop accepting, finish what is in hand, give the sinks what is out, stop Spark."""
+        failed, parts = self._failed.is_set(), self.report.parts
+        if not failed:
+            self.report.phase = "Stopping"
+        started = time.monotonic()
+        self._halt.set()
+        if self._loop_thread is not None:
+            self._loop_thread.join(0.5 if failed else TURN_S)
+        if parts is not None:
+            if not failed and not parts.sinks.flush(parts.log.last, FLUSH_S):
+                _log.warning("not all sinks have taken the newest epochs; the next life goes on")
+            parts.sinks.stop()
+            parts.inputs.close()
+            parts.saver.stop(0.5 if failed else STOP_S)
+        stopper = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
+        stopper.start()
+        self._engine.stop(STOP_S)
+        stopper.join(STOP_S)
+        self._control.stop()
+        _log.info("stopped in %.1f s", time.monotonic() - started)

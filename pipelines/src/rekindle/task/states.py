@@ -1,0 +1,72 @@
+"""The checkpoint store as one task uses it: its restore point, its entries, its log's overflow.
+
+The store is opened when it is first needed and never made: the coordinator has written the first
+manifest before a task is told to start, so an absent store is a store that is away.
+"""
+
+from __future__ import annotations
+
+from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.state import StateStore
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import State
+from rekindle.protocol import RestorePoint
+from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.task.config import TaskConfig
+from rekindle.task.loop import Position
+from rekindle.task.saver import Snapshot
+
+
+class TaskStates:
+    """Implements `SaveStates` and `Spill`. Raises StoreError while the store is away."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self._config = config
+        self._operators = tuple(config.topology.nodes[n].id for n in config.segment.nodes)
+        self._store: Store | None = None
+        self._states: StateStore | None = None
+        ref = config.ref
+        self.spill_prefix = (
+            f"{config.uid}/logs/{ref.segment}/{ref.partition}/{ref.replica}-{ref.incarnation}/"
+        )
+
+    def restore(self, point: RestorePoint) -> Position:
+        """State and watermark at a restore point; empty where it has no object."""
+        if point.object is None:
+            return Position(point.epoch, NO_WATERMARK, State())
+        entry, state = self._opened().load(point.object)
+        mine = {o: b for o, b in state.buckets.items() if o in self._operators}
+        return Position(point.epoch, entry.watermark, State(mine))
+
+    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef:
+        return self._opened().save(
+            self._config.segment.id,
+            self._config.ref.partition,
+            snapshot.epoch,
+            snapshot.watermark,
+            self._operators,
+            snapshot.state,
+            previous,
+        )
+
+    def load_entry(self, name: str) -> Entry:
+        return self._opened().load_entry(name)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._objects().put(name, data)
+
+    def get(self, name: str) -> bytes:
+        return self._objects().get(name)
+
+    def delete(self, name: str) -> None:
+        self._objects().delete(name)
+
+    def _objects(self) -> Store:
+        if self._store is None:
+            self._store = Store(self._config.topology.spec.checkpoint.store, create=False)
+        return self._store
+
+    def _opened(self) -> StateStore:
+        if self._states is None:
+            self._states = StateStore(self._objects(), self._config.uid)
+        return self._states

@@ -1,0 +1,136 @@
+"""Polls are fenced, level-triggered, and answered whatever the engine does."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
+from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
+from rekindle.task.control import ControlServer
+from rekindle.task.desk import Desk, Refused
+from rekindle.task.metrics import make_registry
+from rekindle.task.report import Report
+
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
+
+
+def poll(fence: int = 1, **changes: object) -> Poll:
+    return Poll(fence=fence, generation=1, task=REF).model_copy(update=changes)
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(REF, "boot", 0, 1_000_000, lambda: 5.0)
+
+
+@pytest.fixture
+def desk(report: Report) -> Desk:
+    return Desk(REF, report.answer)
+
+
+def test_a_lower_fence_is_refused(desk: Desk) -> None:
+    assert desk.poll(poll(4)).fence == 4
+    with pytest.raises(Refused) as refused:
+        desk.poll(poll(3))
+    assert refused.value.status == 409
+    assert desk.wish == poll(4)
+
+
+@pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])
+def test_a_poll_for_another_task_is_refused(desk: Desk, field: str) -> None:
+    other = REF.model_copy(update={field: "x" if field == "segment" else 9})
+    with pytest.raises(Refused) as refused:
+        desk.poll(poll(9, task=other))
+    assert refused.value.status == 410
+    desk.poll(poll(1))  # and its fence was not believed
+
+
+def test_asking_only_leaves_the_wish_as_it_is(desk: Desk) -> None:
+    desk.poll(poll(1, floor=7))
+    desk.poll(poll(2, ask_only=True))
+    assert desk.wish == poll(1, floor=7)
+
+
+def test_it_starts_with_the_first_restore_point(desk: Desk) -> None:
+    desk.poll(poll(1))
+    assert desk.wait_for_start(0) is None
+    desk.poll(poll(1, restore=RestorePoint(epoch=-1)))
+    start = desk.wait_for_start(0)
+    assert start is not None
+    assert start.restore == RestorePoint(epoch=-1)
+
+
+def test_a_failure_is_known_once_it_was_answered(desk: Desk, report: Report) -> None:
+    desk.poll(poll())
+    assert not desk.wait_until_failure_is_known(0)
+    report.fail("the JVM died", operator="hourly", epoch=12)
+    report.fail("and so did this")
+    answer = desk.poll(poll())
+    assert answer.phase == "Failed"
+    assert answer.problem is not None
+    assert (answer.problem.message, answer.problem.epoch) == ("the JVM died", 12)
+    assert desk.wait_until_failure_is_known(0)
+
+
+@pytest.fixture
+def control(desk: Desk, report: Report) -> Iterator[ControlServer]:
+    server = ControlServer(
+        "127.0.42.1",
+        0,
+        desk,
+        alive=lambda: True,
+        ready=lambda: report.phase == "Live",
+        registry=make_registry(report, "topo", "hourly", REF),
+    )
+    yield server
+    server.stop()
+
+
+def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int, str]:
+    url = f"http://127.0.42.1:{control.port}{path}"
+    try:
+        with urllib.request.urlopen(url, body.encode() if body else None, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_probes_say_what_they_are_for(control: ControlServer, report: Report) -> None:
+    assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
+    assert ask(control, "/readyz")[0] == 503
+    report.phase = "Live"
+    assert ask(control, "/readyz")[0] == 200
+
+
+def test_polls_cross_http(control: ControlServer) -> None:
+    status, text = ask(control, "/v1/poll", poll(5).model_dump_json())
+    answer = Answer.model_validate_json(text)
+    assert (status, answer.fence, answer.boot_id, answer.phase) == (200, 5, "boot", "Waiting")
+    assert ask(control, "/v1/poll", poll(4).model_dump_json())[0] == 409
+    other = poll(5, task=REF.model_copy(update={"incarnation": 2}))
+    assert ask(control, "/v1/poll", other.model_dump_json())[0] == 410
+    assert ask(control, "/v1/poll", json.dumps({"fence": 1}))[0] == 400
+
+
+def test_metrics_are_named_for_the_task(control: ControlServer) -> None:
+    _, text = ask(control, "/metrics")
+    assert 'rekindle_task_stable_epoch{partition="0",replica="0",segment="hourly"' in text
+    assert 'phase="Waiting"' in text
+
+
+def test_the_origin_is_microseconds() -> None:
+    assert parse_origin("1970-01-01T00:00:01.5Z") == 1_500_000
+    with pytest.raises(ValueError, match="time zone"):
+        parse_origin("1970-01-01T00:00:01")
+
+
+def test_a_missing_variable_is_named() -> None:
+    with pytest.raises(BadEnvironment, match="REKINDLE_TOPOLOGY_FILE is not set"):
+        TaskConfig.from_environment({})
+    with pytest.raises(BadEnvironment, match="topology file /nowhere"):
+        TaskConfig.from_environment({"REKINDLE_TOPOLOGY_FILE": "/nowhere"})

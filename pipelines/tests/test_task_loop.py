@@ -1,0 +1,289 @@
+"""The epoch loop and what hangs on its log, with a chain in plain Python."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.connectors.source import SourceCut
+from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+from rekindle.errors import Diverged, SinkRefused, SourceFailed, StoreError
+from rekindle.protocol import RestorePoint, SinkAssignment, TaskRef
+from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch
+from rekindle.streams.log import OutputLog
+from rekindle.task.inputs import SourceInputs, released_epoch
+from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
+from rekindle.task.report import Parts, Report
+from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.sinks import SinkWriters
+
+SCHEMA = pa.schema([("n", pa.int64())])
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
+
+
+class Counting:
+    """Adds up all rows it ever saw: output is the running sum, state is the sum."""
+
+    output_schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        self.calls.append([e.epoch for e in epochs])
+        total = state.buckets["sum"][0]["n"][0].as_py() if state.buckets else 0
+        outputs = []
+        for epoch in epochs:
+            total += sum(epoch.inputs[0]["n"].to_pylist())
+            rows = pa.table({"n": [total]}, schema=SCHEMA)
+            outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
+        table = pa.table({"n": [total]}, schema=SCHEMA)
+        return ChainResult(tuple(outputs), State({"sum": {0: table}}))
+
+
+class Rows:
+    """A source of `per_epoch` rows an epoch."""
+
+    schema = SCHEMA
+    last_epoch = None
+
+    def __init__(self, per_epoch: int = 1) -> None:
+        self.per_epoch = per_epoch
+        self.fails = 0
+
+    def cut(self, epoch: int) -> SourceCut:
+        if self.fails:
+            self.fails -= 1
+            raise SourceFailed("the file is away")
+        return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
+
+    def close(self) -> None:
+        pass
+
+
+class FakeStates:
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, str | None]] = []
+        self.away = 0
+
+    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef:
+        if self.away:
+            self.away -= 1
+            raise StoreError("the store is away")
+        self.saved.append((snapshot.epoch, previous.segment if previous else None))
+        return EntryRef(snapshot.epoch, f"entry-{snapshot.epoch}", "d", 7)
+
+    def load_entry(self, name: str) -> Entry:
+        return Entry(name, 0, 0, 0, (), {})
+
+
+class MemorySink:
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.refuse = 0
+
+    def last_epoch(self) -> int:
+        return self.epochs[-1] if self.epochs else NO_EPOCH
+
+    def write(self, batch: EpochBatch) -> bool:
+        if self.refuse:
+            self.refuse -= 1
+            raise SinkRefused("query q: the disk is full")
+        self.epochs.append(batch.epoch)
+        return True
+
+
+class World:
+    """One task's parts around a loop; the clock is set by hand."""
+
+    def __init__(self, directory: Path, start: Position | None = None, per_epoch: int = 1) -> None:
+        self.now = 0.0
+        self.chain, self.source, self.states, self.sink = (
+            Counting(),
+            Rows(per_epoch),
+            FakeStates(),
+            MemorySink(),
+        )
+        position = start or Position(NO_EPOCH, NO_WATERMARK, State())
+        self.log = OutputLog(directory, "s", 0, SCHEMA)
+        self.log.start_at(position.epoch + 1)
+        self.inputs = SourceInputs(
+            self.source,
+            position.epoch + 1,
+            position.watermark,
+            origin_us=0,
+            interval_us=1_000_000,
+            clock=lambda: self.now,
+        )
+        self.saver = CheckpointSaver(self.states)
+        self.sinks = SinkWriters(self.log, position.epoch, lambda _: self.sink)
+        self.report = Report(REF, "boot", 0, 1_000_000, lambda: self.now)
+        self.report.phase = "CatchingUp"
+        self.report.restored_from = position.epoch
+        self.report.parts = Parts(self.log, self.inputs, self.sinks, self.saver)
+        self.snapshots: list[Snapshot] = []
+        self.loop = EpochLoop(
+            chain=self.chain,
+            position=position,
+            inputs=self.inputs,
+            log=self.log,
+            checkpoint_every=10,
+            save=self.snapshots.append,
+            report=self.report,
+            wait=lambda _: False,
+        )
+
+    def run_to(self, now: float) -> None:
+        self.now = now
+        while self.loop.turn(0):
+            pass
+
+    def sums(self) -> list[int]:
+        return [b.rows["n"][0].as_py() for b in self.log]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.sinks.stop()
+    made.saver.stop(1)
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def test_an_epoch_is_released_when_its_time_is_over() -> None:
+    assert [released_epoch(t, 5_000_000, 1_000_000) for t in (4.0, 5.9, 6.0, 7.5)] == [-2, -1, 0, 1]
+
+
+def test_epochs_come_out_one_by_one_when_live(world: World) -> None:
+    world.run_to(1)
+    world.run_to(2)
+    assert world.chain.calls == [[0], [1]]
+    assert world.sums() == [0, 1]
+    assert (world.log.read(1, 1)[0].watermark, world.loop.position.watermark) == (10, 10)
+
+
+def test_a_task_behind_takes_many_epochs_but_stops_at_checkpoint_epochs(world: World) -> None:
+    world.run_to(25)
+    assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+    assert [s.epoch for s in world.snapshots] == [9, 19]
+    assert world.snapshots[0].state.buckets["sum"][0]["n"][0].as_py() == sum(range(10))
+
+
+def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:
+    world = World(tmp_path, per_epoch=90_000)
+    world.run_to(5)
+    assert world.chain.calls == [[0, 1], [2, 3], [4]]
+    assert MAX_EPOCHS == 64
+
+
+def test_how_epochs_are_grouped_changes_nothing(tmp_path: Path) -> None:
+    one, many = World(tmp_path / "one"), World(tmp_path / "many")
+    for now in range(1, 24):
+        one.run_to(now)
+    many.run_to(23)
+    assert one.log.newest(99) == many.log.newest(99)
+
+
+def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    first.run_to(15)
+    first.log.close()
+    saved = first.snapshots[0]
+    again = World(tmp_path, Position(saved.epoch, saved.watermark, saved.state))
+    again.run_to(18)
+    assert again.chain.calls[0][0] == 10
+    assert again.sums() == [sum(range(e + 1)) for e in range(18)]
+    wrong = World(tmp_path, Position(saved.epoch, saved.watermark, State()))
+    with pytest.raises(Diverged, match="epoch 10"):
+        wrong.run_to(18)
+
+
+def test_a_source_that_is_away_is_said_and_tried_again(world: World) -> None:
+    world.source.fails = 2
+    said: list[str] = []
+    world.loop._wait = lambda _: bool(said.append(world.report.answer(1).problem.message))  # type: ignore[union-attr,func-returns-value]
+    world.run_to(1)
+    assert said == ["the file is away"] * 2
+    assert world.sums() == [0]
+    assert world.report.answer(1).problem is None
+
+
+def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
+    world.now = 20.5
+    world.report.judge_phase()
+    answer = world.report.answer(3)
+    assert (answer.phase, answer.head_epoch, answer.stable_epoch) == ("CatchingUp", 19, -1)
+    assert answer.lag_s == pytest.approx(19.5)
+    world.run_to(20.5)
+    world.report.judge_phase()
+    answer = world.report.answer(3)
+    assert (answer.phase, answer.stable_epoch, answer.lag_s) == ("Live", 19, 0.0)
+    assert len(answer.digests) == 16
+    world.now = 25
+    world.report.judge_phase()
+    assert world.report.phase == "Live"  # a hiccup is not a catch-up
+    world.now = 40
+    world.report.judge_phase()
+    assert world.report.phase == "CatchingUp"
+
+
+def test_sinks_follow_the_log_and_start_after_what_is_outside(world: World) -> None:
+    world.run_to(5)
+    world.sink.epochs = [0, 1]
+    world.sinks.assign([SinkAssignment(query="q", from_epoch=0)])
+    eventually(lambda: world.sinks.durable() == {"q": 4})
+    assert world.sink.epochs == [0, 1, 2, 3, 4]
+    world.sinks.assign([])
+    assert world.sinks.durable() == {}
+
+
+def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: World) -> None:
+    world.sink.refuse = 2
+    world.sinks.assign([SinkAssignment(query="q", from_epoch=0)])
+    world.run_to(12)
+    assert world.log.last == 11
+    world.saver.offer(world.snapshots[0])
+    eventually(lambda: world.sinks.problem() is not None)
+    assert world.saver.done(world.sinks.durable()["q"]) == ()
+    eventually(lambda: world.sinks.durable() == {"q": 11})
+    assert world.sink.epochs == list(range(12))
+    eventually(lambda: [d.epoch for d in world.report.answer(1).checkpoints] == [9])
+    eventually(lambda: world.sinks.problem() is None)
+
+
+def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
+    world.states.away = 1
+    world.run_to(30)
+    for snapshot in world.snapshots[:2]:
+        world.saver.offer(snapshot)
+    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [9, 19])
+    world.saver.commit(RestorePoint(epoch=9, object="entry-9"))
+    assert [d.epoch for d in world.saver.done(None)] == [19]
+    world.saver.offer(world.snapshots[2])
+    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [19, 29])
+    assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
+
+
+def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
+    world.states.away = 1
+    gate = threading.Event()
+    real = world.states.save
+    world.states.save = lambda s, p: (gate.wait(5), real(s, p))[1]  # type: ignore[method-assign]
+    for epoch in (9, 19, 29, 39):
+        world.saver.offer(Snapshot(epoch, 0, State()))
+        time.sleep(0.02)
+    gate.set()
+    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [29, 39])

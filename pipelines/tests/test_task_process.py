@@ -1,0 +1,265 @@
+"""Real task processes on loopback addresses, driven by a coordinator of a few lines.
+
+Source, then a window in two partitions on Spark, then files. One window task is killed with -9, its
+log torn, and started again from its checkpoint: the files must be what the rows say, no more.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.checkpoints.store import Store
+from rekindle.connectors.compare import read_sink
+from rekindle.protocol import (
+    Answer,
+    CheckpointDone,
+    Endpoint,
+    Poll,
+    RestorePoint,
+    SinkAssignment,
+    TaskRef,
+    Upstream,
+)
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Segment, Topology
+
+pytestmark = pytest.mark.spark
+
+ROWS, PER_SECOND, INTERVAL_S, KEYS = 4000, 250, 0.2, 7
+LAST_EPOCH = int(ROWS / PER_SECOND / INTERVAL_S)  # the first without rows: END_OF_INPUT
+WINDOW_S = 20
+
+
+def write_input(path: Path) -> collections.Counter[tuple[str, int]]:
+    """Rows 0.1 s apart in event time; returns the expected sum by (key, window end in s)."""
+    expected: collections.Counter[tuple[str, int]] = collections.Counter()
+    lines = ["k,v,t"]
+    for i in range(ROWS):
+        key, second = f"k{i * i % KEYS}", i // 10
+        expected[key, (second // WINDOW_S + 1) * WINDOW_S] += i
+        moment = dt.datetime(2026, 1, 1) + dt.timedelta(milliseconds=100 * i)
+        lines.append(f"{key},{i},{moment.isoformat(sep=' ')}")
+    path.write_text("\n".join(lines) + "\n")
+    return expected
+
+
+def make_spec(directory: Path) -> dict[str, Any]:
+    return {
+        "epochInterval": "200ms",
+        "checkpoint": {"interval": "2s", "store": f"file://{directory}/store", "volume": "v"},
+        "sources": [
+            {
+                "name": "rows",
+                "schema": "k STRING, v BIGINT, t TIMESTAMP",
+                "eventTime": {"column": "t"},
+                "files": {
+                    "url": f"file://{directory}/rows.csv",
+                    "format": "csv",
+                    "orderBy": "t",
+                    "rowsPerSecond": PER_SECOND,
+                },
+            }
+        ],
+        "operators": [
+            {
+                "name": "sums",
+                "inputs": ["rows"],
+                "keyBy": ["k"],
+                "partitions": 2,
+                "window": {
+                    "size": f"{WINDOW_S}s",
+                    "groupBy": ["k"],
+                    "aggregate": "sum(v) AS total, count(*) AS n",
+                },
+            }
+        ],
+        "queries": [
+            {
+                "name": "totals",
+                "from": "sums",
+                "sink": {"files": {"url": f"file://{directory}/out", "format": "parquet"}},
+            }
+        ],
+    }
+
+
+class Task:
+    """One task process, its directory and what it last said."""
+
+    def __init__(self, directory: Path, segment: Segment, partition: int, address: str) -> None:
+        self.segment, self.partition, self.address = segment, partition, address
+        self.home = directory / f"{segment.name}-{partition}"
+        self.home.mkdir()
+        self.topology = directory / "topology.json"
+        self.ref = TaskRef(segment=segment.id, partition=partition, replica=0, incarnation=1)
+        self.answer: Answer | None = None
+        self.restore = RestorePoint(epoch=-1)
+        self.saved: dict[int, CheckpointDone] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> Path:
+        return self.home / "stdout"
+
+    def start(self) -> None:
+        env = {
+            **os.environ,
+            "REKINDLE_TOPOLOGY_FILE": str(self.topology),
+            "REKINDLE_SEGMENT": self.segment.id,
+            "REKINDLE_PARTITION": str(self.partition),
+            "REKINDLE_REPLICA": "0",
+            "REKINDLE_INCARNATION": "1",
+            "REKINDLE_BIND": self.address,
+            "REKINDLE_DATA": str(self.home / "data"),
+        }
+        self.answer = None
+        with self.output.open("ab") as out:
+            command = [sys.executable, "-m", "rekindle.task"]
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+
+    def end(self, number: signal.Signals, timeout_s: float) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+
+class TinyCoordinator:
+    """Polls all tasks with the same wish; commits a checkpoint as soon as it is reported."""
+
+    def __init__(self, topology: Topology, tasks: list[Task]) -> None:
+        self.topology, self.tasks = topology, tasks
+
+    def wish(self, task: Task) -> Poll:
+        upstreams = [
+            Upstream(
+                stream=i.stream,
+                partition=source.partition,
+                endpoints=(Endpoint(address=f"{source.address}:8815", replica=0, incarnation=1),),
+            )
+            for i in task.segment.inputs
+            for source in self.tasks
+            if source.segment.stream == i.stream
+        ]
+        newest = max(task.saved.values(), key=lambda c: c.epoch, default=None)
+        committed = RestorePoint(epoch=newest.epoch, object=newest.object) if newest else None
+        waits = task.answer is not None and task.answer.phase == "Waiting"
+        readers = [t for t in self.tasks if t.segment.inputs]
+        floor = min((max(t.saved, default=-1) for t in readers), default=-1)
+        return Poll(
+            fence=1,
+            generation=1,
+            task=task.ref,
+            restore=task.restore if waits else None,
+            upstreams=tuple(upstreams),
+            sinks=tuple(SinkAssignment(query=q, from_epoch=0) for q in task.segment.queries),
+            saver=True,
+            committed=committed,
+            floor=floor if floor >= 0 else None,
+        )
+
+    def round(self) -> None:
+        for task in self.tasks:
+            body = self.wish(task).model_dump_json().encode()
+            try:
+                url = f"http://{task.address}:8080/v1/poll"
+                with urllib.request.urlopen(url, body, timeout=1) as answer:
+                    task.answer = Answer.model_validate_json(answer.read())
+            except OSError:
+                assert task.process is not None
+                assert task.process.poll() is None, task.output.read_text()[-3000:]
+                continue
+            for done in task.answer.checkpoints:
+                task.saved[done.epoch] = done
+
+    def until(self, condition: Callable[[], bool], within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            said = [t.answer for t in self.tasks]
+            assert time.monotonic() < deadline, f"not in {within_s} s: {said}"
+            self.round()
+            time.sleep(0.1)
+
+
+def stable(task: Task) -> int:
+    return task.answer.stable_epoch if task.answer else -1
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Iterator[tuple[Topology, list[Task]]]:
+    spec = make_spec(tmp_path)
+    Store(spec["checkpoint"]["store"])
+    topology = compile_topology(load_spec(spec), "test", local=True)
+    origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
+    document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
+    (tmp_path / "topology.json").write_text(json.dumps({**document, "spec": spec}))
+    made = [
+        Task(tmp_path, segment, partition, f"127.0.43.{10 * at + partition + 1}")
+        for at, segment in enumerate(topology.segments)
+        for partition in range(segment.partitions)
+    ]
+    yield topology, made
+    for task in made:
+        if task.process is not None and task.process.poll() is None:
+            task.process.kill()
+            task.process.wait(10)
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
+    tmp_path: Path, tasks: tuple[Topology, list[Task]]
+) -> None:
+    expected = write_input(tmp_path / "rows.csv")
+    topology, all_tasks = tasks
+    source, first, second = all_tasks
+    coordinator = TinyCoordinator(topology, all_tasks)
+    for task in all_tasks:
+        task.start()
+
+    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 90)
+    first.end(signal.SIGKILL, 5)
+    newest = first.saved[max(first.saved)]
+    tear(first.home)
+    first.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
+    first.start()
+
+    def finished() -> bool:
+        return all(
+            t.answer and t.answer.sinks.get("totals", -1) >= LAST_EPOCH for t in (first, second)
+        )
+
+    coordinator.until(finished, 90)
+    assert first.answer is not None
+    assert first.answer.restored_from == newest.epoch
+    assert first.answer.problem is None
+    assert first.answer.phase == "Live"
+    assert "output log cut" in first.output.read_text()
+    assert stable(source) >= LAST_EPOCH
+    rows = read_sink(f"file://{tmp_path}/out", "totals").to_pylist()
+    got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
+    assert len(rows) == len(got)
+    assert got == dict(expected)
+    assert [t.end(signal.SIGTERM, 30) for t in all_tasks] == [0, 0, 0]
+
+
+def tear(home: Path) -> None:
+    path = sorted((home / "data" / "log").rglob("*.log"))[-1]
+    os.truncate(path, path.stat().st_size - 10)
+
+
+def seconds(moment: dt.datetime) -> int:
+    return int((moment - dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).total_seconds())
