@@ -6,6 +6,7 @@ Nodes, kubelets and the data plane are fakes (`test_operator_support`); the rest
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from kubernetes.client.exceptions import ApiException
 from test_operator_support import Operator, World, wait_for
 
 from embedded.control_plane import ControlPlane
+from embedded.toolchain import ensure_helm
 
 pytestmark = pytest.mark.cluster
 
 _ROOT = Path(__file__).parents[2]
 _GATE = "rekindle.dev/awaiting-capacity"
+_USER = "rekindle-operator"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,20 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
+def kubeconfig(plane: ControlPlane) -> Path:
+    """The operator's, with the rights that the chart gives it and no others."""
+    command = [ensure_helm(), "template", "rekindle", str(_ROOT / "charts/rekindle")]
+    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    kinds = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
+    wanted = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] in kinds]
+    for document in wanted:
+        if document["kind"] == "ClusterRoleBinding":
+            document["subjects"] = [{"kind": "User", "name": _USER}]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
+    return plane.user_kubeconfig(_USER)
+
+
+@pytest.fixture(scope="module")
 def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
     made = World(plane.kubeconfig)
     made.add_volume("flights", tmp_path_factory.mktemp("volume"))
@@ -41,12 +58,12 @@ def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def operators(plane: ControlPlane, world: World, tmp_path_factory: Any) -> Iterator[list[Operator]]:
+def operators(kubeconfig: Path, world: World, tmp_path_factory: Any) -> Iterator[list[Operator]]:
     """Two replicas, as the chart has them; the first leads."""
     directory = tmp_path_factory.mktemp("operators")
-    running = [Operator(plane.kubeconfig, directory, "first")]
+    running = [Operator(kubeconfig, directory, "first")]
     wait_for("the first leads", running[0].leads)
-    running.append(Operator(plane.kubeconfig, directory, "second"))
+    running.append(Operator(kubeconfig, directory, "second"))
     wait_for("the second is ready", lambda: running[1].get("/readyz"))
     yield running
     for operator in running:
@@ -87,6 +104,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
     pods = wait_for("eight gated pods", lambda: _if_count(world.pods("flights"), 8))
     assert all([g.name for g in p.spec.scheduling_gates] == [_GATE] for p in pods.values())
     assert all(not p.spec.automount_service_account_token for p in pods.values())
+    assert all(p.spec.preemption_policy == "Never" for p in pods.values())
     status = world.status("flights")
     assert status["slots"]
     assert {q["state"] for q in status["queries"]} == {"Waiting"}

@@ -327,6 +327,7 @@ class Operator:
             "REKINDLE_HTTP_BIND": "127.0.0.1",
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
+            "REKINDLE_PRIORITY_CLASS": "rekindle-task",
             "REKINDLE_LEASE_SECONDS": "4",
             "REKINDLE_RENEW_DEADLINE_SECONDS": "3",
             "REKINDLE_RETRY_SECONDS": "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable
@@ -83,5 +84,9 @@ def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], b
         def log_message(self, format: str, *args: object) -> None:
             """Probes are not worth a line each."""
 
-    server = ThreadingHTTPServer((bind, port), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        daemon_threads = True
+
+    server = Server((bind, port), Handler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

@@ -1,0 +1,31 @@
+{{- define "rekindle.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rekindle.selector" -}}
+app.kubernetes.io/name: rekindle-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rekindle.labels" -}}
+{{ include "rekindle.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "rekindle.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "rekindle.fullname" .) -}}
+{{- end -}}
+
+{{- define "rekindle.taskPriorityClass" -}}
+{{- .Values.taskPriorityClass.name | default (printf "%s-task" (include "rekindle.fullname" .)) -}}
+{{- end -}}
+
+{{- define "rekindle.image" -}}
+{{- printf "%s:%s" .image.repository (.image.tag | default .version) -}}
+{{- end -}}
