@@ -39,7 +39,7 @@ class Election:
 class PodDefaults:
     """`image` runs tasks and coordinators unless `spec.image` says otherwise."""
 
-    image: str = "rekindle-pipelines:latest"
+    image: str = "rekindle/pipelines:0.1.0"
     pull_policy: str = "IfNotPresent"
     # A class with preemptionPolicy Never (§8.5): the API server refuses that policy in a pod whose
     # class does not have it. Empty: the cluster's default class.
