@@ -114,7 +114,7 @@ class Fleet:
         elif task.phase in ("CatchingUp", "Live"):
             every = self.topology.spec.checkpoint_every
             while task.position < self.head:
-                task.position += 1
+                task.take()
                 if (task.position + 1) % every == 0 and task.wish and task.wish.saver:
                     task.saved[task.position] = self._save(task)
             task.phase = "Live"

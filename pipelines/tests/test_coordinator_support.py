@@ -115,8 +115,9 @@ class FakeTask:
     boot: int = 0
     fence: int = 0
     phase: TaskPhase = "Waiting"
-    position: int = -1
+    position: int = -1  # of the engine
     log_base: int = 0
+    log_last: int = -1  # ahead of the engine while it replays what an earlier boot has logged
     restored_from: int | None = None
     frozen: bool = False
     saved: dict[int, CheckpointDone] = field(default_factory=dict)
@@ -137,17 +138,23 @@ class FakeTask:
     def obey(self, poll: Poll) -> None:
         self.wish = poll
         if poll.floor is not None:
-            self.log_base = max(self.log_base, min(poll.floor, self.position) + 1)
+            self.log_base = max(self.log_base, min(poll.floor, self.log_last) + 1)
         if poll.committed is not None:
             self.saved = {e: c for e, c in self.saved.items() if e > poll.committed.epoch}
         if self.phase == "Waiting" and poll.restore is not None:
             self.phase = "Restoring"
             self.restored_from = self.position = poll.restore.epoch
-            self.log_base = self.position + 1
+            if self.log_last < self.position:
+                self.log_base, self.log_last = self.position + 1, self.position
+
+    def take(self) -> None:
+        """Process one epoch."""
+        self.position += 1
+        self.log_last = max(self.log_last, self.position)
 
     def answer(self) -> Answer:
         assert self.wish is not None or self.fence
-        recent = range(max(0, self.position - 15), self.position + 1)
+        recent = range(max(0, self.log_last - 15), self.log_last + 1)
         return Answer(
             task={
                 "segment": self.slot.segment,
@@ -158,8 +165,8 @@ class FakeTask:
             boot_id=f"{self.incarnation}.{self.boot}",
             fence=self.fence,
             phase=self.phase,
-            stable_epoch=self.position,
-            head_epoch=self.position,
+            stable_epoch=self.log_last if self.phase in ("CatchingUp", "Live") else -1,
+            head_epoch=self.log_last,
             restored_from=self.restored_from,
             log_base=self.log_base,
             digests={e: f"d{e}{self.lie}" for e in recent},
@@ -168,10 +175,10 @@ class FakeTask:
         )
 
     def reboot(self) -> None:
-        """The container restarts: same incarnation, nothing in memory, log gone."""
+        """The container restarts: same incarnation, nothing in memory, the log is still there."""
         self.boot += 1
         self.phase, self.restored_from, self.position = "Waiting", None, -1
-        self.log_base, self.saved, self.wish, self.fence = 0, {}, None, 0
+        self.saved, self.wish, self.fence = {}, None, 0
         self.frozen = False
 
     def save(self) -> None:
@@ -344,10 +351,12 @@ class World:
         if task.phase not in ("CatchingUp", "Live") or task.frozen:
             return
         for _ in range(epochs):
+            if task.log_last >= self.head - 2:
+                task.phase = "Live"  # a real task judges by its log as well
             if not self.can_take(task, task.position + 1):
                 task.phase = "Live"
                 return
-            task.position += 1
+            task.take()
             if (task.position + 1) % self.every == 0 and task.wish and task.wish.saver:
                 task.save()
 
@@ -358,7 +367,7 @@ class World:
         return all(self.readable(source, epoch) for source in inputs)
 
     def readable(self, source: Partition, epoch: int) -> bool:
-        return any(t.log_base <= epoch <= t.position for t in self.serving(source))
+        return any(t.log_base <= epoch <= t.log_last for t in self.serving(source))
 
     def serving(self, partition: Partition) -> list[FakeTask]:
         return [

@@ -24,6 +24,7 @@ OWN_PAUSE_S = 0.5
 _HABIT_S = 3.0
 """A longer silence was a failure and says nothing of the task's habits."""
 _HISTORY = 64
+_UNBORN = frozenset({"Waiting", "Restoring"})
 _DEVIATIONS = 6.0
 
 
@@ -32,7 +33,8 @@ class Task:
     """What is known of the highest incarnation of one slot.
 
     `position` is the newest epoch of inputs that the task certainly needs no more; None while it
-    has no restore point. `answer` is of the running boot: a container that restarted is unheard.
+    has no restore point. `first_stable` is the newest epoch in its log when this boot first told
+    of one.
     """
 
     pod: Pod
@@ -41,6 +43,7 @@ class Task:
     answer: Answer | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
+    first_stable: int | None = None
     suspected_since: float | None = None
     last_failure: str | None = None
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -115,7 +118,7 @@ class Membership:
         if pod.started and not task.pod.started and task.answer is None:
             task.known_since = now
         if not pod.runs:
-            task.answer, task.position, task.assigned = None, None, None
+            task.answer, task.position, task.assigned, task.first_stable = None, None, None, None
             task.suspected_since, task.last_heard = None, None
         task.pod = pod
         return task
@@ -130,6 +133,8 @@ class Membership:
         task.last_heard = now
         task.suspected_since = None
         task.last_failure = None
+        if rebooted or task.first_stable is None:
+            task.first_stable = None if answer.phase in _UNBORN else answer.stable_epoch
         if rebooted:
             task.position = None
             if answer.phase == "Waiting":
@@ -170,8 +175,9 @@ def _is_silent(task: Task, now: float) -> bool:
 def _position(task: Task, answer: Answer) -> int | None:
     """Where a task certainly stands: it needs no input at or below this epoch.
 
-    Until it is Live a task holds what it was restored from, or what it saved since: its log may
-    hold newer epochs of an earlier boot, which say nothing of the inputs that it still needs.
+    That is what it was restored from, or has saved since. Its log proves more only once it has
+    grown: until then it may hold what an earlier boot has put there, which the engine only replays
+    and which says nothing of the inputs that it still needs.
     """
     start = answer.restored_from
     if start is None:
@@ -179,7 +185,7 @@ def _position(task: Task, answer: Answer) -> int | None:
     if start is None and answer.phase in ("Waiting", "Failed"):
         return task.position
     stands = [-1 if start is None else start, *(c.epoch for c in answer.checkpoints)]
-    if answer.phase == "Live":
+    if task.first_stable is not None and answer.stable_epoch > task.first_stable:
         stands.append(answer.stable_epoch)
     if task.position is not None:
         stands.append(task.position)

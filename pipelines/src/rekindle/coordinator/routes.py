@@ -53,7 +53,8 @@ def serving_replicas(
 
 
 def saver(replicas: list[Task], is_suspected: Judge) -> Slot | None:
-    """Who saves a partition's checkpoints: the lowest index that is Live, else catching up."""
+    """Who saves a partition's checkpoints: the lowest index that is Live, else catching up; None
+    while no replica serves."""
     heard = [t for t in replicas if t.answer is not None and not is_suspected(t)]
     best = min(heard, key=lambda t: (t.phase != "Live", t.slot.replica), default=None)
     return best.slot if best else None

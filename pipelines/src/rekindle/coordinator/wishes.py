@@ -34,7 +34,8 @@ class Told:
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": self._sinks(task.partition),
             "floor": self._floor(task),
-            "saver": saver(replicas, self.is_suspected) == task.slot,
+            # One that is about to catch up saves from its first checkpoint epoch on.
+            "saver": saver(replicas, self.is_suspected) in (task.slot, None),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
         }
 
