@@ -117,7 +117,7 @@ def test_a_restarted_coordinator_gives_no_floor_before_all_readers_were_heard() 
     told = wishes(world)
     assert told[Slot("left", 0, 0)].floor is None
     world.tasks[BOTH].frozen = False
-    world.run(1)
+    world.run(2)
     assert wishes(world)[Slot("left", 0, 0)].floor is not None
 
 
