@@ -11,12 +11,18 @@ import argparse
 import hashlib
 import json
 import logging
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rekindle.engine.spark.jvm import JvmSpec
 
 log = logging.getLogger(__name__)
+
+DUMP_TIMEOUT_S = 300.0
+"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit."""
 
 
 def key_of(spec: JvmSpec) -> str:
@@ -67,21 +73,37 @@ def make_archive(archive: Path) -> None:
     archive = archive.resolve()
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.unlink(missing_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
     spec = session.jvm_spec()
     session.adopt(
         launch(
             spec,
-            directory=archive.parent / ".training",
+            directory=directory,
             archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error"),
             environment={"SPARK_LOCAL_IP": "127.0.0.1"},
         )
     )
-    spark = session.start_session("training", data_dir=archive.parent / ".training")
+    spark = session.start_session("training", data_dir=directory)
     training.train(spark)
-    session.stop_session(spark, timeout_s=300)
+    session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
+    shutil.rmtree(directory, ignore_errors=True)
     if not archive.exists():
         raise SystemExit(f"the JVM wrote no archive to {archive}")
+    _check_usable(spec, archive)
+    write_key(spec, archive)
+
+
+def write_key(spec: JvmSpec, archive: Path) -> None:
     key_file(archive).write_text(json.dumps({"key": key_of(spec)}))
+
+
+def _check_usable(spec: JvmSpec, archive: Path) -> None:
+    """`-Xshare:on` makes a JVM refuse to start over an archive that does not fit."""
+    flags = (*spec.flags, "-Xshare:on", f"-XX:SharedArchiveFile={archive}")
+    command = [str(spec.java), *flags, "-cp", spec.class_path, "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the JVM refuses the archive {archive}: {done.stderr or done.stdout}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,102 @@
+"""How long until Spark is ready, with and without AppCDS, and by PySpark's own launcher.
+
+python benchmarks/spark_start.py [--runs 3]
+
+Ready is: session up and one epoch of a chain done. Variants are interleaved. CPU seconds are of the
+JVM (user and system), which other work on the machine inflates less than the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUT = Path("build/bench/spark_start.json")
+BAR_S = 4.0
+
+
+def one(variant: str, archive: str, directory: str) -> None:
+    """In a process of its own: print seconds as JSON."""
+    begin = time.monotonic()
+    times = {}
+    if variant == "pyspark":
+        spark = _plain(directory)
+    else:
+        from rekindle.engine.spark.session import start_session
+
+        use = Path(archive) if variant == "appcds" else None
+        spark = start_session("start", cds_archive=use, data_dir=Path(directory))
+    times["session"] = time.monotonic() - begin
+    import pyarrow as pa
+
+    rows = pa.table({"k": ["a", "b"], "v": [1.0, 2.0]})
+    spark.createDataFrame(rows).createOrReplaceTempView("v")
+    spark.sql("SELECT k, sum(v) AS s FROM v GROUP BY k").toArrow()
+    times["ready"] = time.monotonic() - begin
+    times["cpu"] = _jvm_cpu_s()
+    print("RESULT", json.dumps(times), flush=True)
+    os._exit(0)  # the JVM ends with us
+
+
+def _plain(directory: str):
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.memory", "512m").config("spark.local.dir", directory)
+    return builder.getOrCreate()
+
+
+def _jvm_cpu_s() -> float:
+    import psutil
+
+    family = psutil.Process().children(recursive=True)
+    return sum(sum(p.cpu_times()[:4]) for p in family)
+
+
+def measure(variant: str, archive: Path) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, __file__, "--one", variant, str(archive), directory]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT"))
+    return json.loads(line.removeprefix("RESULT"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--archive", type=Path, default=Path("build/spark.jsa"))
+    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "ARCHIVE", "DIRECTORY"))
+    arguments = parser.parse_args()
+    if arguments.one:
+        one(*arguments.one)
+    if not arguments.archive.exists():
+        make = [sys.executable, "-m", "rekindle.engine.spark.cds", str(arguments.archive)]
+        subprocess.run(make, check=True, capture_output=True)
+    variants = ("pyspark", "direct", "appcds")
+    results: dict[str, list[dict[str, float]]] = {v: [] for v in variants}
+    for _ in range(arguments.runs):
+        for variant in variants:
+            results[variant].append(measure(variant, arguments.archive.resolve()))
+    print(f"{'variant':10} {'session':>9} {'ready':>9} {'best':>9} {'JVM CPU':>9}   (s, medians)")
+    for variant, runs in results.items():
+        middle = {k: statistics.median(r[k] for r in runs) for k in runs[0]}
+        best = min(r["ready"] for r in runs)
+        print(
+            f"{variant:10} {middle['session']:9.2f} {middle['ready']:9.2f} {best:9.2f}"
+            f" {middle['cpu']:9.2f}"
+        )
+    load = os.getloadavg()[0]
+    print(f"bar: ready in {BAR_S} s with AppCDS, alone on the machine; load average now {load:.1f}")
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps({"load": load, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""System columns through the user's SQL: the text stays, `__meta` goes where it must."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.engine.spark.rewrite import carry_meta, quote
+
+M = "`__meta`"
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT a FROM v", f"SELECT {M}, a FROM v"),
+        ("select a*2, a * b FROM v", f"select {M}, a*2, a * b FROM v"),
+        ("SELECT * FROM v", f"SELECT {M}, * EXCEPT ({M}) FROM v"),
+        ("SELECT *, 2 * a FROM v", f"SELECT {M}, * EXCEPT ({M}), 2 * a FROM v"),
+        ("SELECT v.* FROM v", f"SELECT {M}, v.* EXCEPT ({M}) FROM v"),
+        ("SELECT x.* FROM v AS x", f"SELECT {M}, x.* EXCEPT ({M}) FROM v AS x"),
+        ("SELECT x.* FROM v x", f"SELECT {M}, x.* EXCEPT ({M}) FROM v x"),
+        ("SELECT s.* FROM v", f"SELECT {M}, s.* FROM v"),
+        ("SELECT v.s.* FROM v", f"SELECT {M}, v.s.* FROM v"),
+        ("SELECT * EXCEPT (a) FROM v", f"SELECT {M}, * EXCEPT ({M}, a) FROM v"),
+        (
+            "SELECT to_json(struct(*)) j FROM v",
+            f"SELECT {M}, to_json(struct(* EXCEPT ({M}))) j FROM v",
+        ),
+        ("SELECT ALL a FROM v", f"SELECT ALL {M}, a FROM v"),
+        (
+            "SELECT 'SELECT *' AS x FROM v -- SELECT *\nUNION ALL (SELECT b FROM `w-1`)",
+            f"SELECT {M}, 'SELECT *' AS x FROM v -- SELECT *\nUNION ALL (SELECT {M}, b FROM `w-1`)",
+        ),
+        ("SELECT 'ü😀' AS x, * FROM v", f"SELECT {M}, 'ü😀' AS x, * EXCEPT ({M}) FROM v"),
+    ],
+)
+def test_meta_is_carried(sql: str, expected: str) -> None:
+    assert carry_meta(sql, ["v", "w-1"]) == expected
+
+
+def test_names_are_quoted() -> None:
+    assert quote("a-`b") == "`a-``b`"
