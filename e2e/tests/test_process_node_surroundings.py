@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,15 @@ import pytest
 from embedded.control_plane import ControlPlane
 from embedded.pods import Pods, container_of, eventually
 from embedded.process_node.host import QUICK, Image, ProcessNode
+from embedded.process_node.partition import cgroup2_mount
 
 pytestmark = pytest.mark.cluster
 
 CORE = "/api/v1/namespaces/default"
+
+
+def can_confine() -> bool:
+    return cgroup2_mount() is not None and os.geteuid() == 0
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +113,28 @@ def test_pods_have_addresses_of_their_own_under_the_node_s(node: ProcessNode, po
     addresses = {pods.wait_ready(name)["status"]["podIP"] for name in ("one", "two")}
     assert len(addresses) == 2
     assert {ip.split(".")[:2] == node.address.split(".")[:2] for ip in addresses} == {True}
+
+
+@pytest.mark.skipif(not can_confine(), reason="needs root, cgroup v2 and bpf()")
+def test_pods_that_bind_to_every_address_get_their_own_and_do_not_collide(
+    node: ProcessNode, pods: Pods
+) -> None:
+    script = python(
+        """
+import socket, time
+for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+    s = socket.create_server((any_address, 9090 + (family == socket.AF_INET6)), family=family,
+                             dualstack_ipv6=family == socket.AF_INET6)
+    print(s.getsockname()[0].removeprefix("::ffff:"), flush=True)
+time.sleep(600)
+"""
+    )
+    for name in ("left", "right"):
+        pods.create(name, on(node, script))
+    for name in ("left", "right"):
+        ip = pods.wait_ready(name)["status"]["podIP"]
+        eventually(lambda: len(pods.logs(name).split()) == 2, "both servers listen")  # noqa: B023
+        assert pods.logs(name).split() == [ip, ip]
 
 
 def test_the_api_server_is_reached_with_the_pod_s_own_token(node: ProcessNode, pods: Pods) -> None:

@@ -37,6 +37,8 @@ class Surroundings:
     hosts_file: Path
     data_directory: Path
     log_limit_bytes: int
+    # The pod's control group, or nothing.
+    cgroup: str = ""
 
 
 def host_name(pod: Json) -> str:
@@ -84,6 +86,7 @@ def shim_spec(
         "mounts": _mounts(around, container, variables, directory),
         "termination_message": str(directory / "termination-log"),
         "log_limit_bytes": around.log_limit_bytes,
+        "cgroup": around.cgroup,
     }
 
 

@@ -263,6 +263,7 @@ class ProcessNode:
             serving_certificate=str(certificate),
             serving_key=str(key),
             kubelet_client=_kubelet_client_name(),
+            cgroup=str(self._cgroup or ""),
         )
 
     def _make_cgroup(self) -> Path | None:

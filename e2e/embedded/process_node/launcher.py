@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,14 @@ def main(config_path: str) -> None:
 
 
 def _unshare() -> None:
-    flags = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS
     user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        syscalls.unshare(flags)
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+    except PermissionError:
+        # Without the right, a user namespace gives it over the node's own mounts.
+        syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWUSER)
+    else:
         return
-    # Without root a user namespace gives the same rights over the node's own mounts.
-    syscalls.unshare(flags | syscalls.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -63,6 +63,8 @@ def _give_up_pid_namespace() -> None:
 
 def _become_init(config: Config) -> None:
     syscalls.die_with_parent(signal.SIGKILL)
+    # Not shared with the launcher: the node's mounts end with the node.
+    syscalls.unshare(syscalls.CLONE_NEWNS)
     # A group of its own, shared with the agent: killing it is losing the node.
     os.setsid()
     if config["cgroup"]:
@@ -86,6 +88,7 @@ def _wait(host: int, init: int) -> None:
 def _clear_up(config: Config) -> None:
     # Imported late: a launcher waits for hours and should weigh nothing meanwhile.
     import shutil
+    import subprocess
 
     if config["table"]:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.process_node import containers, environment, status, syscalls
+from embedded.process_node import binding, containers, environment, status, syscalls
 from embedded.process_node.actions import Actions
 from embedded.process_node.admission import Refusal
 from embedded.process_node.api import ApiClient, ApiError, Unreachable
@@ -27,6 +27,7 @@ from embedded.process_node.environment import ConfigError
 from embedded.process_node.events import EventRecorder
 from embedded.process_node.fields import Json, PodFacts
 from embedded.process_node.objects import ObjectReader, TokenReader
+from embedded.process_node.pod_object import PodObject
 from embedded.process_node.restarts import should_restart
 from embedded.process_node.settings import NodeSettings
 from embedded.process_node.status import PodView
@@ -67,8 +68,7 @@ class PodWorker:
         self._stop_began: float | None = None
         self._start_time = time.time()
         self._admitted = False
-        self._published: Json | None = None
-        self._conditions: list[Json] = pod.get("status", {}).get("conditions") or []
+        self._object = PodObject(services.api, pod)
         self._next_refresh = 0.0
         self._volumes = Volumes(directory / "volumes", services.objects, services.tokens)
         spec = pod["spec"]
@@ -98,10 +98,7 @@ class PodWorker:
 
     def update(self, pod: Json) -> None:
         self.pod = pod
-        if self._published and status.is_contradicted(self._published, pod.get("status") or {}):
-            # The node controller makes pods of a silent node unready, and leaves
-            # it to the node to say when they are ready again.
-            self._published = None
+        self._object.compare(pod)
         self._wake.set()
 
     def vanish(self) -> None:
@@ -164,6 +161,8 @@ class PodWorker:
         self._admitted = True
         self._save()
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
+        if self._cgroup is not None:
+            binding.confine_group(self._cgroup, self.pod_ip)
 
     async def _advance(self) -> float:
         """Do what can be done now; answer when to look again."""
@@ -267,9 +266,12 @@ class PodWorker:
             return _FOREVER
         if self._vanished_at is None:
             await self._publish()
-            await self._delete_object()
+            await self._object.delete()
         self._volumes.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._cgroup is not None:
+            with contextlib.suppress(OSError):
+                self._cgroup.rmdir()
         self._services.events.forget(self.uid)
         self._services.tokens.forget(self.uid)
         self.finished = True
@@ -289,35 +291,10 @@ class PodWorker:
             seconds = self.pod["spec"].get("terminationGracePeriodSeconds", 30)
         return float(seconds)
 
-    async def _delete_object(self) -> None:
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": 0,
-            # A pod of the same name may have come in the meantime.
-            "preconditions": {"uid": self.uid},
-        }
-        try:
-            await self._services.api.delete(self._path(), options)
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise
-
     # --- status -----------------------------------------------------------
 
     async def _publish(self) -> None:
-        wanted = status.build(self.pod, self._view(), time.time())
-        if wanted == self._published:
-            return
-        body = {"metadata": {"uid": self.uid}, "status": wanted}
-        try:
-            await self._services.api.merge_strategically(f"{self._path()}/status", body)
-        except ApiError as error:
-            # 409: another pod by that name; the watch will say the rest.
-            if error.status not in (404, 409):
-                raise
-        self._published = wanted
-        self._conditions = wanted["conditions"]
+        await self._object.publish(status.build(self.pod, self._view(), time.time()))
 
     def _view(self) -> PodView:
         return PodView(
@@ -328,7 +305,7 @@ class PodWorker:
             start_time=self._start_time,
             failure=self.failure,
             prepared=bool(self._volumes.paths) or not self.pod["spec"].get("volumes"),
-            conditions=self._conditions,
+            conditions=self._object.conditions,
         )
 
     def _phase(self) -> str:
@@ -387,11 +364,13 @@ class PodWorker:
             hosts_file=self.directory / "hosts",
             data_directory=Path(settings.directory),
             log_limit_bytes=settings.log_limit_bytes,
+            cgroup=str(self._cgroup or ""),
         )
 
     def _event(self, kind: str, reason: str, message: str) -> None:
         self._services.events.record(self.pod, kind, reason, message)
 
-    def _path(self) -> str:
-        meta = self.pod["metadata"]
-        return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+    @property
+    def _cgroup(self) -> Path | None:
+        node = self._services.settings.cgroup
+        return Path(node) / self.uid if node else None

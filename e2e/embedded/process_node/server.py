@@ -22,7 +22,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NO_EXEC = (
     "a process node offers no exec, attach or port-forward: its containers are processes of "
-    "this machine, reachable from it; see docs/process-nodes.md\n"
+    "this machine, reachable from it; see docs/process-nodes.md"
 )
 
 
@@ -106,4 +106,13 @@ async def _healthz(_: web.Request) -> web.Response:
 
 
 async def _refuse(_: web.Request) -> web.Response:
-    return web.Response(status=501, text=_NO_EXEC)
+    # As a Status, since clients show its message and hide plain text.
+    status = {
+        "apiVersion": "v1",
+        "kind": "Status",
+        "status": "Failure",
+        "reason": "MethodNotAllowed",
+        "message": _NO_EXEC,
+        "code": 405,
+    }
+    return web.json_response(status, status=405)

@@ -72,6 +72,8 @@ class NodeSettings:
     serving_certificate: str
     serving_key: str
     kubelet_client: str
+    # In cgroup v2; empty where there is none.
+    cgroup: str = ""
     log_limit_bytes: int = 10 * 1024 * 1024
 
     def write(self, path: Path) -> None:

@@ -74,6 +74,8 @@ def main(directory_path: str) -> None:
     # Held for life: whether this shim lives is asked by trying to lock it.
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    if spec["cgroup"]:
+        Path(spec["cgroup"], "cgroup.procs").write_text("0")
     wanted = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     outputs = {name: os.pipe() for name in ("stdout", "stderr")}
@@ -118,12 +120,12 @@ def _become_container(
     try:
         syscalls.die_with_parent(signal.SIGKILL)
         os.setsid()
+        for note in rootfs.enter(spec):
+            # Still the agent's log, not the container's.
+            os.write(2, f"{spec['hostname']}: {note}\n".encode())
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, number in (("stdout", 1), ("stderr", 2)):
             os.dup2(outputs[name][1], number)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        for note in rootfs.enter(spec):
-            os.write(2, f"process node: {note}\n".encode())
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,0 +1,103 @@
+"""Keeps a pod to its own address: who binds to every address gets the pod's.
+
+All pods share the machine's loopback, so two that listen on 0.0.0.0:8080 would
+collide, and each would answer for the other.  A program of a few instructions
+on the pod's control group rewrites such a bind of a TCP port.  Other binds stay
+as they are: port 0 belongs to clients and collides with nobody, and 127.0.0.1
+is how the processes of one pod find each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_CALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
+_PROG_LOAD, _PROG_ATTACH = 5, 8
+_CGROUP_SOCK_ADDR = 18
+_INET4_BIND, _INET6_BIND = 8, 9
+
+# Offsets in struct bpf_sock_addr.
+_IP4, _IP6, _PORT, _TYPE = 4, 8, 24, 32
+_R0, _R1, _R2 = 0, 1, 2
+_LOAD, _STORE, _MOVE, _EXIT, _UNLESS_EQUAL, _IF_EQUAL = 0x61, 0x63, 0xB4, 0x95, 0x55, 0x15
+
+
+def confine_group(cgroup: Path, address: str) -> None:
+    """Make the group of a pod; a machine without bpf() leaves the pod to its manners."""
+    cgroup.mkdir(exist_ok=True)
+    try:
+        confine(cgroup, address)
+    except OSError as error:
+        log.warning("pods can bind to any address: %s", error)
+
+
+def confine(cgroup: Path, address: str) -> None:
+    """From now on, for sockets of the group's processes; OSError where that is not granted."""
+    word = int.from_bytes(socket.inet_aton(address), "little", signed=True)
+    # An IPv6 socket on every address takes IPv4 too: it gets the mapped address.
+    mapped = (0, 0, int.from_bytes(b"\0\0\xff\xff", "little", signed=True), word)
+    descriptor = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _attach(descriptor, _INET4_BIND, _program([_IP4], [word]))
+        _attach(descriptor, _INET6_BIND, _program([_IP6 + 4 * i for i in range(4)], mapped))
+    finally:
+        os.close(descriptor)
+
+
+def _program(fields: list[int], values: Iterable[int]) -> bytes:
+    """`if TCP, a port is named and all fields are 0: fields = values`, and allow."""
+    rewrite = b"".join(
+        _instruction(_MOVE, _R2, immediate=value) + _instruction(_STORE, _R1, _R2, field)
+        for field, value in zip(fields, values, strict=True)
+    )
+    left = len(rewrite) // 8
+    # Each test jumps over what follows it, to the end.
+    checks = [(_TYPE, _UNLESS_EQUAL, int(socket.SOCK_STREAM)), (_PORT, _IF_EQUAL, 0)]
+    checks += [(field, _UNLESS_EQUAL, 0) for field in fields]
+    tests = b""
+    for field, jump, value in reversed(checks):
+        test = _instruction(_LOAD, _R2, _R1, field)
+        tests = test + _instruction(jump, _R2, 0, left, value) + tests
+        left += 2
+    return tests + rewrite + _instruction(_MOVE, _R0, immediate=1) + _instruction(_EXIT)
+
+
+def _instruction(
+    code: int, target: int = 0, source: int = 0, offset: int = 0, immediate: int = 0
+) -> bytes:
+    return struct.pack("<BBhi", code, source << 4 | target, offset, immediate)
+
+
+def _attach(cgroup: int, kind: int, program: bytes) -> None:
+    code, license_name = ctypes.create_string_buffer(program), ctypes.create_string_buffer(b"GPL")
+    load = struct.pack(
+        "<IIQQIIQII16sII",
+        *(_CGROUP_SOCK_ADDR, len(program) // 8),
+        *(ctypes.addressof(code), ctypes.addressof(license_name)),
+        *(0, 0, 0, 0, 0, b"pod_address", 0, kind),
+    )
+    loaded = _bpf(_PROG_LOAD, load)
+    try:
+        _bpf(_PROG_ATTACH, struct.pack("<IIII", cgroup, loaded, kind, 0))
+    finally:
+        os.close(loaded)
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    if (number := _CALL_NUMBERS.get(platform.machine())) is None:
+        raise OSError(f"the number of bpf() on {platform.machine()} is not known here")
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(number, command, buffer, len(attributes))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"bpf: {os.strerror(ctypes.get_errno())}")
+    return result
