@@ -287,3 +287,14 @@ def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
         time.sleep(0.02)
     gate.set()
     eventually(lambda: [d.epoch for d in world.saver.done(None)] == [29, 39])
+
+
+def test_a_log_of_an_earlier_boot_does_not_make_a_task_live(tmp_path: Path) -> None:
+    World(tmp_path).run_to(60)
+    again = World(tmp_path)
+    again.now = 60
+    again.report.judge_phase()
+    assert (again.report.phase, again.report.answer(1).stable_epoch) == ("CatchingUp", 59)
+    again.run_to(60)
+    again.report.judge_phase()
+    assert again.report.phase == "Live"

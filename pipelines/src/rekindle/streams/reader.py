@@ -68,6 +68,7 @@ class PartitionReader:
         self._turn = 0  # of the thread whose answers count
         self._closed = False
         self._released = NO_EPOCH
+        self._read_last: str | None = None
         self.error: BaseException | None = None
 
     # -- from any thread -------------------------------------------------------------------------
@@ -150,7 +151,9 @@ class PartitionReader:
         except RekindleError as error:
             with self._lock:
                 if turn == self._turn:
-                    _log.warning("cannot read %s/%d: %s", s.stream, s.partition, error)
+                    first = client.address not in self._choice.unreadable()
+                    level = logging.WARNING if first else logging.DEBUG
+                    _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error)
                     event = CallFailed(client.address, gone=isinstance(error, BelowFloor))
                     self._apply(self._choice.step(event, time.monotonic()), ())
             return False
@@ -173,5 +176,7 @@ class PartitionReader:
                             self._deliver(batch)
                 case SwitchTo(address, epoch):
                     s = self.subscription
-                    _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
+                    if address is not None and address != self._read_last:
+                        _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
+                        self._read_last = address
                     self._lock.notify_all()

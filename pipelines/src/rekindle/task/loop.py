@@ -90,8 +90,8 @@ class EpochLoop:
             )
             if not self._append(batch):
                 return 0
-        self._report.processed(time.perf_counter() - started)
         newest = epochs[-1]
+        self._report.processed(newest.epoch, time.perf_counter() - started)
         self.position = Position(newest.epoch, newest.watermark, result.state)
         if self.is_checkpoint(newest.epoch):
             self._save(Snapshot(newest.epoch, newest.watermark, result.state))

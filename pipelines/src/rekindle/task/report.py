@@ -49,6 +49,7 @@ class Report:
         self.phase: TaskPhase = "Waiting"
         self.restored_from: int | None = None
         self.parts: Parts | None = None
+        self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
         self._boot_id = boot_id
         self._origin_us = origin_us
@@ -80,8 +81,9 @@ class Report:
             }
             self.phase = "Failed"
 
-    def processed(self, seconds: float) -> None:
-        """One call of the chain, appended to the log, took so long."""
+    def processed(self, epoch: int, seconds: float) -> None:
+        """One call of the chain, appended to the log, took so long and ended with this epoch."""
+        self.engine_epoch = epoch
         self._durations.append(seconds)
 
     def judge_phase(self) -> None:
@@ -89,7 +91,7 @@ class Report:
         if self.parts is None or self.phase not in ("CatchingUp", "Live"):
             return
         head = self.parts.inputs.head()
-        behind = head - self.parts.log.last
+        behind = head - self.engine_epoch
         if self.phase == "CatchingUp" and head != NO_EPOCH and behind <= LIVE_WITHIN:
             self.phase = "Live"
         elif self.phase == "Live" and behind > BEHIND_AFTER:

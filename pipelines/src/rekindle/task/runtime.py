@@ -114,6 +114,7 @@ class TaskRuntime:
             SinkWriters(log, position.epoch, self._open_sink),
             CheckpointSaver(self._states),
         )
+        self.report.engine_epoch = position.epoch
         self.report.parts = parts
         self._flight.serve_log(log, inputs.head)
         self.report.phase = "CatchingUp"
