@@ -6,6 +6,7 @@ lives below one directory, and everything it started is ended by `stop`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -78,7 +79,7 @@ class EmbeddedCluster:
         self._wanted = nodes
         self._shape = shape
         self._report = report
-        self._indices: Iterator[int] = iter(range(1, 200))
+        self._numbers = itertools.count(1)
         self.control_plane = ControlPlane(directory / "control-plane")
 
     def __enter__(self) -> EmbeddedCluster:
@@ -119,15 +120,14 @@ class EmbeddedCluster:
         self.nodes.clear()
         self.control_plane.stop()
 
-    def _launch_node(self, name: str | None = None) -> ProcessNode:
-        index = next(self._indices)
-        name = name or f"node-{index}"
+    def _launch_node(self) -> ProcessNode:
+        number = next(self._numbers)
+        name = f"node-{number}"
         node = ProcessNode(
             name,
             self.control_plane,
             self.directory / "nodes" / name,
-            index=index,
-            zone=f"zone-{'abc'[index % 3]}",
+            zone=f"zone-{'abc'[number % 3]}",
             cpu=self._shape.cpu,
             memory=self._shape.memory,
             images=self._images,
