@@ -11,7 +11,7 @@ import pytest
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.streams.log import OutputLog
+from rekindle.streams.log import READ_EPOCHS, OutputLog
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -67,6 +67,12 @@ def test_reading_is_bounded_but_never_stuck(tmp_path: Path) -> None:
     log = filled(tmp_path, 5)
     assert [b.epoch for b in log.read(2, 1)] == [2]
     assert log.read(5, 1) == []
+
+
+def test_empty_epochs_are_bounded_too(tmp_path: Path) -> None:
+    log = filled(tmp_path, 300, rows=0)
+    assert len(log.read(0, 1 << 30)) == READ_EPOCHS
+    assert len(log.read(0, 1)) == 1
 
 
 def test_the_same_epoch_again_changes_nothing(tmp_path: Path) -> None:

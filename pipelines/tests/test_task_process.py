@@ -219,7 +219,7 @@ def tasks(tmp_path: Path) -> Iterator[tuple[Topology, list[Task]]]:
             task.process.wait(10)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
     tmp_path: Path, tasks: tuple[Topology, list[Task]]
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
     for task in all_tasks:
         task.start()
 
-    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 90)
+    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 180)
     first.end(signal.SIGKILL, 5)
     newest = first.saved[max(first.saved)]
     tear(first.home)
@@ -242,7 +242,7 @@ def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
             t.answer and t.answer.sinks.get("totals", -1) >= LAST_EPOCH for t in (first, second)
         )
 
-    coordinator.until(finished, 90)
+    coordinator.until(finished, 180)
     coordinator.until(lambda: all(t.answer and t.answer.phase == "Live" for t in all_tasks), 60)
     assert first.answer is not None
     assert first.answer.restored_from == newest.epoch

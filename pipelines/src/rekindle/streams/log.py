@@ -30,6 +30,8 @@ from rekindle.streams.records import Record
 
 SEGMENT_BYTES = 16 << 20
 SEGMENT_EPOCHS = 1024
+READ_EPOCHS = 256
+"""Epochs of one read at most: empty ones have no bytes to bound it by."""
 
 _log = logging.getLogger(__name__)
 
@@ -147,10 +149,10 @@ class OutputLog:
                 )
             found: list[tuple[_Segment, Record]] = []
             size = 0
-            for epoch in range(from_epoch, self._next):
+            for epoch in range(from_epoch, min(self._next, from_epoch + READ_EPOCHS)):
                 segment = self._segment_of(epoch)
                 record = segment.index[epoch - segment.index[0].epoch]
-                size += record.length
+                size += record.size
                 if found and size > max_bytes:
                     break
                 found.append((segment, record))
