@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from embedded.process_node import logs, payloads
+from embedded.process_node.api import ApiClient
 from embedded.process_node.environment import ConfigError, Objects, Reference
 from embedded.process_node.fields import PodFacts
 from embedded.process_node.indexes import IndexTakenError, Reservation
 from embedded.process_node.logs import LogQuery
 from embedded.process_node.memory import ProcessTree
+from embedded.process_node.objects import TokenReader
 from embedded.process_node.payloads import File
 from embedded.process_node.shim import Log, timestamp
 
@@ -168,6 +170,37 @@ def test_a_volume_changes_in_one_step_and_forgets_what_went(tmp_path: Path) -> N
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("..")) == ["a", "c"]
     assert (tmp_path / "a").read_bytes() == b"3"
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o600
+
+
+class Issuer:
+    """Issues a new token for each request, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(body["spec"])
+        return {"status": {"token": f"token {len(self.asked)}"}}
+
+
+def test_a_token_is_kept_and_renewed_at_four_fifths_of_its_life() -> None:
+    issuer, now = Issuer(), 0.0
+    tokens = TokenReader(cast(ApiClient, issuer), clock=lambda: now)
+    source = {"path": "t", "expirationSeconds": 1000, "audience": "store"}
+
+    async def look() -> list[str]:
+        nonlocal now
+        seen = []
+        for now in (0.0, 799.0, 801.0):  # noqa: B007 - the clock reads it
+            seen.append(await tokens.token(POD, source))
+        return seen
+
+    assert asyncio.run(look()) == ["token 1", "token 1", "token 2"]
+    assert issuer.asked[0] == {
+        "expirationSeconds": 1000,
+        "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"},
+        "audiences": ["store"],
+    }
 
 
 # --- processes and addresses ------------------------------------------------

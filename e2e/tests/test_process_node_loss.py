@@ -36,6 +36,12 @@ http.server.HTTPServer((os.environ["POD_IP"], 8080), Handler).serve_forever()
 # Leaves its process group and its session, as PySpark's daemon leaves its group.
 STRAY = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
 
+WAITS_FOR_A_SIGN = """
+import os, time
+while not os.path.exists("/signs/end"): time.sleep(0.05)
+raise SystemExit(7)
+"""
+
 
 class NodeFactory(Protocol):
     def __call__(self, name: str = "", **options: Any) -> ProcessNode: ...
@@ -51,11 +57,14 @@ def on(node: ProcessNode, *scripts: str) -> dict[str, Any]:
         "command": ["sh", "-c", "\n".join([*lines, main])],
         "env": [ip],
         "readinessProbe": {"httpGet": {"port": 8080}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "memory", "mountPath": "/memory"}],
     }
     return {
         "nodeName": node.name,
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
+        # A mount in the node, which must not keep its directory from being deleted.
+        "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}}],
         # Long enough to see a pod on a silent node stay where it is.
         "tolerations": [{"operator": "Exists"}],
     }
@@ -192,12 +201,14 @@ def test_draining_evicts_and_cordons(
 
 
 def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
-    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
+    serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods, tmp_path: Path
 ) -> None:
     node, address = serving("kept")
     before = container_of(pods.get("kept"))
-    brief = on(node, "import time; time.sleep(1.5); raise SystemExit(7)")
+    brief = on(node, WAITS_FOR_A_SIGN)
     brief["containers"][0].pop("readinessProbe")
+    brief["containers"][0]["volumeMounts"] = [{"name": "signs", "mountPath": "/signs"}]
+    brief["volumes"] = [{"name": "signs", "hostPath": {"path": str(tmp_path)}}]
     pods.create("missed", {**brief, "restartPolicy": "Never"})
     pods.create("orphaned", on(node, SERVER))
     orphan = pods.wait_ready("orphaned")["status"]["podIP"]
@@ -206,7 +217,8 @@ def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
     assert answers(address)
     pods.delete("orphaned", grace_s=0)
     assert answers(orphan)
-    eventually(lambda: sum(1 for _ in exits(node)) == 1, "a container ended unseen")
+    (tmp_path / "end").touch()
+    eventually(lambda: len(exits(node)) == 1, "a container ended unseen")
     node.start_agent()
     ended = container_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
     assert ended["exitCode"] == 7
