@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rekindle.checkpoints.store import Store
@@ -143,6 +144,7 @@ class TinyCoordinator:
 
     def __init__(self, topology: Topology, tasks: list[Task]) -> None:
         self.topology, self.tasks = topology, tasks
+        self.slowest_s = 0.0
 
     def wish(self, task: Task) -> Poll:
         upstreams = [
@@ -176,6 +178,7 @@ class TinyCoordinator:
         for task in self.tasks:
             body = self.wish(task).model_dump_json().encode()
             try:
+                asked = time.monotonic()
                 url = f"http://{task.address}:8080/v1/poll"
                 with urllib.request.urlopen(url, body, timeout=1) as answer:
                     task.answer = Answer.model_validate_json(answer.read())
@@ -183,6 +186,7 @@ class TinyCoordinator:
                 assert task.process is not None
                 assert task.process.poll() is None, task.output.read_text()[-3000:]
                 continue
+            self.slowest_s = max(self.slowest_s, time.monotonic() - asked)
             for done in task.answer.checkpoints:
                 task.saved[done.epoch] = done
 
@@ -253,7 +257,17 @@ def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
     got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
     assert len(rows) == len(got)
     assert got == dict(expected)
-    assert [t.end(signal.SIGTERM, 30) for t in all_tasks] == [0, 0, 0]
+    print(f"slowest answer to a poll: {coordinator.slowest_s:.3f} s")
+
+    # An engine that dies is said to the next poll, then the process ends.
+    assert second.process is not None
+    (jvm,) = psutil.Process(second.process.pid).children()
+    jvm.kill()
+    coordinator.until(lambda: bool(second.answer and second.answer.phase == "Failed"), 30)
+    assert second.answer is not None
+    assert "the JVM died" in str(second.answer.problem)
+    assert second.process.wait(30) == 1
+    assert [t.end(signal.SIGTERM, 60) for t in (source, first)] == [0, 0]
 
 
 def tear(home: Path) -> None:
