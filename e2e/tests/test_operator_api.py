@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.client.exceptions import ApiException
-from test_operator_support import Operator, World, wait_for
+from test_operator_support import START_S, Operator, World, wait_for
 
 from embedded.control_plane import ControlPlane
 from embedded.toolchain import ensure_helm
@@ -62,12 +62,14 @@ def operators(kubeconfig: Path, world: World, tmp_path_factory: Any) -> Iterator
     """Two replicas, as the chart has them; the first leads."""
     directory = tmp_path_factory.mktemp("operators")
     running = [Operator(kubeconfig, directory, "first")]
-    wait_for("the first leads", running[0].leads)
-    running.append(Operator(kubeconfig, directory, "second"))
-    wait_for("the second is ready", lambda: running[1].get("/readyz"))
-    yield running
-    for operator in running:
-        operator.stop()
+    try:
+        wait_for("the first leads", running[0].leads, START_S)
+        running.append(Operator(kubeconfig, directory, "second"))
+        wait_for("the second is ready", lambda: running[1].get("/readyz"), START_S)
+        yield running
+    finally:
+        for operator in running:
+            operator.stop()
     for operator in running:
         assert operator.errors() == [], operator.log.read_text()
 

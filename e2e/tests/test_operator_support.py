@@ -22,7 +22,8 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
+START_S = 60.0  # of a process that imports much on a busy machine
 _POLL_S = 0.1
 _BEAT_S = 0.25
 _HEARTBEAT_S = 1.0

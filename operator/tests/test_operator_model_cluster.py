@@ -27,7 +27,6 @@ from rekindle_operator.cluster.model import (
     TopologyView,
     Trial,
 )
-from rekindle_operator.reconcile import reconcile
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateConfig,
@@ -42,6 +41,7 @@ from rekindle_operator.reconcile.actions import (
     TryPods,
     WriteStatus,
 )
+from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import Settings
 
 MOST_PASSES = 12

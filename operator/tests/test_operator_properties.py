@@ -14,7 +14,7 @@ from test_operator_model_cluster import ModelCluster, flights_spec
 
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.names import GATE
-from rekindle_operator.reconcile import reconcile
+from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.judge import judge_nodes
 
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])

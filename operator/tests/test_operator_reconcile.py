@@ -10,8 +10,8 @@ from test_operator_model_cluster import ModelCluster, flights_spec
 from rekindle.errors import Problem
 from rekindle_operator.cluster.model import Trial
 from rekindle_operator.names import GATE
-from rekindle_operator.reconcile import reconcile
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
+from rekindle_operator.reconcile.core import reconcile
 
 
 @pytest.fixture

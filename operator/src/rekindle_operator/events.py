@@ -151,7 +151,7 @@ def _queries(change: Change) -> Iterator[Words]:
             note = f"{name} (priority {query['priority']}) is down: {query.get('waitingFor', '')}"
             yield True, "QueryLost", "Judge", note, occasion
         if state in ("Restoring", "CatchingUp") and was not in ("Restoring", "CatchingUp"):
-            note = f"{name} is restored: {query.get('waitingFor', '')}"
+            note = f"{name} is coming up; it waits for {query.get('waitingFor', '')}"
             yield False, "QueryRestoring", "Recover", note, occasion
         if state == "Live":
             took = f", {after[name]} after the loss" if after.get(name) else ""
@@ -176,7 +176,9 @@ def _coordinator(change: Change) -> Iterator[Words]:
 
 def _conditions(change: Change) -> Iterator[Words]:
     old, new = _condition(change.old, "Redundant"), _condition(change.new, "Redundant")
-    if new["status"] == "True" and old.get("status") == "False":
+    if change.old.get("phase") in ("Recovering", "Degraded") and (
+        new["status"] == "True" and old.get("status") == "False"
+    ):
         note = f"{change.new['redundancy']} replicas are live"
         yield False, "RedundancyRestored", "Recover", note, new["lastTransitionTime"]
 

@@ -191,7 +191,12 @@ class Executor:
             "metadata": {"name": action.name, "namespace": action.namespace, "uid": action.uid},
             "status": action.status,
         }
-        answer = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
+        try:
+            answer = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
+        except ApiException as error:
+            if error.status == 404:
+                self._cluster.remove_topology(action.uid)  # Kopf will say so too
+            raise
         standing.status_at = now
         if answer is not None:
             self._cluster.put_topology(answer)

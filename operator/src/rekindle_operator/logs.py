@@ -7,7 +7,12 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-_QUIET = {"leaderelection": logging.ERROR, "kubernetes.informer": logging.CRITICAL}
+# Their retries are told by whoever gives up.
+_QUIET = {
+    "urllib3.connectionpool": logging.ERROR,
+    "leaderelection": logging.ERROR,
+    "kubernetes.informer": logging.CRITICAL,
+}
 
 
 class JsonFormatter(logging.Formatter):

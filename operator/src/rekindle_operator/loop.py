@@ -22,7 +22,7 @@ from rekindle_operator.metrics import (
     RECOVERY_SECONDS,
     observe,
 )
-from rekindle_operator.reconcile import take_turns
+from rekindle_operator.reconcile.core import take_turns
 from rekindle_operator.settings import Settings
 
 _PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep

@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
+from urllib3.exceptions import HTTPError
 
 from rekindle_operator.cluster.convert import Json, version_of
 
 _CONNECT_S = 5
 _SILENT_WATCH_S = 60  # a connection that died without a word; longer than the server's timeout
 _WATCH_S = 45
+_RETRY_S = 1.0  # the informer itself retries a broken watch at once, without end
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +109,11 @@ class Mirror(Generic[V]):
         """
         timeout = (_CONNECT_S, _SILENT_WATCH_S)
         call = {**self._selectors, **arguments, "_preload_content": False}
-        response = self._list_call(**call, _request_timeout=timeout)
+        try:
+            response = self._list_call(**call, _request_timeout=timeout)
+        except HTTPError:
+            time.sleep(_RETRY_S)
+            raise
         if arguments.get("watch"):
             return response
         if response.status != 200:
