@@ -115,6 +115,8 @@ class Mirror(Generic[V]):
             time.sleep(_RETRY_S)
             raise
         if arguments.get("watch"):
+            if response.status not in (200, 410):
+                time.sleep(_RETRY_S)
             return response
         if response.status != 200:
             raise ApiException(status=response.status, reason=response.reason)
