@@ -97,7 +97,7 @@ class Story:
     # -- steps --------------------------------------------------------------------------------
 
     def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
-        self._watch(observer, "all queries to be Live", observer.all_live, 120)
+        self._watch(observer, "all queries to be Live", observer.all_live, 180)
         self._watch(
             observer,
             "a first checkpoint",

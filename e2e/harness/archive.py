@@ -1,35 +1,42 @@
-"""The AppCDS archive of the Spark JVM, made once per JDK and Spark version into the cache.
+"""The AppCDS archive of the Spark JVM, made once per JDK, flags and Spark version into the cache.
 
 Images make theirs when they are built; process nodes share this one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 from embedded.cache import cache_root
 
+_KEY = "from rekindle.engine.spark import cds, session; print(cds.key_of(session.jvm_spec()))"
+
 
 def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
-    """Path of the archive for this JDK and Spark; trains one (about 30 s) when there is none."""
-    identity = f"{java_home.resolve()}|{(java_home / 'release').read_text()}|{version('pyspark')}"
-    identity += f"|{sys.prefix}"
-    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    archive = cache_root(os.environ) / "appcds" / f"spark-{key}.jsa"
+    """Path of the archive that fits this JDK and Spark; trains one (about 30 s) if there is none.
+
+    The name carries what the JVM compares, so that a change of flags makes a new archive.
+    """
+    environment = {**os.environ, "JAVA_HOME": str(java_home)}
+    asked = subprocess.run(
+        [sys.executable, "-c", _KEY], env=environment, check=True, capture_output=True, text=True
+    )
+    archive = cache_root(os.environ) / "appcds" / f"spark-{asked.stdout.strip()[:16]}.jsa"
     if archive.exists():
         return archive
     report("training the AppCDS archive of Spark's JVM")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
+    trained = subprocess.run(
         [sys.executable, "-m", "rekindle.engine.spark.cds", str(archive)],
-        env={**os.environ, "JAVA_HOME": str(java_home)},
-        check=True,
-        stdout=subprocess.DEVNULL,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if trained.returncode:
+        raise RuntimeError(f"no AppCDS archive could be made:\n{trained.stderr[-2000:]}")
     return archive
