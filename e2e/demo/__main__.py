@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo.screen import Screen
 from demo.story import Story
-from harness.cluster import ROOT, EmbeddedCluster
+from harness.cluster import ROOT, EmbeddedCluster, NodeShape
 
 
 def main() -> int:
@@ -20,7 +20,9 @@ def main() -> int:
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as directory:
-        cluster = EmbeddedCluster(Path(directory), nodes=5, report=screen.say)
+        # Room for one task on each node, so that every node that returns brings back one.
+        shape = NodeShape(cpu="800m", memory="2Gi")
+        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.say)
         with cluster:
             wrong = Story(cluster, screen, build).run()
     for sentence in wrong:

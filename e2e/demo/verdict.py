@@ -20,7 +20,7 @@ def failures(
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
-    `plan` is the order the operator announced after the loss.
+    `plan` is the order in force when the first query returned.
     """
     found = []
     for query in survivors:
@@ -80,6 +80,11 @@ def result(
         "ok": not failed,
         "failures": list(failed),
         "plannedOrder": list(plan),
+        "plans": [{"at": round(at_s, 2), "order": list(order)} for at_s, order in history.plans],
+        "longestPauseSeconds": {
+            q: round(history.longest_pause(q, lost_at_s, history.ended_s), 2)
+            for q in history.queries()
+        },
         "nodesLostAt": round(lost_at_s, 2),
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,

@@ -29,6 +29,7 @@ from harness.archive import ensure_cds_archive
 ROOT = Path(__file__).resolve().parents[2]
 MOUNT = "/var/lib/rekindle"
 NAMESPACE = "default"
+SYSTEM = "rekindle-system"
 GROUP, VERSION, PLURAL = "rekindle.dev", "v1alpha1", "streamtopologies"
 OPERATOR_IMAGE = "rekindle/operator:dev"
 PIPELINES_IMAGE = "rekindle/pipelines:dev"
@@ -155,7 +156,7 @@ class EmbeddedCluster:
         # fmt: off
         command = [
             str(helm), "install", "rekindle", str(ROOT / "charts" / "rekindle"),
-            "--namespace", "rekindle-system", "--create-namespace",
+            "--namespace", SYSTEM, "--create-namespace",
             "--set", f"image.repository={OPERATOR_IMAGE.split(':')[0]},image.tag=dev",
             "--set", f"pipelines.image.repository={PIPELINES_IMAGE.split(':')[0]}",
             "--set", "pipelines.image.tag=dev",
@@ -197,6 +198,12 @@ class EmbeddedCluster:
             },
         }
         self.apply(volume, claim)
+        # A pod that is placed before the claim is bound would wait for the scheduler's next try.
+        wait_for(f"claim {name} to be bound", lambda: self._is_bound(name), 30)
+
+    def _is_bound(self, claim: str) -> bool:
+        found = self.core.read_namespaced_persistent_volume_claim(claim, NAMESPACE)
+        return found.status is not None and found.status.phase == "Bound"
 
     def apply(self, *manifests: dict[str, Any]) -> None:
         """`kubectl apply` of the manifests."""
@@ -215,6 +222,9 @@ class EmbeddedCluster:
 
     def tasks(self, topology: str) -> list[Any]:
         return self.pods(f"rekindle.dev/topology={topology},rekindle.dev/role=task")
+
+    def operator_pods(self) -> list[Any]:
+        return list(self.core.list_namespaced_pod(SYSTEM).items)
 
     def delete_topology(self, name: str, timeout_s: float = 60) -> None:
         """Delete it and wait until none of its pods is left."""

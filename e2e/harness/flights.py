@@ -55,7 +55,8 @@ def run_reference(
     path = output.with_suffix(".yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(local))
-    command = [str(Path(sys.executable).parent / "rekindle"), "run", str(path)]
+    rekindle = str(Path(sys.executable).parent / "rekindle")
+    command = ["nice", "-n", "19", rekindle, "run", str(path)]
     command += ["--output", str(output)]
     if until_epoch is not None:
         command += ["--until-epoch", str(until_epoch)]

@@ -7,12 +7,12 @@ its timeline and the failure tests read the result. Times are seconds since the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-GONE = frozenset({"Waiting", "Restoring", "CatchingUp", "Failed"})
-"""States in which a query that was Live gives no current answers."""
+GONE = frozenset({"Waiting", "Restoring", "Failed"})
+"""States in which a query gives no answers; one that is CatchingUp gives them late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class History:
         return next((e for _, name, e in reversed(self.progress) if name == query), -1)
 
     def outage(self, query: str, since_s: float) -> Outage | None:
-        """The first time after `since_s` that the query left Live, or None if it never did."""
+        """The first time after `since_s` that the query gave no answers; None if it always did."""
         after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
         lost = next((c for c in after if c.state in GONE), None)
         if lost is None:
@@ -87,6 +87,13 @@ class History:
         restored = next((c.at_s for c in later if c.state in ("CatchingUp", "Live")), None)
         live = next((c.at_s for c in later if c.state == "Live"), None)
         return Outage(query, lost.at_s, restored, live)
+
+    def plan_before_return(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
+        """The plan in force when the first of the `lost` queries was Live again."""
+        outages = [o for q in lost if (o := self.outage(q, since_s))]
+        returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
+        said = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]
+        return said[-1] if said else ()
 
     def longest_pause(self, query: str, since_s: float, until_s: float) -> float:
         """The longest time between two advances of the query's stable epoch, seconds."""

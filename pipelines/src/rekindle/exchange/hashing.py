@@ -92,7 +92,8 @@ def _hash_array(array: pa.Array, name: str) -> _Hashes:
 def _plain(array: pa.Array, dtype: Any) -> np.ndarray[Any, Any]:
     """Values as numpy, NULLs as zero."""
     filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
-    return filled.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    values: np.ndarray[Any, Any] = filled.to_numpy(zero_copy_only=False)
+    return values.astype(dtype, copy=False)
 
 
 def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Any) -> _Hashes:
