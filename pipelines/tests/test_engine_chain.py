@@ -25,6 +25,7 @@ from rekindle.streams.epochs import END_OF_INPUT
 pytest.importorskip("pyspark")
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
+from rekindle.engine.spark.stages import Fold
 
 pytestmark = pytest.mark.spark
 
@@ -53,9 +54,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     sessions.stop_session(started.session)
 
 
-def chain_of(operators: str, last: str, spark: Spark, **options: Any) -> SparkChain:
-    compiled = topology(operators, last, **options)
-    return SparkChain(compiled.segments[-1], compiled, spark.session)
+def chain_of(operators: str, last: str, spark: Spark, *, fold: Fold | None = None) -> SparkChain:
+    compiled = topology(operators, last)
+    return SparkChain(compiled.segments[-1], compiled, spark.session, fold=fold)
 
 
 def window(size: str, keys: str = "k, g") -> str:
@@ -143,9 +144,8 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
     digests, states = [], []
     for master in ("local[1]", "local[2]", "local[4]"):
         spark.restart(master)
-        for many_rows in (10**9, 0):
-            chain = chain_of(LONG, "end", spark)
-            chain.many_rows = many_rows
+        for fold in Fold:
+            chain = chain_of(LONG, "end", spark, fold=fold)
             for sizes in ([1], [14], [3, 1, 7]):
                 outputs, state = run(chain, epochs, sizes)
                 digests.append(outputs)

@@ -1,12 +1,12 @@
-"""System columns through the user's SQL: the text stays, `__meta` goes where it must."""
+"""System columns through the user's SQL: the text stays, they go where they must."""
 
 from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.spark.rewrite import carry_meta, quote
+from rekindle.engine.spark.rewrite import carry, quote
 
-M = "`__meta`"
+M = "`__e`, `__late`"
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ M = "`__meta`"
         ("SELECT 'ü😀' AS x, * FROM v", f"SELECT {M}, 'ü😀' AS x, * EXCEPT ({M}) FROM v"),
     ],
 )
-def test_meta_is_carried(sql: str, expected: str) -> None:
-    assert carry_meta(sql, ["v", "w-1"]) == expected
+def test_system_columns_are_carried(sql: str, expected: str) -> None:
+    assert carry(sql, ["v", "w-1"], ["__e", "__late"]) == expected
 
 
 def test_names_are_quoted() -> None:

@@ -1,39 +1,33 @@
 """Many epochs as one table and back. Pure.
 
 Rows of all epochs of a call stand one below the other, each with its epoch number and the watermark
-before it (`__meta`); a chain keeps their order, so the output is cut apart again by epoch.
+before it; a chain keeps their order, so the output is cut apart again by epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rekindle.engine.model import EpochInput
 
-META_TYPE = pa.struct([("e", pa.int64()), ("w", pa.int64())])
+EPOCH, LATE_BEFORE = "__e", "__late"
+"""A row's epoch number, and the watermark before that epoch, by which it is late or not."""
+SYSTEM = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
 
 
-def meta_column(epochs: Any, watermarks: Any) -> pa.StructArray:
-    fields = [pa.array(epochs, pa.int64()), pa.array(watermarks, pa.int64())]
-    return pa.StructArray.from_arrays(fields, fields=list(META_TYPE))
-
-
-def with_meta(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> pa.Table:
-    """The rows of all epochs, `__meta` first, in exactly the types of `schema`."""
+def stack(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> pa.Table:
+    """The rows of all epochs, system columns first, in exactly the types of `schema`."""
     tables = [_conform(table, schema) for _, table in epochs]
     lengths = [t.num_rows for t in tables]
-    numbers = np.repeat([e.epoch for e, _ in epochs], lengths).astype(np.int64)
-    late = np.repeat(np.array([e.watermark_before for e, _ in epochs], np.int64), lengths)
-    return (
-        pa.concat_tables(tables)
-        .combine_chunks()
-        .add_column(0, "__meta", meta_column(numbers, late))
-    )
+    system = [[e.epoch, e.watermark_before] for e, _ in epochs]
+    numbers, late = np.repeat(np.array(system, np.int64), lengths, axis=0).T
+    rows = pa.concat_tables(tables).combine_chunks()
+    columns = [pa.array(np.ascontiguousarray(c)) for c in (numbers, late)]
+    return pa.table([*columns, *rows.columns], schema=pa.schema([*SYSTEM, *schema]))
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -45,11 +39,11 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def split_by_epoch(
     schema: pa.Schema, rows: pa.Table | None, epochs: Sequence[int]
 ) -> list[pa.Table]:
-    """Rows with a column `__e` -> one table an epoch, order kept within each."""
+    """Rows with a column EPOCH -> one table an epoch, order kept within each."""
     if rows is None or not rows.num_rows:
         return [schema.empty_table() for _ in epochs]
-    numbers = rows.column("__e").to_numpy()
-    plain = rows.drop_columns(["__e"]).cast(schema)
+    numbers = rows.column(EPOCH).to_numpy()
+    plain = rows.drop_columns([EPOCH]).cast(schema)
     if (np.diff(numbers) < 0).any():  # a UNION ALL: each input has all epochs
         order = np.argsort(numbers, kind="stable")
         numbers, plain = numbers[order], plain.take(pa.array(order))

@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
+from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import BUCKETS
 from rekindle.exchange.hashing import hash_rows
 
-WINDOW, EPOCH, ROWS, BUCKET = "__w", "__e", "__n", "__b"
+WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
 _PANE, _ROW = "__p", "__r"
 _EPOCH_FIELD = pa.field(EPOCH, pa.int64())
 LATE = -(2**63) + 1

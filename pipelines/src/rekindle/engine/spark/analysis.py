@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from rekindle.engine.epochs import META_TYPE
+from rekindle.engine.epochs import EPOCH, SYSTEM
 from rekindle.engine.spark.query import Query
-from rekindle.engine.spark.rewrite import META
-from rekindle.engine.spark.stages import Stage, WindowNode, stage_sql, window_node
+from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec
-
-_META_FIELD = pa.field(META, META_TYPE)
 
 
 class Analyst:
@@ -73,8 +70,9 @@ class Analyst:
         bounds = [(n, pa.timestamp("us", "UTC")) for n in ("window_start", "window_end")]
         keys = zip(shape.key_names, shape.keys, strict=True)
         partials = [(name, kind) for name, kind, _ in shape.partials]
-        closed = pa.schema([_META_FIELD, *bounds, *keys, *partials])
-        text = stage_sql(Stage(window, (), None), [""], float_keys=frozenset(), many=False)
+        stage = Stage(window, (), None)
+        closed = pa.schema([*system_fields(stage), *bounds, *keys, *partials])
+        text = stage_sql(stage, [], Fold.SORTED, frozenset())
         what = f"operator {window.node.name}"
         return _without_epoch(self._query.analyse(text, {window.closed_view: closed}, what))
 
@@ -85,9 +83,13 @@ class Analyst:
         what: str,
         float_keys: frozenset[str] = frozenset(),
     ) -> pa.Schema:
-        views = {i: pa.schema([_META_FIELD, *self.schema(i)]) for i in inputs}
-        text = stage_sql(stage, inputs, float_keys=float_keys, many=False)
+        views = {i: pa.schema([*system_fields(stage), *self.schema(i)]) for i in inputs}
+        text = stage_sql(stage, inputs, Fold.SORTED, float_keys)
         return _without_epoch(self._query.analyse(text, views, what))
+
+
+def system_fields(stage: Stage) -> list[pa.Field]:
+    return [SYSTEM.field(name) for name in stage.system]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
@@ -98,7 +100,7 @@ def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
 
 
 def _without_epoch(schema: pa.Schema) -> pa.Schema:
-    return all_nullable(pa.schema([f for f in schema if f.name != "__e"]))
+    return all_nullable(pa.schema([f for f in schema if f.name != EPOCH]))
 
 
 def all_nullable(schema: pa.Schema) -> pa.Schema:

@@ -8,24 +8,26 @@ output before its state is saved (FlameStream §V).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from rekindle.engine.epochs import meta_column, split_by_epoch, with_meta
+from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
 from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyst, all_nullable
 from rekindle.engine.spark.query import Query
-from rekindle.engine.spark.rewrite import META
-from rekindle.engine.spark.stages import MANY_ROWS, Stage, WindowNode, plan_stages, stage_sql
-from rekindle.engine.window_state import Buckets, WindowShape, advance
+from rekindle.engine.spark.stages import Fold, Stage, WindowNode, plan_stages, stage_sql
+from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance
 from rekindle.topology.model import Segment, Topology
 
-log = logging.getLogger(__name__)
+HASH_BYTES = 16 * 2**20
+"""Input up to which a window is folded by hash: a fraction of the 127 MB that a heap of 512 MB
+leaves to execution, so that the hash map never spills."""
+MANY_ROWS = 50_000
+"""Of more input than that, rows from which sorting is spread over the cores."""
 
 
 @dataclass(slots=True)
@@ -39,8 +41,7 @@ class DroppedRows:
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     stage: Stage
-    few: str
-    many: str
+    texts: Mapping[Fold, str]
     shape: WindowShape | None
 
 
@@ -54,9 +55,17 @@ class SparkChain:
     """Construction analyses the whole chain on empty inputs: SQL that Spark refuses raises
     OperatorFailed with the operator's name here, before the first row."""
 
-    def __init__(self, segment: Segment, topology: Topology, session: SparkSession) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        topology: Topology,
+        session: SparkSession,
+        *,
+        fold: Fold | None = None,
+    ) -> None:
+        """`fold`: how windows are folded, instead of by the size of the input; for tests."""
         self._query = Query(session.newSession())
-        self.many_rows = MANY_ROWS
+        self._fold = fold
         self._calls = _Calls()
         analyst = Analyst(topology, self._query)
         self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
@@ -67,11 +76,8 @@ class SparkChain:
             if stage.end is not None:
                 shape, float_keys = analyst.window(stage.end)
                 self._calls.dropped[stage.end.node.name] = DroppedRows()
-            few, many = (
-                stage_sql(stage, sources, float_keys=float_keys, many=many)
-                for many in (False, True)
-            )
-            self._stages.append(_Prepared(stage, few, many, shape))
+            texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
+            self._stages.append(_Prepared(stage, texts, shape))
         self._output_schema = analyst.schema(segment.nodes[-1])
 
     @property
@@ -95,7 +101,7 @@ class SparkChain:
             return ChainResult((), state)
         span = f"epochs {epochs[0].epoch} to {epochs[-1].epoch}"
         views = {
-            name: with_meta(schema, [(e, e.inputs[at]) for e in epochs])
+            name: stack(schema, [(e, e.inputs[at]) for e in epochs])
             for at, (name, schema) in enumerate(self._inputs)
         }
         buckets = dict(state.buckets)
@@ -116,12 +122,20 @@ class SparkChain:
         )
 
     def _run(self, prepared: _Prepared, views: dict[str, pa.Table], span: str) -> pa.Table | None:
-        total = sum(t.num_rows for t in views.values())
-        if not total:
+        if not any(t.num_rows for t in views.values()):
             return None
         self._calls.jobs += 1
-        text = prepared.many if total >= self.many_rows and self._query.cores > 1 else prepared.few
+        text = prepared.texts[self._fold or self._best(prepared.shape, views)]
+        hidden = [name for name in SYSTEM.names if name not in prepared.stage.system]
+        views = {name: table.drop_columns(hidden) for name, table in views.items()}
         return self._query.run(text, views, f"operator {prepared.stage.operators}, {span}")
+
+    def _best(self, shape: WindowShape | None, views: Mapping[str, pa.Table]) -> Fold:
+        hashable = shape is not None and all(_in_place(kind) for _, kind, _ in shape.partials)
+        if hashable and sum(t.nbytes for t in views.values()) <= HASH_BYTES:
+            return Fold.HASHED
+        rows = sum(t.num_rows for t in views.values())
+        return Fold.SPREAD if rows >= MANY_ROWS and self._query.cores > 1 else Fold.SORTED
 
     def _advance(
         self,
@@ -143,6 +157,11 @@ def _input_names(segment: Segment) -> list[str]:
     return [segment.nodes[0]] if segment.is_source else [i.name for i in segment.inputs]
 
 
+def _in_place(kind: pa.DataType) -> bool:
+    """Whether Spark's hash aggregation can hold a partial; else it sorts by an order of its own."""
+    return not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
+
+
 def _check_consecutive(epochs: Sequence[EpochInput]) -> None:
     for one, two in pairwise(epochs):
         if two.epoch != one.epoch + 1 or two.watermark_before != one.watermark:
@@ -150,18 +169,18 @@ def _check_consecutive(epochs: Sequence[EpochInput]) -> None:
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """What `finals_sql` selects from: `__meta`, the window's bounds, keys and partials."""
+    """What `finals_sql` selects from: system columns, the window's bounds, keys and partials."""
     before = {e.epoch: e.watermark_before for e in epochs}
-    number = closed.column("__e").to_numpy()
-    start = closed.column("__w").to_numpy()
-    late = [before[e] for e in number.tolist()]
+    numbers = closed.column(EPOCH).to_numpy()
+    start = closed.column(WINDOW).to_numpy()
     columns = {
-        META: meta_column(number, late),
+        EPOCH: pa.array(numbers),
+        LATE_BEFORE: pa.array([before[e] for e in numbers.tolist()], pa.int64()),
         "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
         "window_end": pa.array(start + shape.size).cast(pa.timestamp("us", "UTC")),
     }
     rest = [*shape.key_names, *(name for name, _, _ in shape.partials)]
     kinds = [*shape.keys, *(kind for _, kind, _ in shape.partials)]
     table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
-    fields = [*list(table.schema)[:3], *map(pa.field, rest, kinds)]
+    fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, kinds)]
     return table.cast(all_nullable(pa.schema(fields)), safe=False)

@@ -1,8 +1,8 @@
 """Carry system columns through the user's SQL without touching its text otherwise. Pure.
 
-Which epoch a row belongs to and the watermark it is judged by travel in one column, `__meta`, so
-that plans hold no literal of an epoch (compiled code is cached by plan). It is put in front of each
-select list and taken out of what `*` stands for, at the places where the tokens are.
+Which epoch a row belongs to and the watermark it is judged by travel in columns, so that plans hold
+no literal of an epoch (compiled code is cached by plan). They are put in front of each select list
+and taken out of what `*` stands for, at the places where the tokens are.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology.tokens import tokenize
 
-META = "__meta"
-"""struct<e: bigint, w: bigint>: epoch and the watermark before it."""
-
 _BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
 
 
@@ -24,17 +21,18 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def carry_meta(sql: str, relations: Iterable[str]) -> str:
-    """`sql` with `__meta` as the first column of each SELECT.
+def carry(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
+    """`sql` with system `columns` first in each SELECT.
 
     `relations` are the operator's inputs; names that FROM gives them count too. `x.*` of a struct
     column x stays as it is.
     """
     tokens = tokenize(sql)
+    names = ", ".join(map(quote, columns))
     tables = {name.lower() for name in relations} | set(_aliases(tokens))
     result, done = [], 0
     for at in range(len(tokens)):
-        insertion = _insertion(tokens, at, tables)
+        insertion = _insertion(tokens, at, tables, names)
         if insertion is None:
             continue
         position, text = insertion
@@ -43,18 +41,20 @@ def carry_meta(sql: str, relations: Iterable[str]) -> str:
     return "".join([*result, sql[done:]])
 
 
-def _insertion(tokens: Sequence[Token], at: int, tables: set[str]) -> tuple[int, str] | None:
+def _insertion(
+    tokens: Sequence[Token], at: int, tables: set[str], names: str
+) -> tuple[int, str] | None:
     """Where to insert what for the token at `at`."""
     token = tokens[at]
     if token.token_type is TokenType.SELECT:
         if at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.ALL:
             token = tokens[at + 1]
-        return token.end + 1, f" {quote(META)},"
+        return token.end + 1, f" {names},"
     if token.token_type is TokenType.STAR and _is_star(tokens, at, tables):
         opening = at + 2 if _is_except_list(tokens, at) else None
         if opening is not None:
-            return tokens[opening].end + 1, f"{quote(META)}, "
-        return token.end + 1, f" EXCEPT ({quote(META)})"
+            return tokens[opening].end + 1, f"{names}, "
+        return token.end + 1, f" EXCEPT ({names})"
     return None
 
 

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from rekindle.engine.spark.rewrite import META, carry_meta, quote
-from rekindle.engine.window_state import EPOCH, LATE, ROWS, UNTIMED, WINDOW
+from rekindle.engine.epochs import EPOCH, LATE_BEFORE
+from rekindle.engine.spark.rewrite import carry, quote
+from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.aggregates import Decomposition, decompose
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 
 ORDER = "__r"
-MANY_ROWS = 50_000
-"""From here on a window's rows are spread over the cores by key; below, one task is quicker."""
+
+
+class Fold(Enum):
+    """Three ways to the same bits, for rows of a (group, pane, epoch) folded in row order.
+
+    Hash aggregation folds in row order until it spills, and then merges in an order of its own; so
+    it is for inputs that cannot fill the memory, and for partials that it can hold.
+    """
+
+    HASHED = "one task, hash aggregation"
+    SORTED = "one task, rows sorted by key and order, sort-based aggregation"
+    SPREAD = "the same in eight hash partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,11 @@ class Stage:
     begin: WindowNode | None
     sqls: tuple[Node, ...]
     end: WindowNode | None
+
+    @property
+    def system(self) -> tuple[str, ...]:
+        """The system columns of the views it reads: only a window judges by the watermark."""
+        return (EPOCH,) if self.end is None else (EPOCH, LATE_BEFORE)
 
     @property
     def operators(self) -> str:
@@ -97,45 +114,55 @@ def _operator(node: Node) -> OperatorSpec:
     return node.spec
 
 
-def stage_sql(
-    stage: Stage, sources: Sequence[str], *, float_keys: frozenset[str], many: bool
-) -> str:
-    """One query for a stage. `sources` are the views that hold the segment's inputs."""
-    tables: list[tuple[str, str]] = []
-    last = sources[0]
+def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: frozenset[str]) -> str:
+    """One query for a stage. `sources` are the views that hold the segment's inputs.
+
+    As few query blocks as can be: Spark analyses and plans them anew in each job, which for small
+    epochs is most of the time.
+    """
+    blocks: list[tuple[str, str]] = []
     if stage.begin is not None:
-        last = stage.begin.node.name
-        tables.append((last, finals_sql(stage.begin)))
+        blocks.append((stage.begin.node.name, finals_sql(stage.begin, stage.system)))
     for node in stage.sqls:
-        tables.append((node.name, carry_meta(_operator(node).sql or "", node.inputs)))
-        last = node.name
-    if stage.end is None:
-        body = f"SELECT {META}.e AS {EPOCH}, * EXCEPT ({META}) FROM {quote(last)}"
-    else:
-        inputs = [last] if tables else sources
-        tables += _window_tables(stage.end, inputs, float_keys)
-        body = _partials_sql(stage.end, many)
-    return _with(tables, body)
+        blocks.append((node.name, carry(_operator(node).sql or "", node.inputs, stage.system)))
+    if stage.end is not None:
+        inputs = [blocks[-1][0]] if blocks else sources
+        blocks.append(("", _partials_sql(stage.end, inputs, fold, float_keys)))
+    *before, (_, last) = blocks
+    if not before:
+        return last
+    return f"WITH {', '.join(f'{quote(name)} AS ({text})' for name, text in before)} {last}"
 
 
-def _with(tables: Sequence[tuple[str, str]], body: str) -> str:
-    if not tables:
-        return body
-    ctes = ",\n".join(f"{quote(name)} AS (\n{text}\n)" for name, text in tables)
-    return f"WITH {ctes}\n{body}"
-
-
-def finals_sql(window: WindowNode) -> str:
+def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
     """Closed windows -> the window operator's rows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
     finals = [f"{sql} AS {quote(alias)}" for alias, sql in window.decomposition.finals]
-    columns = ", ".join([META, "window_start", "window_end", *keys, *finals])
+    columns = ", ".join([*system, "window_start", "window_end", *keys, *finals])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
 
-def _window_tables(
-    window: WindowNode, inputs: Sequence[str], float_keys: frozenset[str]
-) -> list[tuple[str, str]]:
+def _partials_sql(
+    window: WindowNode, inputs: Sequence[str], fold: Fold, float_keys: frozenset[str]
+) -> str:
+    """Fold each (group, pane, epoch) in row order, wholly in one place (design §3)."""
+    keys = [f"__k{i}" for i in range(len(window.keys))]
+    group = ", ".join([*keys, WINDOW, EPOCH])
+    partials = "".join(f", {p.sql} AS {p.name}" for p in window.decomposition.partials)
+    hint = f"REPARTITION(8, {', '.join([*keys, WINDOW])})" if fold is Fold.SPREAD else "COALESCE(1)"
+    sort = "" if fold is Fold.HASHED else f" SORT BY {group}, {ORDER}"
+    rows = _placed_sql(window, inputs, hint, float_keys, ordered=fold is not Fold.HASHED)
+    return f"SELECT {group}, count(1) AS {ROWS}{partials} FROM ({rows}{sort}) GROUP BY {group}"
+
+
+def _placed_sql(
+    window: WindowNode,
+    inputs: Sequence[str],
+    hint: str,
+    float_keys: frozenset[str],
+    *,
+    ordered: bool,
+) -> str:
     """Rows -> rows with their pane, canonical keys and place in the input's order.
 
     A window is put together of panes of one slide each (`rekindle.engine.window_state`). A row is
@@ -145,40 +172,21 @@ def _window_tables(
     which grows with partition and row, is that order; unlike a row number it also tells the rows
     that `explode` makes of one row apart.
     """
-    rows = "\nUNION ALL\n".join(f"SELECT * FROM {quote(name)}" for name in inputs)
-    timed = f"SELECT *, {window.time} AS __t, monotonically_increasing_id() AS {ORDER} FROM __in"
-    pane = f"(__t - pmod(__t, {window.slide}L))"
+    pane = f"({window.time} - pmod({window.time}, {window.slide}L))"
     marker = (
-        f"CASE WHEN __t IS NULL THEN {UNTIMED}L"
-        f" WHEN {pane} + {window.size}L <= {META}.w THEN {LATE}L ELSE {pane} END"
+        f"CASE WHEN {window.time} IS NULL THEN {UNTIMED}L"
+        f" WHEN {pane} + {window.size}L <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {WINDOW}"
     )
-    keys = "".join(
-        f"IF({WINDOW} <= {UNTIMED}L, NULL, {_canonical(name, name in float_keys)}) AS __k{i}, "
-        for i, name in enumerate(window.keys)
-    )
-    keyed = f"SELECT {keys}{META}.e AS {EPOCH}, * EXCEPT ({META}, __t) FROM __paned"
-    paned = f"SELECT *, {marker} AS {WINDOW} FROM __timed"
-    return [("__in", rows), ("__timed", timed), ("__paned", paned), ("__placed", keyed)]
+    keys = [_canonical(n, n in float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)]
+    order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []
+    if len(inputs) == 1:
+        rows = quote(inputs[0])
+    else:
+        rows = "(" + " UNION ALL ".join(f"SELECT * FROM {quote(name)}" for name in inputs) + ")"
+    return f"SELECT /*+ {hint} */ *, {', '.join([*keys, marker, *order])} FROM {rows}"
 
 
 def _canonical(key: str, is_float: bool) -> str:
     """A key as it is grouped by. Floats as text, because Spark would sort by a form of its own:
     + 0.0 makes −0.0 into 0.0, and the shortest decimal form reads back as the same number."""
     return f"CAST({quote(key)} + 0.0D AS STRING)" if is_float else quote(key)
-
-
-def _partials_sql(window: WindowNode, many: bool) -> str:
-    """Fold each (group, pane, epoch) in row order, wholly in one place (design §3).
-
-    Sorted input and sort-based aggregation, since hash aggregation that spills merges in an order
-    of its own.
-    """
-    keys = [f"__k{i}" for i in range(len(window.keys))]
-    spread = f"REPARTITION(8, {', '.join([*keys, WINDOW])})" if many else "COALESCE(1)"
-    group = ", ".join([*keys, WINDOW, EPOCH])
-    partials = "".join(f", {p.sql} AS {p.name}" for p in window.decomposition.partials)
-    return (
-        f"SELECT {group}, count(1) AS {ROWS}{partials} FROM (\n"
-        f"SELECT /*+ {spread} */ * FROM __placed SORT BY {group}, {ORDER}\n"
-        f") GROUP BY {group}"
-    )
