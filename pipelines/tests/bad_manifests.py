@@ -1,4 +1,4 @@
-"""The table `bad_manifests.yaml` as manifests. Read by the unit tests and by e2e/tests/test_crd.py."""
+"""The table `bad_manifests.yaml` as manifests, for unit tests and for e2e/tests/test_crd.py."""
 
 from __future__ import annotations
 

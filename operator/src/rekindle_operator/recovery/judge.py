@@ -1,8 +1,9 @@
 """What is lost (design §8.1) and whether it is a burst (§8.3). Pure.
 
 Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone or
-not Ready, every task of its node has been silent for 3 s, or it alone for 10 s. Evictions are not
-waited for, and neither is a Terminating pod (I7).
+not Ready, every task of its node (at least two) has been silent for 3 s, or it alone for 10 s.
+Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that hears none of
+its tasks is itself the suspect: its word on silence counts for nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Judgement:
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
+    heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
 
     def loss_of_node(self, pod: PodView) -> bool:
@@ -54,22 +56,29 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         for name, at in snapshot.shunned.items()
         if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
     }
-    silent = _silent_nodes(ours, snapshot.silent_since, now, timing) - set(lost) - shunned
+    running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
+    heard = frozenset(
+        p.owner_uid for p in running if p.owner_uid and slot_ref(p) not in snapshot.silent_since
+    )
+    audible = [p for p in running if p.owner_uid in heard]
+    silent = _silent_nodes(audible, snapshot.silent_since, now, timing) - set(lost) - shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
     usable = {name: node for name, node in nodes.items() if name not in lost and not node.cordoned}
-    return Judgement(lost, frozenset(silent), usable)
+    return Judgement(lost, frozenset(silent), heard, usable)
 
 
 def _silent_nodes(
     pods: Iterable[PodView], silent_since: Mapping[SlotRef, float], now: float, timing: Timing
 ) -> set[str]:
-    """A task that starts counts as heard: a node busy with starting is slow, not dead."""
+    """Nodes of which at least two tasks are silent, and none is not: one silent task says nothing of
+    its node, since it may have crashed. A task that starts counts as heard: a node busy with
+    starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
-        if pod.role == ROLE_TASK and not pod.terminating and not pod.ended and pod.node:
+        if pod.node is not None:
             since = silent_since.get(slot_ref(pod))
             quiet[pod.node].append(since is not None and now - since >= timing.node_silent_s)
-    return {node for node, flags in quiet.items() if all(flags)}
+    return {node for node, flags in quiet.items() if len(flags) > 1 and all(flags)}
 
 
 def slot_ref(pod: PodView) -> SlotRef:
@@ -90,7 +99,8 @@ def judge_pod(
     if pod.node is None:
         return _judge_open(pod, judgement, now, timing)
     since = snapshot.silent_since.get(slot_ref(pod))
-    if since is not None and now - since >= timing.task_silent_s:
+    credible = pod.owner_uid in judgement.heard
+    if credible and since is not None and now - since >= timing.task_silent_s:
         return Loss.SILENT
     return None
 

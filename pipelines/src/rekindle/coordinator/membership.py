@@ -18,7 +18,7 @@ from rekindle.topology.model import Slot
 LEAST_SILENCE_S = 1.5
 """No task is suspected before this."""
 MOST_SILENCE_S = 5.0
-"""However irregular its history, a task silent for this long is suspected."""
+"""However irregular its history, or without one, a task silent for this long is suspected."""
 OWN_PAUSE_S = 0.5
 """A gap between two ticks above this was the coordinator's own sleep, not the tasks' silence."""
 _HABIT_S = 3.0
@@ -168,7 +168,7 @@ def _is_silent(task: Task, now: float) -> bool:
     if not task.pod.runs:
         return False
     if task.last_heard is None:
-        return task.pod.started and now - task.known_since > LEAST_SILENCE_S
+        return task.pod.started and now - task.known_since > MOST_SILENCE_S
     return now - task.last_heard > task.tolerated_silence_s()
 
 
