@@ -138,6 +138,16 @@ def test_a_silent_node_is_lost_after_three_seconds_and_gets_nothing(running: Mod
     assert all(p.node != "a" for p in running.tasks().values())
 
 
+def test_a_coordinator_that_hears_nobody_condemns_nobody(running: ModelCluster) -> None:
+    before = running.tasks()
+    for node in "abc":
+        running.freeze_node(node)
+    running.dead.clear()
+    running.pass_time(11.0)
+    running.settle()
+    assert running.tasks().keys() == before.keys()
+
+
 def test_a_task_that_alone_is_silent_is_lost_after_ten_seconds(running: ModelCluster) -> None:
     running.freeze_node("a")
     running.dead.clear()  # the node's other tasks are heard

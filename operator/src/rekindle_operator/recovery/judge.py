@@ -2,8 +2,8 @@
 
 Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone or
 not Ready, every task of its node (at least two) has been silent for 3 s, or it alone for 10 s.
-Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that hears none of
-its tasks is itself the suspect: its word on silence counts for nothing.
+Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that hears none
+of its tasks is itself the suspect: its word on silence counts for nothing.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
 def _silent_nodes(
     pods: Iterable[PodView], silent_since: Mapping[SlotRef, float], now: float, timing: Timing
 ) -> set[str]:
-    """Nodes of which at least two tasks are silent, and none is not: one silent task says nothing of
-    its node, since it may have crashed. A task that starts counts as heard: a node busy with
+    """Nodes of which at least two tasks are silent, and none is not: one silent task says nothing
+    of its node, since it may have crashed. A task that starts counts as heard: a node busy with
     starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
