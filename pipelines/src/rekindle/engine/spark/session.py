@@ -23,7 +23,7 @@ from rekindle.engine.spark.jvm import Jvm, JvmSpec, find_jars, find_java, launch
 
 log = logging.getLogger(__name__)
 
-BATCH_ROWS = 50_000
+BATCH_ROWS = 100_000
 """Rows of an Arrow batch, which is a partition of the input: below it a job has one task."""
 
 _CONF = {
@@ -135,10 +135,10 @@ def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: fl
         session.stop()
     if keep_jvm:
         return
-    _forget_gateway()
     if _jvm is not None:
         _jvm.stop(timeout_s)
         _jvm = None
+    _forget_gateway()  # afterwards: py4j waits for a connection that the JVM calls back on
 
 
 def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
