@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 export PYTHONPATH := e2e
 
-.PHONY: setup tools lint unit test demo bench clean lock
+.PHONY: setup tools lint unit test failures demo bench clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -19,8 +19,11 @@ lint: setup       ## style, types, layers
 unit: setup       ## pure cores: milliseconds each
 	$(PY) -m pytest -q -m "not spark and not cluster"
 
-test: lint tools  ## all that CI runs: lint, unit tests, Spark, the embedded cluster
-	$(PY) -m pytest
+test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, process nodes
+	$(PY) -m pytest -m "not failures"
+
+failures: tools   ## whole topologies under kill -9, freezes and lost nodes, compared with the oracle
+	$(PY) -m pytest -m failures
 
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m demo

@@ -16,7 +16,12 @@ from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.run import Run, kill_processes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.failures,
+    pytest.mark.timeout(900),
+]
 
 SPEEDUP = 86_400  # a day of flights each second: 366 epochs
 
