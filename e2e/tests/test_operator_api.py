@@ -91,7 +91,8 @@ def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]
     yield world.create(manifest)
     if world.custom_or_none("flights") is not None:
         world.delete("flights", "Background")
-    wait_for("nothing is left", lambda: not world.left_of("flights"))
+    # The garbage collector learns of a new kind by a look every 30 s: the first time it is late.
+    wait_for("nothing is left", lambda: not world.left_of("flights"), deadline_s=75)
 
 
 def _is_running(world: World) -> bool:
