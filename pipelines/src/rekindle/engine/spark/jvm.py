@@ -140,8 +140,10 @@ def launch(
     directory: Path,
     archive_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Jvm:
-    """Start the JVM and wait for its gateway. `directory` takes its temporary files."""
+    """Start the JVM and wait for its gateway. `directory` takes its temporary files; `meanwhile` is
+    done while the JVM starts."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
@@ -159,6 +161,7 @@ def launch(
             env={**os.environ, **(environment or {}), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info)},
             preexec_fn=_ignore_interrupt,
         )
+        meanwhile()
         port, secret = _wait_for_gateway(process, info)
     jvm = Jvm(spec, process, port, secret)
     jvm.watch()

@@ -10,16 +10,19 @@ import contextlib
 import logging
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyspark
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
-
+from rekindle.engine.failure import EngineLost
 from rekindle.engine.spark import cds
 from rekindle.engine.spark.jvm import Jvm, JvmSpec, find_jars, find_java, launch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,7 @@ def start_session(
             directory=directory,
             archive_flags=cds.flags_for(spec, cds_archive),
             environment={"SPARK_LOCAL_IP": bind, "SPARK_LOCAL_DIRS": str(directory)},
+            meanwhile=_import_pyspark,
         )
     _jvm.on_death = on_death
     settings = {
@@ -93,6 +97,8 @@ def start_session(
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **user,
     }
+    from pyspark.sql import SparkSession
+
     builder = SparkSession.builder.master(user.get("spark.master", master)).appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -105,7 +111,7 @@ def jvm_spec(conf: Mapping[str, str] | None = None) -> JvmSpec:
     """The JVM for a user's sparkConf: driver memory, Java options and class path count."""
     user = conf or {}
     extra = user.get("spark.driver.extraClassPath", "")
-    jars = find_jars(Path(pyspark.__file__).parent)
+    jars = find_jars(_spark_home())
     return JvmSpec(
         java=find_java(),
         jars=(*(Path(p) for p in extra.split(os.pathsep) if p), *jars),
@@ -152,8 +158,27 @@ def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
             os.environ.pop(name, None)
 
 
+def _spark_home() -> Path:
+    """Where PySpark is, without importing it."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise EngineLost("no pyspark: install rekindle[spark]")
+    return Path(spec.origin).parent
+
+
+def _import_pyspark() -> None:
+    """With pandas and Arrow it takes half a second, in which the JVM can start."""
+    import pandas  # noqa: F401
+    import pyspark.sql.pandas.conversion  # noqa: F401
+
+
 def _forget_gateway() -> None:
     """Let PySpark connect to another JVM; it holds its gateway in class attributes."""
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
     if SparkContext._gateway is not None:
         with contextlib.suppress(Exception):  # the JVM at its other end may be dead
             SparkContext._gateway.close()
