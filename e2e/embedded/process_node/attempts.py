@@ -45,6 +45,8 @@ class Attempt:
         for name in ("root", "layers"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / "termination-log").touch()
+        # One start time, for this agent, the shim, and an agent that adopts.
+        spec = {**spec, "started_at": attempt.started_at}
         syscalls.write_json(directory / "spec.json", spec)
         argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(_PACKAGE_ROOT), str(directory)]
         # In a session of its own: the end of the agent is not the end of its pods.
@@ -60,7 +62,7 @@ class Attempt:
         """Take over what an earlier agent started; it may have ended since."""
         attempt = cls(directory, on_exit)
         state = attempt._read("state.json")
-        attempt.started_at = state.get("started_at", attempt.started_at)
+        attempt.started_at = attempt._read("spec.json").get("started_at", attempt.started_at)
         if _is_locked(directory / "lock") and state:
             attempt._shim = state["shim"]
             with contextlib.suppress(ProcessLookupError):

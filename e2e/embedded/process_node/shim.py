@@ -89,12 +89,11 @@ def main(directory_path: str) -> None:
     for _, write_end in outputs.values():
         os.close(write_end)
     os.close(failure_out)
-    started = time.time()
     # Ends when the child has become the container's program.
     failure = _read_all(failure_in)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     if not failure:
-        state = {"shim": os.getpid(), "pid": child, "started_at": started}
+        state = {"shim": os.getpid(), "pid": child}
         syscalls.write_json(directory / "state.json", state)
     log = Log(directory / "log", spec["log_limit_bytes"])
     _copy({read_end: name for name, (read_end, _) in outputs.items()}, log, child)
@@ -106,7 +105,7 @@ def main(directory_path: str) -> None:
         {
             "exit_code": 128 - code if code < 0 else code,
             "signal": -code if code < 0 else 0,
-            "started_at": started,
+            "started_at": spec["started_at"],
             "finished_at": time.time(),
             "start_error": failure.decode(errors="replace"),
             "message": _message(Path(spec["termination_message"])),
