@@ -5,7 +5,6 @@ Without a terminal (CI, a pipe) the table is printed anew whenever a state chang
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
@@ -70,6 +69,3 @@ def _footer(at_s: float, status: dict[str, Any], nodes: list[str]) -> Text:
     plan = (status.get("recovery") or {}).get("plan") or []
     text = f"{at_s:6.1f} s   nodes: {', '.join(nodes)}"
     return Text(text + (f"   recovery plan: {' → '.join(plan)}" if plan else ""))
-
-
-Say = Callable[[str], None]

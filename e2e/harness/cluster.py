@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -250,10 +249,3 @@ def images(report: Report) -> dict[str, Image]:
         OPERATOR_IMAGE: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
         PIPELINES_IMAGE: Image(path=path, env=environment),
     }
-
-
-@contextmanager
-def elapsed() -> Iterator[Callable[[], float]]:
-    """A stopwatch: the function it yields says the seconds since."""
-    began = time.monotonic()
-    yield lambda: time.monotonic() - began
