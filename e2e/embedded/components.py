@@ -148,6 +148,8 @@ def controller_manager(
         # service accounts, more than all the rest of the start.
         "--kube-api-qps=200",
         "--kube-api-burst=400",
+        # A claim whose volume the binder has not seen yet is looked at again only then.
+        "--pvclaimbinder-sync-period=1s",
         *settings.extra_arguments.get("kube-controller-manager", ()),
     ]
 

@@ -42,7 +42,8 @@ class ObjectReader:
                 f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim_name}"
             )
             volume_name = claim["spec"].get("volumeName")
-            if not volume_name:
+            # Before it is bound, the node authorizer does not know the volume either.
+            if not volume_name or claim.get("status", {}).get("phase") != "Bound":
                 raise ValueError(f"claim {claim_name!r} is not bound")
             volume = await self._api.get(f"/api/v1/persistentvolumes/{volume_name}")
         except ApiError as error:
