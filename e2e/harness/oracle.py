@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness import flights
@@ -14,28 +16,43 @@ from rekindle.topology.spec import SourceSpec
 
 
 def compare(
-    document: dict[str, Any], shared: Path, reference: Path, until_epoch: int | None = None
+    document: dict[str, Any],
+    shared: Path,
+    reference: Path,
+    until_epoch: int | None = None,
+    since: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Difference]:
-    """Every query's sink on the cluster against the reference execution's, row by row."""
+    """Every query's sink on the cluster against the reference execution's, row by row; `since`
+    names the first epochs of queries that were added later."""
     differences = {}
     for query in document["spec"]["queries"]:
         files = query["sink"]["files"]
         actual = files["url"].replace(f"file://{MOUNT}", f"file://{shared}")
         expected = f"file://{reference / query['name']}"
         differences[query["name"]] = compare_sinks(
-            expected, actual, files.get("format", "parquet"), until_epoch=until_epoch
+            expected,
+            actual,
+            files.get("format", "parquet"),
+            since_epoch=since.get(query["name"], 0),
+            until_epoch=until_epoch,
         )
     return differences
 
 
-def check(document: dict[str, Any], shared: Path, scratch: Path, until_epoch: int) -> int:
+def check(
+    document: dict[str, Any],
+    shared: Path,
+    scratch: Path,
+    until_epoch: int,
+    since: Mapping[str, int] = MappingProxyType({}),
+) -> int:
     """Run the reference through `until_epoch` and compare; returns the rows that were compared.
 
     Raises AssertionError with every difference. Queries that wrote nothing at all are one.
     """
     reference = scratch / "reference"
     flights.run_reference(document, shared, reference, until_epoch)
-    differences = compare(document, shared, reference, until_epoch)
+    differences = compare(document, shared, reference, until_epoch, since)
     wrong = [f"{name}: {difference}" for name, difference in differences.items() if difference]
     wrong += [f"{n}: no rows to compare" for n, d in differences.items() if not d.expected_rows]
     assert not wrong, "\n".join(wrong)

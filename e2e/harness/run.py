@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from harness import oracle
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
+from rekindle.connectors.files_sink import parse_name
 
 
 class Run:
@@ -40,12 +42,17 @@ class Run:
 
     # -- waiting ------------------------------------------------------------------------------
 
+    def queries(self) -> list[str]:
+        """Names of the queries of the manifest as it is now."""
+        return [query["name"] for query in self.document["spec"]["queries"]]
+
     def wait_live(self, timeout_s: float = 120) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
 
     def wait_advanced(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
-        goal = {q: e + epochs for q, e in self.observer.stable_epochs().items()}
+        now = self.observer.stable_epochs()
+        goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         wait_for(
             f"{self.name}: sinks past {goal}, all Live",
             lambda: (
@@ -112,10 +119,17 @@ class Run:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def verify(self, scratch: Path) -> int:
-        """Compare what the sinks hold with the reference execution; returns rows compared."""
-        until = min(self.observer.stable_epochs().values())
-        return oracle.check(self.document, self.cluster.shared, scratch, until)
+    def verify(self, scratch: Path, since: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Compare what the sinks hold with the reference execution; returns rows compared.
+        `since`: the first epochs of queries that were added later."""
+        stable = self.observer.stable_epochs()
+        until = min(stable[query] for query in self.queries())
+        return oracle.check(self.document, self.cluster.shared, scratch, until, since)
+
+    def written(self, query: str) -> list[int]:
+        """The epochs that a query's sink holds rows of, ascending."""
+        names = (self.cluster.shared / self.name / "output" / query).iterdir()
+        return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
     def _keep_evidence(self) -> None:
         evidence = self.cluster.directory / f"evidence-{self.name}.txt"

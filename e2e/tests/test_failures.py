@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,32 +120,35 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
         run.wait_live()
         run.wait_checkpoint()
         before = run.incarnations()
-        spec = document["spec"]
-        spec["queries"][1]["priority"] = 75
-        url = spec["queries"][0]["sink"]["files"]["url"].replace("delay-alarms", "all-flown")
-        added = {"name": "all-flown", "from": "flown", "priority": 5}
-        spec["queries"].append(added | {"sink": {"files": {"url": url, "format": "parquet"}}})
+        _add_query_and_raise_priority(document["spec"])
         cluster.apply(document)
         run.wait_advanced()
-        wait_for(
-            "rows of the added query",
-            lambda: any((cluster.shared / "edited" / "output" / "all-flown").glob("*.parquet")),
-            60,
-        )
+        wait_for("rows of the added query", lambda: run.written("all-flown"), 60)
+        run.wait_advanced()
         assert run.incarnations() == before, "adding a query touched tasks"
-        assert {q["name"]: q["priority"] for q in run.observer.status["queries"]}[
-            spec["queries"][1]["name"]
-        ] == 75
-        spec["queries"] = [q for q in spec["queries"] if q["name"] != "all-flown"]
-        removed = spec["queries"].pop()
-        spec["operators"] = [o for o in spec["operators"] if o["name"] != removed["from"]]
+        priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
+        assert priorities["storm-watch"] == 75
+        assert run.verify(tmp_path / "added", {"all-flown": run.written("all-flown")[0]}) > 0
+
+        removed = _remove_queries(document["spec"], "all-flown", "route-report")
         cluster.apply(document)
-        wait_for(
-            f"the tasks of {removed['from']} to be gone",
-            lambda: not run.task_pods(removed["from"]),
-            60,
-        )
+        wait_for(f"no tasks of {removed}", lambda: not run.task_pods(removed), 60)
         run.wait_advanced()
-        kept = {n: t for n, t in before.items() if f"-{removed['from']}-" not in n}
+        kept = {n: t for n, t in before.items() if f"-{removed}-" not in n}
         assert run.incarnations() == kept, "removing a query touched other tasks"
-        assert run.verify(tmp_path) > 0
+        assert run.verify(tmp_path / "removed") > 0
+
+
+def _add_query_and_raise_priority(spec: dict[str, Any]) -> None:
+    spec["queries"][1]["priority"] = 75
+    url = spec["queries"][0]["sink"]["files"]["url"].replace("delay-alarms", "all-flown")
+    sink = {"files": {"url": url, "format": "parquet"}}
+    spec["queries"].append({"name": "all-flown", "from": "flown", "priority": 5, "sink": sink})
+
+
+def _remove_queries(spec: dict[str, Any], *names: str) -> str:
+    """Remove queries, and the operator that only the last one used; returns the operator's name."""
+    operator = next(q["from"] for q in spec["queries"] if q["name"] == names[-1])
+    spec["queries"] = [q for q in spec["queries"] if q["name"] not in names]
+    spec["operators"] = [o for o in spec["operators"] if o["name"] != operator]
+    return str(operator)

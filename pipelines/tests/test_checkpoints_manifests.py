@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.codec import SavedAs, entry_name, manifest_name, state_name
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import ManifestStore, garbage
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -22,7 +22,7 @@ from rekindle.objects import ObjectInfo
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
     named = {key.replace("__", "/"): (ref,) for key, ref in entries.items()}
-    return Manifest(seq, epoch, 1, fence, "2026-01-01T00:00:00Z", named, {"q": 3})
+    return Manifest(seq, epoch, 1, fence, "2026-01-01T00:00:00Z", named, {"q": QueryStart(3, "id")})
 
 
 @pytest.fixture

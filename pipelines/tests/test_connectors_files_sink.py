@@ -19,16 +19,16 @@ from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_n
 from rekindle.connectors.sink import Sink, open_sink
 from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.topology.spec import QuerySpec
+from rekindle.topology.spec import QuerySpec, SinkSpec
 
 UTC = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("at", UTC)])
 AT = dt.datetime(2013, 1, 1, 6, tzinfo=dt.UTC)
 
 
-def query(url: str, format: str = "parquet", name: str = "q") -> QuerySpec:
+def query(url: str, format: str = "parquet") -> QuerySpec:
     sink = {"files": {"url": url, "format": format}}
-    return QuerySpec.model_validate({"name": name, "from": "s", "sink": sink})
+    return QuerySpec.model_validate({"name": "q", "from": "s", "sink": sink})
 
 
 def rows(*keys: str, x: float = 0.1) -> pa.Table:
@@ -45,7 +45,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def sink_at(url: str, format: str = "parquet", partition: int = 0, uid: str = "uid") -> Sink:
-    return open_sink(query(url, format), partition, uid, SCHEMA)
+    return open_sink("q", query(url, format).sink, partition, uid, SCHEMA)
 
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
@@ -64,8 +64,8 @@ def test_an_epoch_is_written_once_and_the_outside_knows_the_last(url: str, forma
 
 
 def test_queries_may_share_a_place_when_one_is_a_prefix_of_the_other(url: str) -> None:
-    one = open_sink(query(url, name="q"), 0, "uid", SCHEMA)
-    other = open_sink(query(url, name="q-p000-e000000000009.x"), 0, "uid", SCHEMA)
+    one = open_sink("q", query(url).sink, 0, "uid", SCHEMA)
+    other = open_sink("q-p000-e000000000009.x", query(url).sink, 0, "uid", SCHEMA)
     assert other.write(batch(5, rows("a")))
     assert one.last_epoch() == NO_EPOCH
 
@@ -88,9 +88,9 @@ def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:
 
 
 def test_sinks_that_are_not_built_say_so() -> None:
-    spec = QuerySpec.model_validate({"name": "q", "from": "s", "sink": {"kafka": {}}})
+    kafka = SinkSpec.model_validate({"kafka": {}})
     with pytest.raises(SinkRefused, match="kafka are not built yet"):
-        open_sink(spec, 0, "uid", SCHEMA)
+        open_sink("q", kafka, 0, "uid", SCHEMA)
     with pytest.raises(SinkRefused, match="ftp:// cannot create"):
         sink_at("ftp://host/x")
 

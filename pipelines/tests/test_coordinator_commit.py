@@ -32,7 +32,7 @@ def test_a_fresh_topology_starts_empty_before_its_first_epoch() -> None:
     assert {t.restored_from for t in world.tasks.values()} == {-1}
     first = world.store[0]
     assert (first.seq, first.epoch, first.fence) == (0, -1, 1)
-    assert first.query_start == {"q-left": 0, "q-both": 0}
+    assert {n: q.epoch for n, q in first.queries.items()} == {"q-left": 0, "q-both": 0}
 
 
 def test_a_checkpoint_is_committed_when_every_running_partition_has_it() -> None:
@@ -235,14 +235,28 @@ def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first
     start = newest.entries["new/0"][0].epoch
     assert (start + 1) % world.every == 0
     assert start > head
-    assert newest.query_start["q-new"] == start + 1
-    assert newest.query_start["q-right"] == start + 1
-    assert newest.query_start["q-left"] == 0
+    assert newest.queries["q-new"].epoch == start + 1
+    assert newest.queries["q-right"].epoch == start + 1
+    assert newest.queries["q-left"].epoch == 0
     assert world.tasks[Slot("new", 0, 0)].restored_from == start
     world.start_coordinator()
     world.rounds(4)
     assert world.store[-1].entries["new/0"] == newest.entries["new/0"]
-    assert world.store[-1].query_start == newest.query_start
+    assert world.store[-1].queries == newest.queries
+
+
+def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() -> None:
+    world = started()
+    parts = [replace(p, sink="file:///y") if p.name == "left" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2))
+    world.rounds(4)
+    queries = world.store[-1].queries
+    assert queries["q-left"].epoch > world.head - world.every
+    assert (queries["q-left"].epoch % world.every, queries["q-both"].epoch) == (0, 0)
+    told = wishes(world)[Slot("left", 0, 0)].sinks
+    assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in told] == [
+        ("q-left", queries["q-left"].epoch, "file:///y")
+    ]
 
 
 def test_operators_in_another_segmentation_keep_their_state() -> None:

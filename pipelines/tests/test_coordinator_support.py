@@ -53,6 +53,7 @@ class Part:
     partitions: int = 1
     replicas: int = 1
     query: bool = False
+    sink: str = "file:///x"
     operators: tuple[str, ...] = ()
 
 
@@ -73,7 +74,7 @@ def make_topology(parts: Sequence[Part], every: int = 4) -> Topology:
                 if p.inputs
             ],
             "queries": [
-                {"name": f"q-{p.name}", "from": p.name, "sink": {"files": {"url": "file:///x"}}}
+                {"name": f"q-{p.name}", "from": p.name, "sink": {"files": {"url": p.sink}}}
                 for p in parts
                 if p.query
             ],

@@ -22,8 +22,10 @@ from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
 from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.sinks import SinkWriters
+from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("n", pa.int64())])
+SINK = SinkAssignment(query="q", from_epoch=0, sink=SinkSpec())
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
 
 
@@ -122,7 +124,7 @@ class World:
             clock=lambda: self.now,
         )
         self.saver = CheckpointSaver(self.states)
-        self.sinks = SinkWriters(self.log, position.epoch, lambda _: self.sink)
+        self.sinks = SinkWriters(self.log, position.epoch, lambda _, __: self.sink)
         self.report = Report(REF, "boot", 0, 1_000_000, lambda: self.now)
         self.report.phase = "CatchingUp"
         self.report.restored_from = position.epoch
@@ -243,16 +245,20 @@ def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
 def test_sinks_follow_the_log_and_start_after_what_is_outside(world: World) -> None:
     world.run_to(5)
     world.sink.epochs = [0, 1]
-    world.sinks.assign([SinkAssignment(query="q", from_epoch=0)])
+    world.sinks.assign([SINK])
     eventually(lambda: world.sinks.durable() == {"q": 4})
     assert world.sink.epochs == [0, 1, 2, 3, 4]
+    elsewhere = SINK.model_copy(update={"from_epoch": 3})
+    world.sinks.assign([elsewhere, SINK.model_copy(update={"query": "late", "from_epoch": 8})])
+    assert set(world.sinks.durable()) == {"q", "late"}
+    assert world.sinks.durable()["late"] == 7
     world.sinks.assign([])
     assert world.sinks.durable() == {}
 
 
 def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: World) -> None:
     world.sink.refuse = 2
-    world.sinks.assign([SinkAssignment(query="q", from_epoch=0)])
+    world.sinks.assign([SINK])
     world.run_to(12)
     assert world.log.last == 11
     world.saver.offer(world.snapshots[0])

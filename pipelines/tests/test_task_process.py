@@ -168,7 +168,11 @@ class TinyCoordinator:
             task=task.ref,
             restore=task.restore if waits else None,
             upstreams=tuple(upstreams),
-            sinks=tuple(SinkAssignment(query=q, from_epoch=0) for q in task.segment.queries),
+            sinks=tuple(
+                SinkAssignment(query=q.name, from_epoch=0, sink=q.sink)
+                for q in self.topology.spec.queries
+                if q.name in task.segment.queries
+            ),
             saver=True,
             committed=committed,
             floor=floor if floor >= 0 else None,

@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from rekindle.topology.spec import SinkSpec
+
 FLIGHT_PORT = 8815
 CONTROL_PORT = 8080
 OPERATOR_METRICS_PORT = 8080
@@ -48,10 +50,12 @@ class Upstream(_Message):
 
 
 class SinkAssignment(_Message):
-    """A query this task writes for; `from_epoch` is the first epoch that it owes."""
+    """A query this task writes for; `from_epoch` is the first epoch that it owes. It brings its
+    sink along: queries are added to tasks that run."""
 
     query: str
     from_epoch: int
+    sink: SinkSpec
 
 
 class RestorePoint(_Message):

@@ -18,7 +18,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.objects import to_json
 
 FORMAT = 1
@@ -84,15 +84,16 @@ def _saved_as(match: re.Match[str] | None) -> SavedAs | None:
 def encode_manifest(manifest: Manifest) -> bytes:
     fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
     entries = {key: [asdict(ref) for ref in refs] for key, refs in manifest.entries.items()}
-    query_start = dict(manifest.query_start)
-    return to_json({"format": FORMAT, **fields, "entries": entries, "query_start": query_start})
+    queries = {name: asdict(start) for name, start in manifest.queries.items()}
+    return to_json({"format": FORMAT, **fields, "entries": entries, "queries": queries})
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """Raises ValueError if it is none, or of a format that this version does not know."""
     fields = _fields(data, "manifest")
     entries = {k: tuple(EntryRef(**ref) for ref in refs) for k, refs in fields["entries"].items()}
-    return Manifest(**{**fields, "entries": entries})
+    queries = {name: QueryStart(**start) for name, start in fields["queries"].items()}
+    return Manifest(**{**fields, "entries": entries, "queries": queries})
 
 
 def encode_entry(entry: Entry) -> bytes:

@@ -42,10 +42,19 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryStart:
+    """The first epoch that a query owes its sink. `identity`: what it reads and where it writes;
+    a query of the same name with another one is another query."""
+
+    epoch: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one where a
-    descendant stands further back and pins the older one. `query_start`: query -> first epoch it
-    owes; `fence`: incarnation of the coordinator that wrote it."""
+    descendant stands further back and pins the older one. `queries`: by name. `fence`: incarnation
+    of the coordinator that wrote it."""
 
     seq: int
     epoch: int
@@ -53,4 +62,4 @@ class Manifest:
     fence: int
     time: str
     entries: Mapping[str, tuple[EntryRef, ...]]
-    query_start: Mapping[str, int] = field(default_factory=dict)
+    queries: Mapping[str, QueryStart] = field(default_factory=dict)

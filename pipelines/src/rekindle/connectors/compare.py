@@ -70,7 +70,7 @@ def read_sink(
     url, format, query = _place(place, format)
     objects = open_objects(url)
     tables = []
-    for bundle, name in _files(objects, format, query, until_epoch):
+    for bundle, name in _files(objects, format, query, 0, until_epoch):
         rows = _table(objects.get(name), format, schema)
         stamps = {
             "_query": pa.array([bundle[0]] * rows.num_rows, pa.string()),
@@ -88,15 +88,16 @@ def compare_sinks(
     actual: QuerySpec | str,
     format: str | None = None,
     *,
+    since_epoch: int = 0,
     until_epoch: int | None = None,
 ) -> Difference:
-    """Compare two places row by row; with `until_epoch` only through that epoch (a run that is
-    still going on owes no more). Raises ValueError if there is no expected output at all."""
+    """Compare two places row by row; only from `since_epoch` (a query that was added later owes
+    no more) through `until_epoch` (a run that is still going on owes no more). Raises ValueError if there is no expected output at all."""
     expected_url = _place(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
         raise ValueError(f"{expected_url} holds no output of Rekindle's to compare with")
-    wanted = _lines(expected, format, until_epoch)
-    found = _lines(actual, format, until_epoch)
+    wanted = _lines(expected, format, since_epoch, until_epoch)
+    found = _lines(actual, format, since_epoch, until_epoch)
     lost = differing = 0
     repeated = 0
     files: list[Bundle] = []
@@ -158,14 +159,16 @@ def _format_at(url: str) -> str:
 
 
 def _files(
-    objects: Objects, format: str, query: str | None, until_epoch: int | None
+    objects: Objects, format: str, query: str | None, since_epoch: int, until_epoch: int | None
 ) -> list[tuple[Bundle, str]]:
     bundles = []
     for info in objects.list():
         bundle = parse_name(info.name)
         if bundle is None or not info.name.endswith(SUFFIX[format]):
             continue
-        if query not in (None, bundle[0]) or (until_epoch is not None and bundle[2] > until_epoch):
+        if query not in (None, bundle[0]) or bundle[2] < since_epoch:
+            continue
+        if until_epoch is not None and bundle[2] > until_epoch:
             continue
         bundles.append((bundle, info.name))
     return sorted(bundles)
@@ -181,14 +184,14 @@ def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
 
 
 def _lines(
-    place: QuerySpec | str, format: str | None, until_epoch: int | None
+    place: QuerySpec | str, format: str | None, since_epoch: int, until_epoch: int | None
 ) -> Mapping[Bundle, list[str]]:
     """The rows of every file in a form in which equal rows are equal strings."""
     url, format, query = _place(place, format)
     objects = open_objects(url)
     return {
         bundle: _rows_as_lines(objects.get(name), format)
-        for bundle, name in _files(objects, format, query, until_epoch)
+        for bundle, name in _files(objects, format, query, since_epoch, until_epoch)
     }
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import EpochBatch
-from rekindle.topology.spec import QuerySpec
+from rekindle.topology.spec import SinkSpec
 
 
 class Sink(Protocol):
@@ -30,11 +30,13 @@ class Sink(Protocol):
         ...
 
 
-def open_sink(query: QuerySpec, partition: int, topology_uid: str, schema: pa.Schema) -> Sink:
+def open_sink(
+    query: str, spec: SinkSpec, partition: int, topology_uid: str, schema: pa.Schema
+) -> Sink:
     """The sink of `query` for rows of `schema`. Raises SinkRefused if the place is another's."""
-    if query.sink.files is not None:
+    if spec.files is not None:
         from rekindle.connectors.files_sink import FilesSink
 
-        return FilesSink(query.name, query.sink.files, partition, topology_uid, schema)
-    kind = next((k for k in ("kafka", "stream") if getattr(query.sink, k) is not None), "none")
-    raise SinkRefused(f"query {query.name}: sinks of kind {kind} are not built yet; use files")
+        return FilesSink(query, spec.files, partition, topology_uid, schema)
+    kind = next((k for k in ("kafka", "stream") if getattr(spec, k) is not None), "none")
+    raise SinkRefused(f"query {query}: sinks of kind {kind} are not built yet; use files")

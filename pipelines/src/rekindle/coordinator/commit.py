@@ -219,9 +219,7 @@ class Committer:
     def _claim(self, scene: Scene) -> WriteManifest:
         evolution = evolve(self.newest, scene.generation, scene.graph, scene.head_epoch)
         self._evolution_problems = evolution.problems
-        manifest = replace(
-            self._next(scene), entries=evolution.entries, query_start=evolution.query_start
-        )
+        manifest = replace(self._next(scene), entries=evolution.entries, queries=evolution.queries)
         return WriteManifest(manifest, assemblies=evolution.assemblies)
 
     def _next(self, scene: Scene) -> Manifest:
@@ -233,7 +231,7 @@ class Committer:
             fence=self._fence,
             time="",
             entries=newest.entries if newest else {},
-            query_start=newest.query_start if newest else {},
+            queries=newest.queries if newest else {},
         )
 
     def _complete_epoch(self, scene: Scene) -> int:

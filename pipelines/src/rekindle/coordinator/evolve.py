@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.model import Assembly, Generation, Partition
 from rekindle.coordinator.retention import Refs
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.model import Segment
+from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
 
@@ -22,7 +24,7 @@ EMPTY_DIGEST = ""
 @dataclass(frozen=True, slots=True)
 class Evolution:
     entries: Mapping[str, Refs]
-    query_start: Mapping[str, int]
+    queries: Mapping[str, QueryStart]
     assemblies: tuple[Assembly, ...]
     problems: tuple[str, ...]
 
@@ -44,7 +46,7 @@ def evolve(
     if previous is None:
         return Evolution(
             entries={p.key: (starts_at(NO_EPOCH),) for p in graph.partitions},
-            query_start={q.name: 0 for q in generation.topology.spec.queries},
+            queries={q.name: QueryStart(0, q.identity) for q in generation.topology.spec.queries},
             assemblies=(),
             problems=(),
         )
@@ -72,7 +74,7 @@ class _Evolver:
             self._entries[partition.key] = refs or self._begin(partition)
         return Evolution(
             entries=self._entries,
-            query_start=self._query_starts(),
+            queries=self._query_starts(),
             assemblies=tuple(self._assemblies),
             problems=tuple(self._problems),
         )
@@ -115,17 +117,17 @@ class _Evolver:
             kept.append(starts_at(epoch))
         return tuple(kept)
 
-    def _query_starts(self) -> dict[str, int]:
-        starts: dict[str, int] = {}
-        for segment in self._generation.topology.segments:
-            parts = [Partition(segment.id, i) for i in range(segment.partitions)]
-            fresh = [p for p in parts if p.key not in self._previous.entries]
-            begins = max(self._entries[p.key][0].epoch for p in parts) + 1
-            for query in segment.queries:
-                known = self._previous.query_start.get(query)
-                carried = all(self._ancestors(p) for p in fresh)
-                if known is not None and carried:
-                    starts[query] = known
-                else:
-                    starts[query] = begins if fresh and not carried else self._start + 1
-        return starts
+    def _query_starts(self) -> dict[str, QueryStart]:
+        topology = self._generation.topology
+        return {q.name: self._query_start(q, topology.queried(q)) for q in topology.spec.queries}
+
+    def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:
+        parts = [Partition(segment.id, i) for i in range(segment.partitions)]
+        fresh = [p for p in parts if p.key not in self._previous.entries]
+        carried = all(self._ancestors(p) for p in fresh)
+        known = self._previous.queries.get(query.name)
+        if known is not None and known.identity == query.identity and carried:
+            return known
+        if fresh and not carried:
+            return QueryStart(max(self._entries[p.key][0].epoch for p in parts) + 1, query.identity)
+        return QueryStart(self._start + 1, query.identity)

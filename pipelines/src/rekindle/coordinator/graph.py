@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rekindle.coordinator.model import Partition
 from rekindle.topology.model import Exchange, Topology
+from rekindle.topology.spec import QuerySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Graph:
     readers: Mapping[Partition, tuple[Partition, ...]]
     inputs: Mapping[Partition, tuple[Partition, ...]]
     streams: Mapping[str, str]  # segment id -> operator id of its stream
-    queries: Mapping[str, tuple[str, ...]]  # segment id -> query names
+    queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> what writes its stream
 
 
 def build_graph(topology: Topology) -> Graph:
@@ -46,5 +47,8 @@ def build_graph(topology: Topology) -> Graph:
         readers={p: tuple(r) for p, r in readers.items()},
         inputs=inputs,
         streams={s.id: s.stream for s in topology.segments},
-        queries={s.id: s.queries for s in topology.segments},
+        queries={
+            s.id: tuple(q for q in topology.spec.queries if q.name in s.queries)
+            for s in topology.segments
+        },
     )

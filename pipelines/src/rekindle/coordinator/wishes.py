@@ -41,7 +41,11 @@ class Told:
 
     def _sinks(self, partition: Partition) -> tuple[SinkAssignment, ...]:
         return tuple(
-            SinkAssignment(query=query, from_epoch=self.manifest.query_start[query])
+            SinkAssignment(
+                query=query.name,
+                from_epoch=self.manifest.queries[query.name].epoch,
+                sink=query.sink,
+            )
             for query in self.graph.queries[partition.segment]
         )
 

@@ -100,10 +100,10 @@ def _open_sources(
 def _open_sinks(topology: Topology) -> dict[tuple[str, int], Sink]:
     sinks = {}
     for query in topology.spec.queries:
-        segment = next(s for s in topology.segments if query.name in s.queries)
+        segment = topology.queried(query)
         schema = topology.nodes[segment.name].schema
         for p in range(segment.partitions):
-            sink = open_sink(query, p, f"reference-{topology.name}", schema)
+            sink = open_sink(query.name, query.sink, p, f"reference-{topology.name}", schema)
             if sink.last_epoch() != NO_EPOCH:
                 url = query.sink.files.url if query.sink.files is not None else "its sink"
                 raise RekindleError(

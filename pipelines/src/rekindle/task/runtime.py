@@ -14,12 +14,14 @@ import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
+import pyarrow as pa
+
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.sink import Sink, open_sink
 from rekindle.connectors.source import open_source
 from rekindle.engine.model import Chain
 from rekindle.errors import RekindleError, SourceFailed, StoreError
-from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT, Poll, RestorePoint
+from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT, Poll, RestorePoint, SinkAssignment
 from rekindle.streams.flight import StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
@@ -246,13 +248,9 @@ class TaskRuntime:
         if wish is not None and wish.saver and parts is not None:
             parts.saver.offer(snapshot)
 
-    def _open_sink(self, query: str) -> Sink:
+    def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
-        spec = next((q for q in config.topology.spec.queries if q.name == query), None)
-        log = self.report.parts.log if self.report.parts else None
-        if spec is None or log is None:
-            raise RekindleError(f"query {query} is not in generation {config.generation}")
-        return open_sink(spec, config.ref.partition, config.uid, log.schema)
+        return open_sink(assigned.query, assigned.sink, config.ref.partition, config.uid, schema)
 
     def _run_loop(self, loop: EpochLoop) -> None:
         try:

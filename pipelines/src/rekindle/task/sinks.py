@@ -11,6 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+import pyarrow as pa
+
 from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment
@@ -23,8 +25,8 @@ MAX_BACK_OFF_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-OpenSink = Callable[[str], Sink]
-"""Query name -> its sink; raises SinkRefused."""
+OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
+"""The sink of an assignment, for rows of a schema; raises SinkRefused."""
 
 
 class SinkWriter:
@@ -32,15 +34,17 @@ class SinkWriter:
     to be durable, because a restore point is reported only when its sinks are."""
 
     def __init__(
-        self, query: str, from_epoch: int, restored_from: int, log: OutputLog, open_sink: OpenSink
+        self, assigned: SinkAssignment, restored_from: int, log: OutputLog, open_sink: OpenSink
     ) -> None:
-        self.query = query
+        self.assigned = assigned
         self.problem: str | None = None
-        self._next = max(from_epoch, restored_from + 1)
+        self._next = max(assigned.from_epoch, restored_from + 1)
         self._log = log
         self._open = open_sink
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"sink-{query}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"sink-{assigned.query}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -60,7 +64,7 @@ class SinkWriter:
         while not self._stopping.is_set():
             try:
                 if sink is None:
-                    sink = self._open(self.query)
+                    sink = self._open(self.assigned, self._log.schema)
                     self._next = max(self._next, sink.last_epoch() + 1)
                 self._write_some(sink)
                 self.problem, back_off = None, FIRST_BACK_OFF_S
@@ -81,10 +85,11 @@ class SinkWriter:
             self._next = batch.epoch + 1
 
     def _describe(self, error: Exception) -> str:
+        query = self.assigned.query
         if isinstance(error, BelowFloor):
-            return f"query {self.query} owes epoch {self._next}, but {error}"
+            return f"query {query} owes epoch {self._next}, but {error}"
         text = str(error)
-        return text if text.startswith("query") else f"query {self.query}: {text}"
+        return text if text.startswith("query") else f"query {query}: {text}"
 
 
 class SinkWriters:
@@ -97,14 +102,13 @@ class SinkWriters:
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:
-        wanted = {s.query: s.from_epoch for s in sinks}
+        wanted = {s.query: s for s in sinks}
         writers = dict(self._writers)
-        for query in set(writers) - set(wanted):
-            writers.pop(query).stop()
+        for query, writer in self._writers.items():
+            if writer.assigned != wanted.get(query):
+                writers.pop(query).stop()
         for query in set(wanted) - set(writers):
-            writers[query] = SinkWriter(
-                query, wanted[query], self._restored_from, self._log, self._open
-            )
+            writers[query] = SinkWriter(wanted[query], self._restored_from, self._log, self._open)
         self._writers = writers
 
     def durable(self) -> Mapping[str, int]:

@@ -167,6 +167,13 @@ class QuerySpec(_Spec):
     priority: int = Field(0, ge=0)
     sink: SinkSpec
 
+    @property
+    def identity(self) -> str:
+        """What it reads and where it writes: changed, the query starts anew."""
+        return self.model_dump_json(
+            include={"from_", "sink"}, by_alias=True, exclude_defaults=True, exclude_none=True
+        )
+
 
 class TopologySpec(_Spec):
     epoch_interval: Duration = SECOND
