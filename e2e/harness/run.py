@@ -128,7 +128,7 @@ class Run:
 
     def written(self, query: str) -> list[int]:
         """The epochs that a query's sink holds rows of, ascending."""
-        names = (self.cluster.shared / self.name / "output" / query).iterdir()
+        names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
     def _keep_evidence(self) -> None:

@@ -91,8 +91,9 @@ def compare_sinks(
     since_epoch: int = 0,
     until_epoch: int | None = None,
 ) -> Difference:
-    """Compare two places row by row; only from `since_epoch` (a query that was added later owes
-    no more) through `until_epoch` (a run that is still going on owes no more). Raises ValueError if there is no expected output at all."""
+    """Compare two places row by row, only from `since_epoch` (a query that was added later owes no
+    more) through `until_epoch` (a run that is still going on owes no more). Raises ValueError if
+    there is no expected output at all."""
     expected_url = _place(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
         raise ValueError(f"{expected_url} holds no output of Rekindle's to compare with")
