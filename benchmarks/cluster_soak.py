@@ -1,0 +1,79 @@
+"""Whether anything grows while the flights topology runs for 1,500 epochs on the embedded cluster.
+
+Memory of the largest JVM, task, coordinator and operator, local disk and checkpoint store, sampled
+every 25 epochs. Growth is the highest figure of the last quarter over the highest of the second
+(bar: 1.1 for memory, 1.25 for disk, which breathes with checkpoints and clean-ups). In the end the
+sinks are compared with the reference execution. Takes about half an hour.
+
+python benchmarks/cluster_soak.py [--epochs 1500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from harness import flights
+from harness.cluster import EmbeddedCluster, wait_for
+from harness.report import Row, report
+from harness.run import Run
+from harness.usage import Usage, usage
+
+YEAR_S = 365 * 86_400
+EVERY = 25
+MEMORY_BAR, DISK_BAR = 1.1, 1.25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=1500)
+    epochs = parser.parse_args().epochs
+    with (
+        tempfile.TemporaryDirectory(prefix="rekindle-soak-") as directory,
+        EmbeddedCluster(Path(directory), nodes=5, report=print) as cluster,
+    ):
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume("rekindle")
+        cluster.install()
+        with Run(cluster, flights.manifest("soak", speedup=YEAR_S // epochs)) as run:
+            run.wait_live()
+            incarnations = run.incarnations()
+            samples = [_sample(run, epoch) for epoch in range(EVERY, epochs, EVERY)]
+            assert run.incarnations() == incarnations, "a task was restarted"
+            compared = run.verify(Path(directory) / "oracle")
+    rows = [
+        _growth(kind, [s.memory.get(kind, 0.0) for s in samples], "MiB", MEMORY_BAR)
+        for kind in ("jvm", "task", "coordinator", "operator")
+    ]
+    rows += [
+        _growth("local disk", [s.local for s in samples], "MiB", DISK_BAR),
+        _growth("checkpoint store", [s.store for s in samples], "MiB", DISK_BAR),
+        _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_BAR),
+        Row("rows equal to the reference", {"rows": compared}),
+    ]
+    report("cluster_soak", rows)
+
+
+def _sample(run: Run, epoch: int) -> Usage:
+    wait_for(
+        f"epoch {epoch}",
+        lambda: min(run.observer.stable_epochs().values()) >= epoch,
+        timeout_s=5 * EVERY,
+        every_s=0.5,
+    )
+    found = usage(run.cluster, run.name)
+    print(epoch, asdict(found), flush=True)
+    return found
+
+
+def _growth(what: str, series: list[float], unit: str, bar: float) -> Row:
+    quarter = len(series) // 4
+    warm, last = max(series[quarter : 2 * quarter]), max(series[-quarter:])
+    figures = {f"warm {unit}".strip(): round(warm, 1), f"end {unit}".strip(): round(last, 1)}
+    return Row(what, {**figures, "growth": round(last / warm, 3)}, bar, last <= bar * warm)
+
+
+if __name__ == "__main__":
+    main()
