@@ -29,11 +29,11 @@ GOLDEN = {
     ),
     "strings": (
         pa.array(["", "a", "ü", "key-1"]),
-        [0x66DB3BCDA30F9D4B, 0x8354319098388FDA, 0x49A5149A87A9F3BF, 0xBF43600EEE9C8F8C],
+        [0x9FF64B85960AEFC1, 0xE9A4E2C9ED6A4BD0, 0x91B966D9ECBA3B43, 0x09121981CB5EF06A],
     ),
     "binary": (
         pa.array([b"", b"a", b"\xff"]),
-        [0x66DB3BCDA30F9D4B, 0x8354319098388FDA, 0x820B688CCA2D31A9],
+        [0x9FF64B85960AEFC1, 0xE9A4E2C9ED6A4BD0, 0xA6CB6D3DF9CA6C96],
     ),
     "doubles": (
         pa.array([0.0, 1.5, math.nan, math.inf]),
@@ -47,7 +47,7 @@ GOLDEN = {
     "timestamps": (pa.array([NOON]), [0x9844F27EF4983AA3]),
     "decimals": (
         pa.array([Decimal("1.50"), Decimal("-3.00")]),
-        [0xBE53F76CA6D1AA3E, 0x0B730D6B5D09B4D8],
+        [0xD5A43E62182A5655, 0xBDE826CAE84AF462],
     ),
     "nulls": (pa.array([None], pa.string()), [0xECE5753B2C19AB6C]),
 }
@@ -60,7 +60,7 @@ def test_hashes_are_the_same_for_ever(name: str) -> None:
 
 
 def test_a_row_of_two_columns_has_a_golden_hash_too() -> None:
-    assert hashes(["a", None], [1, 2]) == [0x064A17D552DF414B, 0xDD497E6E7195C290]
+    assert hashes(["a", None], [1, 2]) == [0xB10FA5F8EB304440, 0xDD497E6E7195C290]
 
 
 def test_all_widths_of_integers_hash_alike() -> None:

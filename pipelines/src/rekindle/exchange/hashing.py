@@ -8,11 +8,12 @@ strings in any encoding; NaN is one value, −0.0 is 0.0, NULL is one value of e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -81,11 +82,11 @@ def _hash_array(array: pa.Array, name: str) -> _Hashes:
         micros = array.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
         return _mix(_plain(micros, np.int64).view(np.uint64) ^ _TIMESTAMP)
     if t.is_decimal(kind):
-        return _hash_unique(array, _DECIMAL, lambda value: format(value.normalize(), "e"))
+        return _hash_unique(array, _DECIMAL, _decimal_bytes)
     if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
-        return _hash_unique(array.cast(pa.large_string()), _BYTES, None)
+        return _hash_unique(array.cast(pa.large_string()).cast(pa.large_binary()), _BYTES, bytes)
     if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind):
-        return _hash_unique(array.cast(pa.large_binary()), _BYTES, None)
+        return _hash_unique(array.cast(pa.large_binary()), _BYTES, bytes)
     raise TypeError(f"column {name} has type {kind}, which cannot be a key")
 
 
@@ -96,16 +97,17 @@ def _plain(array: pa.Array, dtype: Any) -> np.ndarray[Any, Any]:
     return values.astype(dtype, copy=False)
 
 
-def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Any) -> _Hashes:
+def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Callable[[Any], bytes]) -> _Hashes:
     """Hash each distinct value once: keys repeat."""
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    if canonical:
-        values = [canonical(v) for v in values]
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = values
-    unique = pd.util.hash_array(objects, categorize=False) if len(values) else np.zeros(0, "u8")
-    codes = _plain(encoded.indices, np.int64)
-    if not len(values):
+    if not values:
         return np.full(len(array), _NULL, dtype=np.uint64)
-    return _mix(unique.astype(np.uint64)[codes] ^ tag)
+    digests = b"".join(blake2b(canonical(v), digest_size=8).digest() for v in values)
+    codes = _plain(encoded.indices, np.int64)
+    return _mix(np.frombuffer(digests, "<u8").astype(np.uint64)[codes] ^ tag)
+
+
+def _decimal_bytes(value: Decimal) -> bytes:
+    """The same for equal values of all scales."""
+    return format(value.normalize(), "e").encode()

@@ -167,8 +167,7 @@ def _spark_home() -> Path:
 
 
 def _import_pyspark() -> None:
-    """With pandas and Arrow it takes half a second, in which the JVM can start."""
-    import pandas  # noqa: F401
+    """With Arrow it takes a third of a second, in which the JVM can start."""
     import pyspark.sql.pandas.conversion  # noqa: F401
 
 
