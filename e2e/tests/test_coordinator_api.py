@@ -248,7 +248,8 @@ def test_a_coordinator_is_small(cluster: Cluster) -> None:
     process = psutil.Process(cluster.processes[0].pid)
     cpu_before, began = sum(process.cpu_times()[:2]), time.monotonic()
     polls_before = sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks)
-    time.sleep(4)
+    enough = polls_before + 12 * len(cluster.fleet.tasks)
+    wait_for(lambda: sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) >= enough)
     elapsed = time.monotonic() - began
     cpu = (sum(process.cpu_times()[:2]) - cpu_before) / elapsed
     polls = (sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) - polls_before) / elapsed
@@ -258,7 +259,6 @@ def test_a_coordinator_is_small(cluster: Cluster) -> None:
         f"cpu {100 * cpu:.1f} % of a core at {polls:.0f} polls/s"
     )
     assert memory.rss < 140 * 2**20
-    assert polls > 2.5 * len(cluster.fleet.tasks)
 
 
 def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None:
@@ -350,9 +350,9 @@ def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
             before = cluster.fleet.polls(slot)
             epoch = last_committed(cluster)
             own.pause_api_server()
-            time.sleep(6)
-            assert cluster.fleet.polls(slot) - before > 12
-            assert last_committed(cluster) > epoch, "checkpoints need no API server"
+            wait_for(lambda: cluster.fleet.polls(slot) - before > 12)  # noqa: B023
+            # Checkpoints need no API server either.
+            wait_for(lambda: last_committed(cluster) > epoch)  # noqa: B023
             own.resume_api_server()
             renewed = lease_time(cluster)
             wait_for(lambda: lease_time(cluster) > renewed)  # noqa: B023
