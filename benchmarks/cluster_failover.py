@@ -4,6 +4,9 @@
 - the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream.
 
+Tasks have nodes of their own, so that what is measured is their loss: a node that also carries
+the coordinator or the leading operator is noticed when their Leases expire (docs/recovery.md).
+
 Writes build/bench/cluster_failover.json.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,12 @@ from harness.run import Run
 
 ROUNDS = 3
 EPOCH_S = 1.0
+POOL = "tasks"
+TASK_NODES = 3
+ONLY_TASKS = {
+    "nodeSelector": {"pool": POOL},
+    "tolerations": [{"key": "pool", "value": POOL, "effect": "NoSchedule"}],
+}
 
 
 def document(name: str) -> dict[str, Any]:
@@ -34,6 +44,7 @@ def document(name: str) -> dict[str, Any]:
         "spec": {
             "epochInterval": "1s",
             "checkpoint": {"interval": "5s", "store": f"{place}/checkpoints", "volume": "rekindle"},
+            "podTemplate": {"spec": ONLY_TASKS},
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
             "sources": [
                 {
@@ -64,8 +75,10 @@ def document(name: str) -> dict[str, Any]:
 def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
-        EmbeddedCluster(Path(directory), nodes=4, report=print) as cluster,
+        EmbeddedCluster(Path(directory), nodes=2 + TASK_NODES, report=print) as cluster,
     ):
+        for name in list(cluster.nodes)[:TASK_NODES]:
+            _give_to_tasks(cluster, name)
         cluster.make_volume("rekindle")
         cluster.install()
         with Run(cluster, document("failover")) as run:
@@ -82,6 +95,11 @@ def main() -> None:
         ),
     ]
     report("cluster_failover", rows)
+
+
+def _give_to_tasks(cluster: EmbeddedCluster, node: str) -> None:
+    cluster.control_plane.kubectl("label", "node", node, f"pool={POOL}")
+    cluster.control_plane.kubectl("taint", "node", node, f"pool={POOL}:NoSchedule")
 
 
 def _row(what: str, values: list[float], bar: float) -> Row:
@@ -108,11 +126,13 @@ def _longest_gap(run: Run, node: str, last_s: float) -> float:
 
 
 def _freeze(run: Run) -> tuple[float, float]:
-    """Freeze the node of one `twin`; seconds until suspected, and until a replacement exists."""
+    """Freeze a node of two tasks; seconds until suspected, and until a replacement exists."""
     run.wait_redundant()
-    pod = run.task_pods("twin")[0]
-    before = {p.metadata.name for p in run.cluster.tasks(run.name)}
-    name = pod.spec.node_name
+    run.wait_advanced()
+    tasks = run.cluster.tasks(run.name)
+    before = {p.metadata.name for p in tasks}
+    name = Counter(p.spec.node_name for p in tasks).most_common(1)[0][0]
+    pod = next(p for p in tasks if p.spec.node_name == name)
     run.cluster.nodes[name].freeze()
     began = run.observer.now()
 
@@ -128,7 +148,7 @@ def _freeze(run: Run) -> tuple[float, float]:
     at_suspected = wait_for("suspected", suspected, 20, 0.02)
     at_replaced = wait_for("a replacement pod", replaced, 40, 0.05)
     run.cluster.kill_nodes([name])
-    run.cluster.add_node()
+    _give_to_tasks(run.cluster, run.cluster.add_node())
     run.wait_live()
     return at_suspected - began, at_replaced - began
 
