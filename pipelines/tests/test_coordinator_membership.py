@@ -46,6 +46,7 @@ def test_status_says_at_once_that_a_task_is_suspected_and_heard_again() -> None:
         row = next(t for t in world.statuses[-1].data_plane["tasks"] if t["slot"] == LEFT.key)
         assert row["suspected"] is frozen
         assert ("suspectedSince" in row) is frozen
+        assert row.get("silentSeconds", 0) >= (1.5 if frozen else 0)
 
 
 def test_readers_of_a_suspected_task_get_it_last() -> None:

@@ -16,6 +16,7 @@ class TaskReport:
     incarnation: int
     phase: str
     suspected: bool = False
+    silent_s: float = 0.0  # when it was suspected
     stable_epoch: int | None = None
     problem: str = ""
 
@@ -66,6 +67,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         incarnation=_integer(raw.get("incarnation")) or 0,
         phase=str(raw.get("phase", "Waiting")),
         suspected=bool(raw.get("suspected", False)),
+        silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
     )

@@ -125,14 +125,16 @@ class Cluster:
 
     def _hear(self, view: TopologyView) -> None:
         """Since when each suspected task is silent, by our clock."""
+        now = self._clock()
         suspected = {
-            SlotRef(view.uid, t.slot, t.incarnation)
+            SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._excused_until)
             for t in read_data_plane(view.data_plane).tasks.values()
             if t.suspected
         }
-        now = self._clock()
         kept = {r: at for r, at in self._silent_since.items() if r.topology_uid != view.uid}
-        self._silent_since = kept | {r: self._silent_since.get(r, now) for r in suspected}
+        self._silent_since = kept | {
+            r: self._silent_since.get(r, at) for r, at in suspected.items()
+        }
 
     # --- memory ---------------------------------------------------------------
 

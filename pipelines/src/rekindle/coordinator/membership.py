@@ -64,6 +64,14 @@ class Task:
         return self.suspected_since is not None
 
     @property
+    def silence_s(self) -> float:
+        """How long it had been silent when it was suspected: a figure that stays."""
+        if self.suspected_since is None:
+            return 0.0
+        heard = self.known_since if self.last_heard is None else self.last_heard
+        return max(0.0, self.suspected_since - heard)
+
+    @property
     def phase(self) -> str:
         return self.answer.phase if self.answer else "Waiting"
 

@@ -104,6 +104,7 @@ def _task(task: Task, view: View) -> dict[str, Any]:
     }
     if suspected and task.suspected_since is not None:
         entry["suspectedSince"] = rfc3339(view.wall_s + task.suspected_since)
+        entry["silentSeconds"] = round(task.silence_s, 1)
     answer = task.answer
     if answer is None:
         return entry

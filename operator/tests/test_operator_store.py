@@ -1,0 +1,66 @@
+"""What the operator remembers of the reports it reads: since when a task is silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from rekindle_operator.cluster.model import SlotRef
+from rekindle_operator.cluster.store import Cluster
+
+SILENT = SlotRef("uid", "seg/0/0", 2)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> Cluster:
+    return Cluster(client.ApiClient(), None, clock)
+
+
+def report(version: int, **task: Any) -> dict[str, Any]:
+    entry = {"slot": SILENT.slot, "incarnation": SILENT.incarnation, "phase": "Live", **task}
+    return {
+        "metadata": {
+            "name": "t",
+            "namespace": "default",
+            "uid": "uid",
+            "resourceVersion": str(version),
+            "generation": 1,
+        },
+        "spec": {},
+        "status": {"dataPlane": {"fence": 1, "tasks": [entry]}},
+    }
+
+
+def test_silence_began_before_the_suspicion_was_read(cluster: Cluster, clock: Clock) -> None:
+    cluster.put_topology(report(1, suspected=True, silentSeconds=1.6))
+    clock.now += 2
+    cluster.put_topology(report(2, suspected=True, silentSeconds=1.6))
+    assert cluster.snapshot().silent_since == {SILENT: pytest.approx(998.4)}
+    cluster.put_topology(report(3, suspected=False))
+    assert cluster.snapshot().silent_since == {}
+
+
+def test_silence_while_the_operator_was_away_proves_nothing(cluster: Cluster, clock: Clock) -> None:
+    cluster.excuse()
+    clock.now += 1
+    cluster.put_topology(report(1, suspected=True, silentSeconds=60))
+    assert cluster.snapshot().silent_since == {SILENT: 1000.0}
+
+
+def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
+    cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
+    assert cluster.snapshot().silent_since == {SILENT: 1000.0}
