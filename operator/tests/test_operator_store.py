@@ -37,6 +37,7 @@ def report(version: int, **task: Any) -> dict[str, Any]:
             "name": "t",
             "namespace": "default",
             "uid": "uid",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
             "resourceVersion": str(version),
             "generation": 1,
         },
