@@ -17,12 +17,12 @@ lint: setup       ## style, types, layers
 	.venv/bin/lint-imports
 
 unit: setup       ## pure cores: milliseconds each
-	$(PY) -m pytest -q -m "not spark and not cluster"
+	$(PY) -m pytest -q -m "not process and not spark and not cluster"
 
-test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, process nodes
-	$(PY) -m pytest -m "not failures"
+test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
+	$(PY) -m pytest
 
-failures: tools   ## whole topologies under kill -9, freezes and lost nodes, compared with the oracle
+failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
 	$(PY) -m pytest -m failures
 
 demo: tools       ## the main job on the embedded cluster, end to end

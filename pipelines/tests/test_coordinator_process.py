@@ -28,6 +28,8 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
 
+pytestmark = pytest.mark.process
+
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 UID = "0000-1111"
 _nets = itertools.count(1)
