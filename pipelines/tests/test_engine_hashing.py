@@ -29,11 +29,11 @@ GOLDEN = {
     ),
     "strings": (
         pa.array(["", "a", "ü", "key-1"]),
-        [0x9FF64B85960AEFC1, 0xE9A4E2C9ED6A4BD0, 0x91B966D9ECBA3B43, 0x09121981CB5EF06A],
+        [0x93E2F87E79D9F700, 0x1D5975C72E044945, 0x5864B1424E484A4B, 0x2BE908EB67DA00CA],
     ),
     "binary": (
         pa.array([b"", b"a", b"\xff"]),
-        [0x9FF64B85960AEFC1, 0xE9A4E2C9ED6A4BD0, 0xA6CB6D3DF9CA6C96],
+        [0x93E2F87E79D9F700, 0x1D5975C72E044945, 0x3B5269E1810054C0],
     ),
     "doubles": (
         pa.array([0.0, 1.5, math.nan, math.inf]),
@@ -47,7 +47,7 @@ GOLDEN = {
     "timestamps": (pa.array([NOON]), [0x9844F27EF4983AA3]),
     "decimals": (
         pa.array([Decimal("1.50"), Decimal("-3.00")]),
-        [0xD5A43E62182A5655, 0xBDE826CAE84AF462],
+        [0x36E05B1C6E584731, 0x71EE3C6242B37880],
     ),
     "nulls": (pa.array([None], pa.string()), [0xECE5753B2C19AB6C]),
 }
@@ -60,7 +60,7 @@ def test_hashes_are_the_same_for_ever(name: str) -> None:
 
 
 def test_a_row_of_two_columns_has_a_golden_hash_too() -> None:
-    assert hashes(["a", None], [1, 2]) == [0xB10FA5F8EB304440, 0xDD497E6E7195C290]
+    assert hashes(["a", None], [1, 2]) == [0x35FE9DF8DFAF44F8, 0xDD497E6E7195C290]
 
 
 def test_all_widths_of_integers_hash_alike() -> None:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 _Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_PERSON = b"rekindle"
 _NULL = np.uint64(0x6E756C6C6E756C6C)
 _BOOLEAN, _INTEGER, _FLOAT, _DATE, _TIMESTAMP, _DECIMAL, _BYTES = (
     np.uint64(n * 0x0123456789ABCDEF & 0xFFFFFFFFFFFFFFFF) for n in range(1, 8)
@@ -103,7 +104,9 @@ def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Callable[[Any], byt
     values = encoded.dictionary.to_pylist()
     if not values:
         return np.full(len(array), _NULL, dtype=np.uint64)
-    digests = b"".join(blake2b(canonical(v), digest_size=8).digest() for v in values)
+    digests = b"".join(
+        blake2b(canonical(v), digest_size=8, person=_PERSON).digest() for v in values
+    )
     codes = _plain(encoded.indices, np.int64)
     return _mix(np.frombuffer(digests, "<u8").astype(np.uint64)[codes] ^ tag)
 
