@@ -17,6 +17,7 @@ from rekindle.checkpoints.manifests import ManifestStore, garbage
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
 
@@ -95,7 +96,7 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     for ref in (*refs[4:], pending):
         assert ref.object is not None
         assert states.load(ref.object)[1].buckets["op"][0].equals(steady)
-        assert not manifests.missing([ref.object])
+        assert not manifests.unusable([ref.object])
     assert manifests.collect_garbage(retain=2).objects == 0
     manifests.delete_all()
     assert store.list("u/") == []
@@ -107,7 +108,27 @@ def test_missing_names_what_an_entry_lacks(store: Store) -> None:
     assert ref.object is not None
     name = states.load_entry(ref.object).objects["op"][0]
     store.delete(f"u/{name}")
-    assert manifests.missing([ref.object]) == [name]
+    assert manifests.unusable([ref.object]) == {ref.object: f"it needs {name}, which is gone"}
+
+
+def test_an_entry_that_cannot_be_read_is_refused_and_stops_no_clean_up(
+    store: Store, tmp_path: Path
+) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    for seq in range(3):
+        tables = {"op": {0: pa.table({"x": [seq]})}}
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
+    newer = "entries/seg/0/000000000039-ab-cd.json"
+    store.put(f"u/{newer}", b'{"format": 99}')
+    assert "format 99" in manifests.unusable([newer])[newer]
+    for part in ("entries", "state"):
+        age(tmp_path / "store" / "u" / part, 1000)
+    held = len(store.list("u/state/"))
+    with pytest.raises(StoreError, match="format 99"):
+        manifests.collect_garbage(retain=1)
+    assert manifests.seqs() == [2]
+    assert len(store.list("u/state/")) == held, "what it needs is not known"
 
 
 @st.composite

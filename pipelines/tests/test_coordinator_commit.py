@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from test_coordinator_support import DIAMOND, Part, World, make_generation
 
-from rekindle.coordinator.evolve import boundary_at_or_after
-from rekindle.coordinator.model import FenceRaised, GenerationSeen, GiveUp, ProblemSaid
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at
+from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.model import FenceRaised, Generation, GenerationSeen, GiveUp, ProblemSaid
 from rekindle.protocol import Poll, RestorePoint
 from rekindle.topology.model import Slot
 
@@ -41,6 +43,72 @@ def test_a_checkpoint_is_committed_when_every_running_partition_has_it() -> None
     assert newest.epoch == 11
     assert {r.epoch for refs in newest.entries.values() for r in refs} == {11}
     assert [m.seq for m in world.store] == list(range(len(world.store)))
+
+
+HALVES = (
+    Part("s1"),
+    Part("b1", ("s1",), query=True, replicas=2),
+    Part("s2"),
+    Part("b2", ("s2",), query=True),
+)
+B1 = Slot("b1", 0, 0)
+
+
+def halves() -> World:
+    world = World(HALVES)
+    world.start_all()
+    world.run(10)
+    return world
+
+
+def test_a_partition_that_is_starved_stops_no_checkpoint() -> None:
+    world = started(10)
+    for slot in [s for s in world.tasks if s.segment == "left"]:
+        world.kill(slot)
+    for _ in range(40):
+        world.run(1)
+        assert not world.missing()
+    assert world.store[-1].epoch >= world.head - 4 * world.every
+    assert [r.epoch for r in world.store[-1].entries["both/0"]] == [7]
+    for slot in world.generation.topology.slots():
+        if slot not in world.tasks:
+            world.start_task(slot)
+    world.run(30)
+    assert not world.missing()
+    assert {r.epoch for refs in world.store[-1].entries.values() for r in refs} == {
+        world.store[-1].epoch
+    }
+
+
+def test_where_the_saver_cannot_save_its_partner_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = halves()
+    monkeypatch.setattr(world.tasks[B1], "save", lambda: None)
+    world.run(60)
+    assert world.store[-1].epoch >= world.head - 2 * world.every
+    assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.every
+
+
+def test_a_task_is_restored_also_while_each_commit_takes_longer_than_an_interval() -> None:
+    world = halves()
+    world.hold_writes = True
+    world.kill(Slot("b2", 0, 0))
+    task = world.start_task(Slot("b2", 0, 0))
+    for _ in range(4):
+        world.run(world.every + 1)
+        world.release_writes()
+    world.run(1)
+    assert task.phase != "Waiting"
+
+
+def test_a_replica_whose_container_never_starts_pins_nothing_for_ever() -> None:
+    world = halves()
+    world.kill(B1)
+    world.start_task(B1).frozen = True
+    world.stillborn = {B1}
+    world.list_pods()
+    world.run(100)
+    assert len(world.store[-1].entries["s1/0"]) <= 2
+    assert world.tasks[Slot("s1", 0, 0)].log_base > 80
 
 
 def test_one_waiting_partition_stops_no_checkpoint_and_pins_its_ancestors() -> None:
@@ -257,6 +325,52 @@ def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() ->
     assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in told] == [
         ("q-left", queries["q-left"].epoch, "file:///y")
     ]
+
+
+def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:
+    return replace(generation, lineage={**generation.lineage, **segments})
+
+
+def manifest_of(**epochs: dict[int, bool]) -> Manifest:
+    """Segment -> epoch of each entry -> whether it has state; all of partition 0."""
+    entries = {
+        f"{name}/0": tuple(EntryRef(e, f"{name}@{e}" if o else None, "d") for e, o in refs.items())
+        for name, refs in epochs.items()
+    }
+    return Manifest(5, 29, 2, 1, "", entries)
+
+
+def fused(reader: bool) -> Generation:
+    parts = [Part("src"), Part("an", ("src",), operators=("op-A", "op-N"), query=not reader)]
+    parts += [Part("r", ("an",), query=True)] if reader else []
+    return lineage_of(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
+
+
+def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
+    generation = fused(reader=False)
+    previous = manifest_of(src={29: True, 19: True}, A={29: True, 19: True}, N={39: False})
+    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=35)
+    assert [ref.epoch for ref in found.entries["an/0"]] == [29, 19]
+    assert [a.sources for a in found.assemblies] == [("A@29",), ("A@19",)]
+    assert not found.problems
+
+
+def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
+    generation = fused(reader=True)
+    previous = manifest_of(
+        src={29: True, 9: True},
+        A={29: True, 9: True},
+        N={29: True, 19: True},
+        r={29: True, 19: True},
+    )
+    graph = build_graph(generation.topology)
+    found = evolve(previous, generation, graph, head_epoch=45)
+    assert [ref.epoch for ref in found.entries["r/0"]] == [29]
+    assert not found.problems
+    stranded = replace(previous, entries={**previous.entries, "r/0": previous.entries["r/0"][1:]})
+    found = evolve(stranded, generation, graph, head_epoch=45)
+    assert found.entries["r/0"] == (starts_at(29),)
+    assert "r/0 loses its state" in found.problems[0]
 
 
 def test_operators_in_another_segmentation_keep_their_state() -> None:

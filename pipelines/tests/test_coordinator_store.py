@@ -83,7 +83,7 @@ def test_an_entry_is_assembled_from_those_of_an_older_segmentation(
     again = run(store.write(WriteManifest(wish, assemblies=(assembly,))))
     assert again == written, "whoever assembles it makes the same object"
     run(store.collect_garbage(1))
-    assert run(store.missing([ref.object])) == []
+    assert run(store.unusable([ref.object])) == {}
 
 
 def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> None:
@@ -92,7 +92,8 @@ def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> Non
     held = Store(url)
     (state,) = [i.name for i in held.list(f"{UID}/state/")]
     held.delete(state)
-    assert run(store.missing([ref.object])) == [state.removeprefix(f"{UID}/")]
+    lost = f"it needs {state.removeprefix(f'{UID}/')}, which is gone"
+    assert run(store.unusable([ref.object])) == {ref.object: lost}
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_the_next_call_sees_what_came_of_it(

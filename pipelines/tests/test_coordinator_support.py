@@ -211,6 +211,7 @@ class World:
         self.hold_writes = False
         self.allow_assemblies = False
         self.assemblies: list[Assembly] = []
+        self.stillborn: set[Slot] = set()
         self.start_coordinator()
 
     # --- the cluster ---
@@ -231,7 +232,14 @@ class World:
 
     def pods(self) -> tuple[Pod, ...]:
         return tuple(
-            Pod(f"{s.key}-{t.incarnation}", s, t.incarnation, address(s), True, True)
+            Pod(
+                f"{s.key}-{t.incarnation}",
+                s,
+                t.incarnation,
+                address(s),
+                runs=True,
+                started=s not in self.stillborn,
+            )
             for s, t in self.tasks.items()
         )
 

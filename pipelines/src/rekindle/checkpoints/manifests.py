@@ -26,6 +26,10 @@ from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
 
+class Unreadable(StoreError):
+    """An object that is damaged, or of another version's format."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """What a garbage collection deleted."""
@@ -76,37 +80,65 @@ class ManifestStore:
         return self.seqs()[-1:] == [manifest.seq]
 
     def entry(self, object_name: str) -> Entry:
-        """The entry of this name; entries never change, so each is read once."""
+        """The entry of this name; entries never change, so each is read once. Raises ObjectMissing,
+        Unreadable, StoreError."""
         if object_name not in self._entries:
-            self._entries[object_name] = decode_entry(self._store.get(f"{self._uid}/{object_name}"))
+            data = self._store.get(f"{self._uid}/{object_name}")
+            try:
+                self._entries[object_name] = decode_entry(data)
+            except (ValueError, TypeError, KeyError) as e:
+                raise Unreadable(f"{self._store.url}: {object_name}: {e}") from e
         return self._entries[object_name]
 
-    def missing(self, object_names: Iterable[str]) -> list[str]:
-        """Objects that these entries need and the store does not hold. An entry for which this is
-        not empty must not be committed."""
+    def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
+        """Of these entries those that must not be committed, and why: they cannot be read, or the
+        store does not hold what they need."""
         held = {info.name for info in self._list("state/")}
-        entries = [self.entry(name) for name in object_names]
-        return sorted(
-            n for e in entries for b in e.objects.values() for n in b.values() if n not in held
-        )
+        found: dict[str, str] = {}
+        for name in object_names:
+            try:
+                lost = sorted(self._references(name) - held)
+            except (ObjectMissing, Unreadable) as error:
+                found[name] = str(error)
+                continue
+            if lost:
+                found[name] = f"it needs {lost[0]}, which is gone"
+        return found
 
     def collect_garbage(self, retain: int) -> Cleared:
-        """Delete what neither the newest `retain` manifests nor a pending entry need."""
+        """Delete what neither the newest `retain` manifests nor a pending entry need. Raises
+        Unreadable in the end if what some entry needs cannot be known: then all states stay."""
         objects = self._list("")
         manifests = [self.read(seq) for seq in self.seqs()[-retain:]]
         roots = _roots(objects, manifests)
-        references = {name: self._references(name) for name in roots}
+        references, unreadable = self._references_of(roots)
         self._entries = {n: e for n, e in self._entries.items() if n in roots}
         doomed = garbage(objects, manifests, references)
+        if unreadable is not None:
+            doomed = [info for info in doomed if not info.name.startswith("state/")]
         for info in doomed:
             self._store.delete(f"{self._uid}/{info.name}")
         self._store.remove_stale_temps(self._uid)
+        if unreadable is not None:
+            raise unreadable
         return Cleared(len(doomed), sum(info.bytes for info in doomed))
 
     def delete_all(self) -> None:
         """Remove the topology's checkpoints (`deletionPolicy: Delete`), manifests first."""
         for info in sorted(self._list(""), key=lambda i: not i.name.startswith("manifests/")):
             self._store.delete(f"{self._uid}/{info.name}")
+
+    def _references_of(
+        self, entry_names: Iterable[str]
+    ) -> tuple[dict[str, frozenset[str]], Unreadable | None]:
+        found: dict[str, frozenset[str]] = {}
+        unreadable: Unreadable | None = None
+        for name in entry_names:
+            try:
+                found[name] = self._references(name)
+            except Unreadable as error:
+                found[name], unreadable = frozenset(), error
+        return found, unreadable
 
     def _references(self, entry_name: str) -> frozenset[str]:
         entry = self.entry(entry_name)

@@ -6,8 +6,9 @@ first manifest of each coordinator carries its fence: from then on a fenced coor
 race for the next number, reads the higher fence and ends (I9).
 
 A checkpoint is complete at epoch c when every partition that runs has an entry at c or newer.
-Partitions that do not run, or are catching up, keep what they have: one waiting query never stops
-checkpoints (progressive recovery §4). Which partitions must be there comes from the spec.
+Partitions that do not run, are catching up, or have delivered nothing for three intervals while
+others did, keep what they have: one waiting query never stops checkpoints (progressive recovery
+§4). Which partitions must be there comes from the spec.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from rekindle.topology.model import Slot
 _BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _STALLED_S = 30.0
 _CLEAN_EVERY_S = 10.0  # it lists the whole store
+_CLEAN_AT_LEAST_EVERY_S = 60.0  # entries are saved also while none can be committed
+_PATIENCE = 3  # checkpoint intervals for which a checkpoint waits for a partition
+_LATE = 2  # ... after which all replicas save, since the one that should seems not to
 
 
 class _Store(StrEnum):
@@ -188,10 +192,16 @@ class Committer:
             return []
         proposal = self._propose(scene, now)
         if proposal is None:
-            return []
+            return self._clean(scene.generation.topology.spec.checkpoint.retain, now)
         self._store = _Store.BUSY
         self._began = now
         return [proposal]
+
+    def _clean(self, retain: int, now: float) -> list[Effect]:
+        if self.claimed is None or now - self._cleaned_at < _CLEAN_AT_LEAST_EVERY_S:
+            return []
+        self._cleaned_at = now
+        return [CollectGarbage(retain)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the tasks of this generation can be told where they start."""
@@ -235,8 +245,16 @@ class Committer:
         )
 
     def _complete_epoch(self, scene: Scene) -> int:
+        """A partition that is starved, or whose sink is refused, is waited for a while only: it
+        says that it is Live for as long as it hears of no newer epoch."""
         best = [self._newest_entry(p) for p in scene.running]
-        return min(best, default=NO_EPOCH)
+        patience = _PATIENCE * scene.generation.checkpoint_every
+        leader = max(best, default=NO_EPOCH)
+        return min((epoch for epoch in best if epoch >= leader - patience), default=NO_EPOCH)
+
+    def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
+        """Whether a partition that stands at `epoch` has delivered no entry for long."""
+        return self._newest_entry(partition) < epoch - _LATE * every
 
     def _behind(self, scene: Scene) -> list[Partition]:
         epoch = self._complete_epoch(scene)

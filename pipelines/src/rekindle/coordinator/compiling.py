@@ -4,7 +4,7 @@ The SQL parser costs some 30 MB and a second of CPU; a coordinator needs neither
 in which a generation appears, and must not miss heartbeats in that moment.
 
 As a module (`python -m rekindle.coordinator.compiling`) it is that child: standard input is JSON
-`[[name, spec], ...]`, standard output the pickled list of Topology, or of what is wrong.
+`[[name, spec], ...]`, standard output the pickled list, for each a Topology or what is wrong.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _DEADLINE_S = 60.0
 
 
 class CompilationFailed(RekindleError):
-    """A generation's spec does not compile (the operator accepted it), or the child died."""
+    """The newest generation does not compile (the operator accepted it), or the child died."""
 
 
-async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology]:
-    """Raises CompilationFailed for the first that does not compile."""
+async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology | str]:
+    """For each its topology, or why it does not compile. Raises CompilationFailed."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -46,10 +46,8 @@ async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology]:
             child.kill()
     if child.returncode != 0:
         raise CompilationFailed(f"compiling ended badly: {complaint.decode()[-500:]}")
-    result: list[Topology] | str = pickle.loads(output)
-    if isinstance(result, str):
-        raise CompilationFailed(result)
-    return result
+    compiled: list[Topology | str] = pickle.loads(output)
+    return compiled
 
 
 def _main() -> None:
@@ -57,13 +55,14 @@ def _main() -> None:
     from rekindle.topology.compile import compile_topology
     from rekindle.topology.load import load_spec
 
-    result: list[Topology] | str
-    try:
-        specs = json.load(sys.stdin)
-        result = [compile_topology(load_spec(spec), name) for name, spec in specs]
-    except InvalidTopology as error:
-        result = str(error)
-    sys.stdout.buffer.write(pickle.dumps(result))
+    def compiled(name: str, spec: Any) -> Topology | str:
+        try:
+            return compile_topology(load_spec(spec), name)
+        except InvalidTopology as error:
+            return str(error)
+
+    results = [compiled(name, spec) for name, spec in json.load(sys.stdin)]
+    sys.stdout.buffer.write(pickle.dumps(results))
 
 
 if __name__ == "__main__":

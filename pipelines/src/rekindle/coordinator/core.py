@@ -139,7 +139,8 @@ class Coordinator:
                 self._pace.hurry()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
                 self._derive()
-                return effects
+                # Now, since the next manifest may be on its way before anybody answers again.
+                return effects + [e for t in self.membership for e in self._assign_restore(t)]
             case ManifestRaceLost():
                 return self.committer.race_lost()
             case EntriesRefused(objects=objects, message=message):
@@ -371,5 +372,16 @@ class Coordinator:
         # one of an older generation keeps the wish it has.
         if task.answer is None or task.partition not in graph.readers:
             return poll
-        told = Told(graph, manifest, self._replicas, self._floors, self.is_suspected)
+        told = Told(
+            graph,
+            manifest,
+            self._replicas,
+            self._floors,
+            self.is_suspected,
+            lambda task: self.committer.falls_behind(
+                task.partition,
+                task.answer.stable_epoch if task.answer else -1,
+                generation.checkpoint_every,
+            ),
+        )
         return poll.model_copy(update=told.wish(task))

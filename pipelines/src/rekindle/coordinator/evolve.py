@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.model import Assembly, Generation, Partition
-from rekindle.coordinator.retention import Refs
+from rekindle.coordinator.retention import Refs, oldest
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
@@ -71,13 +71,16 @@ class _Evolver:
     def run(self) -> Evolution:
         for partition in self._graph.partitions:
             refs = self._previous.entries.get(partition.key)
-            self._entries[partition.key] = refs or self._begin(partition)
+            self._entries[partition.key] = self._readable(partition, refs or self._begin(partition))
         return Evolution(
             entries=self._entries,
             queries=self._query_starts(),
-            assemblies=tuple(self._assemblies),
+            assemblies=tuple(a for a in self._assemblies if self._keeps(a)),
             problems=tuple(self._problems),
         )
+
+    def _keeps(self, assembly: Assembly) -> bool:
+        return any(r.epoch == assembly.epoch for r in self._entries[assembly.partition.key])
 
     def _begin(self, partition: Partition) -> Refs:
         ancestors = self._ancestors(partition)
@@ -93,6 +96,20 @@ class _Evolver:
         above = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
         return (starts_at(max(self._start, *above) if above else self._start),)
 
+    def _readable(self, partition: Partition, refs: Refs) -> Refs:
+        """Only entries from which its inputs, re-cut as they may be, can be read again."""
+        bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
+        base = max(bases, default=NO_EPOCH)
+        kept = tuple(ref for ref in refs if ref.epoch >= base)
+        if kept:
+            return kept
+        self._problems.append(
+            f"{partition.key} loses its state and starts empty at epoch {base + 1}: its inputs "
+            f"were re-cut and cannot give what follows epoch {refs[0].epoch}; if it stalls, "
+            "delete its pods"
+        )
+        return (starts_at(base),)
+
     def _ancestors(self, partition: Partition) -> dict[str, Refs]:
         """Entries of partitions that ran some of its operators in an older segmentation."""
         lineage = self._generation.lineage
@@ -106,7 +123,9 @@ class _Evolver:
 
     def _assemble(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
         operators = self._generation.lineage[partition.segment]
-        by_epoch = [{ref.epoch: ref for ref in refs} for refs in ancestors.values()]
+        # One that has never begun has no state, whatever the epoch.
+        begun = [refs for refs in ancestors.values() if any(ref.object for ref in refs)]
+        by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or ancestors.values()]
         common = set.intersection(*(set(refs) for refs in by_epoch))
         kept: list[EntryRef] = []
         for epoch in sorted(common, reverse=True):

@@ -19,9 +19,10 @@ from rekindle.errors import RekindleError
 Json = dict[str, Any]
 
 _CALL = aiohttp.ClientTimeout(total=5.0)
-_WATCH_S = 240
-# A watch says something at least once a minute (bookmarks); longer silence is a dead connection.
-_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=90.0)
+# The server ends a watch soon, so that silence soon means a dead connection: in a burst, when an
+# API server may die with its zone, new pods must not go unseen.
+_WATCH_S = 10
+_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
 _LINE = 8 * 1024 * 1024
 
 

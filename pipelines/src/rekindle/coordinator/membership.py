@@ -19,6 +19,8 @@ LEAST_SILENCE_S = 1.5
 """No task is suspected before this."""
 MOST_SILENCE_S = 5.0
 """However irregular its history, or without one, a task silent for this long is suspected."""
+BIRTH_S = 60.0
+"""How long a container may take to its first answer before nothing is kept for it."""
 OWN_PAUSE_S = 0.5
 """A gap between two ticks above this was the coordinator's own sleep, not the tasks' silence."""
 _HABIT_S = 3.0
@@ -34,7 +36,8 @@ class Task:
 
     `position` is the newest epoch of inputs that the task certainly needs no more; None while it
     has no restore point. `first_stable` is the newest epoch in its log when this boot first told
-    of one.
+    of one. `stillborn`: its container does not come up (its image cannot be had, it crashes at
+    once), so that it holds nothing that others would have to keep.
     """
 
     pod: Pod
@@ -46,6 +49,7 @@ class Task:
     first_stable: int | None = None
     suspected_since: float | None = None
     last_failure: str | None = None
+    stillborn: bool = False
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     slot: Slot = field(init=False)
     partition: Partition = field(init=False)
@@ -78,7 +82,7 @@ class Task:
     @property
     def unknown(self) -> bool:
         """It may be running, and this coordinator does not know where it stands."""
-        return self.pod.runs and self.answer is None
+        return self.pod.runs and self.answer is None and not self.stillborn
 
     def tolerated_silence_s(self) -> float:
         """The longest silence that its own history makes likely."""
@@ -156,6 +160,9 @@ class Membership:
         if self._last_tick is not None and now - self._last_tick > OWN_PAUSE_S:
             self._excuse(now - self._last_tick)
         self._last_tick = now
+        for task in self:
+            age = now - task.known_since
+            task.stillborn = task.answer is None and not task.pod.started and age > BIRTH_S
         silent = [t for t in self if not t.suspected and _is_silent(t, now)]
         for task in silent:
             task.suspected_since = now

@@ -131,9 +131,10 @@ class Process:
 
     async def _write(self, effect: WriteManifest) -> None:
         try:
-            lost = await self._store.missing(list(effect.fresh))
-            if lost:
-                self.feed(EntriesRefused(effect.fresh, f"they need {lost[0]}, which is gone"))
+            refused = await self._store.unusable(list(effect.fresh))
+            if refused:
+                name, why = next(iter(refused.items()))
+                self.feed(EntriesRefused(tuple(refused), f"{name}: {why}"))
                 return
             written = await self._store.write(effect)
         except RekindleError as error:

@@ -45,9 +45,9 @@ class CheckpointStore:
     async def newest(self) -> Manifest | None:
         return await self._run("reading the newest manifest", lambda m, _: m.newest())
 
-    async def missing(self, entries: list[str]) -> list[str]:
-        """State objects that these entries name and the store does not hold."""
-        return await self._run("looking for states", lambda m, _: m.missing(entries))
+    async def unusable(self, entries: list[str]) -> dict[str, str]:
+        """Of these entries those that must not be committed, and why."""
+        return await self._run("looking for states", lambda m, _: m.unusable(entries))
 
     async def write(self, effect: WriteManifest) -> Manifest | None:
         """What was written; None if the number was taken."""

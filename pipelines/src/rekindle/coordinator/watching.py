@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.coordinator.backoff import UNREACHABLE, BackOff
@@ -49,6 +49,7 @@ class PodWatcher:
                 if self._version is None:
                     await self._list()
                 await self._watch(back_off)
+                back_off.reset()
             except UNREACHABLE as error:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
@@ -118,8 +119,17 @@ class GenerationReader:
         new = [number for number in found if number not in self._compiled]
         if new:
             made = await compile_specs([found[number] for number in new])
-            self._compiled.update(zip(new, made, strict=True))
-        self._compiled = {number: self._compiled[number] for number in found}
+            self._keep(dict(zip(new, made, strict=True)), newest=max(found))
+        self._compiled = {n: t for n, t in self._compiled.items() if n in found}
         self._versions = versions
         if self._compiled:
             self._feed(GenerationSeen(newest_generation(self._compiled)))
+
+    def _keep(self, made: Mapping[int, Topology | str], newest: int) -> None:
+        for number, topology in made.items():
+            if isinstance(topology, Topology):
+                self._compiled[number] = topology
+            elif number == newest:
+                raise CompilationFailed(topology)
+            else:  # a stricter version than the one that accepted it: only its lineage is lost
+                _log.warning("generation %d does not compile any more: %s", number, topology)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
@@ -22,6 +22,7 @@ class Told:
     replicas: dict[Partition, list[Task]]
     floors: Mapping[Partition, int]
     is_suspected: Judge
+    falls_behind: Callable[[Task], bool]
 
     def wish(self, task: Task) -> dict[str, object]:
         """The fields of `Poll` beyond its address."""
@@ -35,7 +36,8 @@ class Told:
             "sinks": self._sinks(task.partition),
             "floor": self._floor(task),
             # One that is about to catch up saves from its first checkpoint epoch on.
-            "saver": saver(replicas, self.is_suspected) in (task.slot, None),
+            "saver": saver(replicas, self.is_suspected) in (task.slot, None)
+            or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
         }
 
