@@ -1,0 +1,100 @@
+"""Put-if-absent on S3: real HTTP and s3fs against moto's server, which knows If-None-Match."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import boto3
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
+from rekindle.connectors.sink import open_sink
+from rekindle.engine.model import State
+from rekindle.objects import open_objects
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.topology.spec import SinkSpec
+
+pytestmark = pytest.mark.process
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of this test's own: s3fs remembers what it has listed."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+    }.items():
+        monkeypatch.setenv(name, value)
+    name = f"rekindle-{uuid.uuid4().hex}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+def test_of_many_writers_one_wins(bucket: str) -> None:
+    places = [open_objects(f"{bucket}/place") for _ in range(8)]
+    for place in places:
+        place.mark("_marker.json", b"{}")
+    with ThreadPoolExecutor(len(places)) as pool:
+        won = list(pool.map(lambda n: places[n].put("a/x", str(n).encode()), range(len(places))))
+    assert sum(won) == 1
+    assert places[0].get("a/x") == str(won.index(True)).encode()
+    assert [info.name for info in places[0].list("a/")] == ["a/x"]
+    places[0].delete("a/x")
+    places[1].delete("a/x")
+    assert not places[2].exists("a/x")
+
+
+def test_what_goes_up_in_parts_is_conditional_too(bucket: str) -> None:
+    place = open_objects(f"{bucket}/place")
+    place.mark("_marker.json", b"{}")
+    big = b"x" * (60 * MIB)
+    assert place.put("big", big)
+    assert not place.put("big", big[:-1])
+    assert place.get("big") == big
+
+
+def test_a_checkpoint_is_committed_once_and_cleared_away(bucket: str) -> None:
+    store = Store(f"{bucket}/checkpoints")
+    states, manifests = StateStore(store, "uid"), ManifestStore(store, "uid")
+    for seq in range(3):
+        time.sleep(1.1 if seq == 2 else 0)  # S3 tells times of modification in whole seconds
+        tables = {"op": {0: pa.table({"n": [seq]})}}
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        manifest = Manifest(seq, seq * 10 + 9, 1, 1, "", {"seg/0": (ref,)})
+        assert manifests.write(manifest)
+        assert manifests.write(manifest), "the same again is no lost race"
+    rival = Manifest(2, 99, 1, 7, "", {})
+    assert not ManifestStore(Store(f"{bucket}/checkpoints"), "uid").write(rival)
+    manifests.collect_garbage(retain=1)
+    newest = manifests.newest()
+    assert newest is not None
+    assert manifests.seqs() == [2]
+    assert ref.object is not None
+    assert states.load(ref.object)[1].buckets["op"][0].to_pylist() == [{"n": 2}]
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_sink_takes_each_epoch_once(bucket: str, format: str) -> None:
+    spec = SinkSpec.model_validate({"files": {"url": f"{bucket}/out", "format": format}})
+    rows = pa.table({"n": [1, 2]})
+    first, second = (open_sink("q", spec, 0, "uid", rows.schema) for _ in range(2))
+    batch = EpochBatch("s", 0, 7, 0, rows, "", Kind.STABLE)
+    assert first.write(batch)
+    assert not second.write(batch)
+    assert open_sink("q", spec, 0, "uid", rows.schema).last_epoch() == 7
