@@ -5,8 +5,8 @@ and a reader sees all of an object or nothing (design §9; FlameStream §V-A2 as
 a bundle is taken as a whole). It knows nothing of epochs, manifests or tables.
 
 The place itself is marked by a small object at its root, written when the place is opened. On a
-local disk it is looked for before every put: a root that was moved away, or a volume that is no longer mounted,
-makes writes fail instead of silently growing a second, empty place.
+local disk it is looked for before every put: a root that was moved away, or a volume that is no
+longer mounted, makes writes fail instead of silently growing a second, empty place.
 """
 
 from __future__ import annotations
