@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.errors import BelowFloor
-from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.exchange.shuffle import SHARE_BYTES, SplitCache, split
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import Get, Share, StreamClient, StreamServer, StreamUnavailable
@@ -138,3 +138,37 @@ def test_a_split_is_computed_once_for_all_consumers() -> None:
         cache.get(other, compute)
     cache.get("one", compute)
     assert len(calls) == 22
+
+
+def test_splits_of_few_rows_weigh_what_their_objects_weigh() -> None:
+    cache = SplitCache(max_bytes=1 << 20)
+    rows = batch(0, rows=2).rows
+    for epoch in range(1000):
+        cache.get(epoch, lambda: split(rows, ["k"], 8))
+    assert len(cache) <= (1 << 20) // (8 * SHARE_BYTES)
+
+
+def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
+    rows, calls = batch(0, rows=50).rows, []
+    cache = SplitCache(max_bytes=1)
+
+    def compute() -> tuple[pa.Table, ...]:
+        calls.append(1)
+        return split(rows, ["k"], 2)
+
+    for _ in range(2):
+        cache.get("large", compute)
+    assert len(calls) == 1
+    cache.get("next", compute)
+    assert len(cache) == 1
+
+
+def test_epochs_without_rows_are_not_split(
+    log: OutputLog, server: StreamServer, client: StreamClient
+) -> None:
+    for epoch in range(5):
+        log.append(batch(epoch, rows=0))
+    got = client.get(Get("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)), 2)
+    assert [b.rows.num_rows for b in got.epochs] == [0] * 5
+    assert got.epochs[0].rows.schema == SCHEMA
+    assert not len(server._splits)

@@ -18,6 +18,9 @@ import pyarrow as pa
 
 from rekindle.exchange.hashing import hash_rows
 
+SHARE_BYTES = 8 << 10
+"""What Arrow's and Python's objects of one share weigh beside its rows."""
+
 
 def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> tuple[pa.Table, ...]:
     """One table for each of `partitions`: the rows whose key hashes there, in row order."""
@@ -35,7 +38,11 @@ def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> tuple[pa.Ta
 
 
 class SplitCache:
-    """The newest splits, least recently used first out. Thread-safe; each is computed once."""
+    """The newest splits, least recently used first out. Thread-safe; each is computed once.
+
+    The newest one stays even if it alone is over the budget, for its other consumers are about to
+    ask for it.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -43,6 +50,10 @@ class SplitCache:
         self._splits: OrderedDict[Hashable, Future[tuple[pa.Table, ...]]] = OrderedDict()
         self._sizes: dict[Hashable, int] = {}
         self._bytes = 0
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._splits)
 
     def get(
         self, key: Hashable, compute: Callable[[], tuple[pa.Table, ...]]
@@ -67,11 +78,11 @@ class SplitCache:
             return
         future.set_result(tables)
         with self._lock:
-            self._sizes[key] = sum(t.nbytes for t in tables)
+            self._sizes[key] = sum(t.nbytes + SHARE_BYTES for t in tables)
             self._bytes += self._sizes[key]
             for old in list(self._splits):
                 if self._bytes <= self._max_bytes:
                     break
-                if old in self._sizes:
+                if old in self._sizes and old != key:
                     del self._splits[old]
                     self._bytes -= self._sizes.pop(old)

@@ -146,7 +146,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
             yield _one_batch(self._share(batch, get.share)), _json(boundary)
 
     def _share(self, batch: EpochBatch, share: Share | None) -> pa.Table:
-        if share is None:
+        if share is None or not batch.rows.num_rows:
             return batch.rows
         key = (batch.stream, batch.partition, batch.epoch, share.key_by, share.partitions)
         tables = self._splits.get(key, lambda: split(batch.rows, share.key_by, share.partitions))
