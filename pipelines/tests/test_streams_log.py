@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -182,6 +183,66 @@ def test_over_budget_it_spills_and_reads_back(tmp_path: Path) -> None:
     assert again.read(0, 1)[0].rows.equals(batch(0).rows)
     again.truncate(59)
     assert not spill
+
+
+class SlowSpill(MemorySpill):
+    """Its puts or deletes hang until let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = {"put": threading.Event(), "delete": threading.Event()}
+        self.asked = {"put": threading.Event(), "delete": threading.Event()}
+
+    def put(self, name: str, data: bytes) -> None:
+        self._pass("put")
+        super().put(name, data)
+
+    def delete(self, name: str) -> None:
+        self._pass("delete")
+        super().delete(name)
+
+    def _pass(self, what: str) -> None:
+        self.asked[what].set()
+        assert self.go[what].wait(10)
+
+
+def in_background(action: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_slow_store_does_not_hold_up_who_asks_or_appends(tmp_path: Path) -> None:
+    spill = SlowSpill()
+    spill.go["put"].set()
+    log = filled(tmp_path, 60, budget=8000, spill=spill)
+    truncating = in_background(lambda: log.truncate(log.last))
+    assert spill.asked["delete"].wait(5)
+    asking = in_background(lambda: (log.base, log.newest(3), log.append(batch(60))))
+    asking.join(5)
+    assert not asking.is_alive()
+    assert (log.base, log.last) == (60, 60)
+    spill.go["delete"].set()
+    truncating.join(5)
+    assert not spill
+
+
+def test_a_file_that_leaves_while_it_is_spilled_leaves_nothing_behind(tmp_path: Path) -> None:
+    spill = SlowSpill()
+    spill.go["delete"].set()
+    log = open_log(tmp_path, budget=8000, spill=spill)
+    appending = in_background(lambda: [log.append(batch(epoch)) for epoch in range(20)])
+    assert spill.asked["put"].wait(5)
+    truncating = in_background(lambda: log.truncate(log.last))
+    truncating.join(5)
+    assert not truncating.is_alive()
+    spill.go["put"].set()
+    appending.join(5)
+    assert not spill
+    assert log.last == 19
+    log.close()
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert [b.rows for b in again] == [batch(e).rows for e in range(log.base, 20)]
 
 
 def test_over_budget_without_a_spill_it_refuses_until_truncated(tmp_path: Path) -> None:

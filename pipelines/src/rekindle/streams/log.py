@@ -92,7 +92,9 @@ class OutputLog:
         self._spill = spill
         self._spill_prefix = spill_prefix
         self._segment_bytes = min(segment_bytes, max(1, budget // 8)) if budget else segment_bytes
-        self._writing = threading.RLock()  # held by whoever changes files
+        # Taken in this order. The store, which may be slow, is spoken to under the first at most.
+        self._appending = threading.Lock()  # held by the one appender
+        self._writing = threading.Lock()  # held by whoever changes files
         self._changed = threading.Condition()  # held to look at or change the index
         self._segments: list[_Segment] = []
         self._next = 0
@@ -165,13 +167,13 @@ class OutputLog:
     def start_at(self, epoch: int) -> None:
         """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
         emptied. A log that already holds more stays, and is compared with what is appended."""
-        with self._writing, self._changed:
+        with self._appending, self._writing, self._changed:
             if self._next >= epoch:
                 return
-            for segment in self._segments:
-                self._delete(segment)
-            self._segments = []
+            gone, self._segments = self._segments, []
+            self._remove_files(gone)
             self._next = epoch
+        self._remove_spilled(gone)
 
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that is there already must agree with it, one
@@ -179,31 +181,35 @@ class OutputLog:
         """
         if batch.kind is not Kind.STABLE:
             raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
-        with self._writing:
+        with self._appending:
             if batch.epoch < self._next:
                 self._compare(batch)
                 return False
             if batch.epoch > self._next:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._make_room()
-            segment = self._writable(batch.epoch)
-            record, pieces = records.encode(batch, segment.size)
-            self._write(segment.path, record, pieces)
-            with self._changed:
-                segment.index.append(record)
-                if len(segment.index) == 1:
-                    self._segments.append(segment)
-                self._next = batch.epoch + 1
-                self._changed.notify_all()
+            with self._writing:
+                segment = self._writable(batch.epoch)
+                record, pieces = records.encode(batch, segment.size)
+                self._write(segment.path, record, pieces)
+                with self._changed:
+                    segment.index.append(record)
+                    if len(segment.index) == 1:
+                        self._segments.append(segment)
+                    self._next = batch.epoch + 1
+                    self._changed.notify_all()
         return True
 
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` may leave; whole segment files do."""
+        gone: list[_Segment] = []
         with self._writing, self._changed:
             self._floor = max(self._floor, floor)
             while self._segments and self._segments[0].index[-1].epoch <= floor:
-                self._delete(self._segments.pop(0))
+                gone.append(self._segments.pop(0))
+            self._remove_files(gone)
             self._changed.notify_all()
+        self._remove_spilled(gone)
 
     def close(self) -> None:
         with self._changed:
@@ -242,9 +248,10 @@ class OutputLog:
         )
 
     def _compare(self, batch: EpochBatch) -> None:
-        if batch.epoch < self.base:
-            return
-        mine = self._find(batch.epoch)
+        with self._changed:
+            if batch.epoch < self.base:
+                return
+            mine = self._find(batch.epoch)
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
             raise Diverged(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
@@ -280,7 +287,8 @@ class OutputLog:
         if self._budget is None:
             return
         while self.local_bytes >= self._budget:
-            local = [s for s in self._segments if s.spilled is None]
+            with self._changed:
+                local = [s for s in self._segments if s.spilled is None]
             if self._spill is None or not local:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
@@ -292,23 +300,42 @@ class OutputLog:
     def _spill_segment(self, segment: _Segment, spill: Spill) -> None:
         # Unique: an object of an earlier life may be there and is never replaced.
         name = f"{self._spill_prefix}{segment.path.stem}-{uuid.uuid4().hex[:12]}"
-        spill.put(name, segment.path.read_bytes())
-        index = {"name": name, "index": [asdict(r) for r in segment.index]}
-        note = segment.path.with_suffix(".spilled")
-        note.write_text(json.dumps(index))
-        with self._changed:
-            segment.spilled = name
-            segment.forget()
-            segment.path.unlink(missing_ok=True)
-            segment.path = note
+        with self._writing:
+            if segment not in self._segments:
+                return
+            data = segment.path.read_bytes()
+        spill.put(name, data)
+        with self._writing:
+            kept = segment in self._segments
+            if kept:
+                index = {"name": name, "index": [asdict(r) for r in segment.index]}
+                note = segment.path.with_suffix(".spilled")
+                note.write_text(json.dumps(index))
+                with self._changed:
+                    segment.spilled = name
+                    segment.forget()
+                    segment.path.unlink(missing_ok=True)
+                    segment.path = note
+        if not kept:  # truncated meanwhile
+            self._discard(name)
 
-    def _delete(self, segment: _Segment) -> None:
-        segment.path.unlink(missing_ok=True)
-        if segment.spilled is not None and self._spill is not None:
-            try:
-                self._spill.delete(segment.spilled)
-            except Exception as error:
-                _log.warning("spilled log %s was not deleted: %s", segment.spilled, error)
+    def _remove_files(self, segments: list[_Segment]) -> None:
+        for segment in segments:
+            segment.path.unlink(missing_ok=True)
+
+    def _remove_spilled(self, segments: list[_Segment]) -> None:
+        """To be called without locks: it takes the network's time."""
+        for segment in segments:
+            if segment.spilled is not None:
+                self._discard(segment.spilled)
+
+    def _discard(self, name: str) -> None:
+        if self._spill is None:
+            return
+        try:
+            self._spill.delete(name)
+        except Exception as error:
+            _log.warning("spilled log %s was not deleted: %s", name, error)
 
     # -- reopening -------------------------------------------------------------------------------
 
