@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,16 @@ from rekindle.errors import BelowFloor
 from rekindle.exchange.shuffle import SHARE_BYTES, SplitCache, split
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, Share, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.flight import (
+    SPLIT_CACHE_BYTES,
+    CallTimedOut,
+    Get,
+    Share,
+    StreamClient,
+    StreamServer,
+    StreamUnavailable,
+    _bytes_to_read,
+)
 from rekindle.streams.log import OutputLog
 
 ADDRESS = "127.0.41.1"
@@ -104,6 +114,50 @@ def test_an_absent_server_is_noticed_at_once() -> None:
     with pytest.raises(StreamUnavailable):
         client.get(Get("s", 0, 0, 1), 2)
     assert time.monotonic() - started < 1
+
+
+class SlowServer(StreamServer):
+    """Sends the first `quick` messages of an answer at once, the others when let go."""
+
+    def __init__(self, quick: int) -> None:
+        super().__init__(ADDRESS, 0)
+        self.quick, self.go = quick, threading.Event()
+
+    def _messages(self, *args: Any) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+        for number, message in enumerate(super()._messages(*args)):
+            if number >= self.quick:
+                self.go.wait(10)
+            yield message
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_what_came_before_the_deadline_is_not_thrown_away(log: OutputLog, whole: int) -> None:
+    for epoch in range(3):
+        log.append(batch(epoch))
+    server = SlowServer(1 + whole)
+    server.serve_log(log)
+    client = StreamClient(f"{ADDRESS}:{server.port}")
+    with contextlib.suppress(StreamUnavailable):
+        client.get(Get("other", 0, 0, 1), 5)  # connected
+    if whole:
+        got = client.get(Get("s", 0, 0, 1 << 20), 0.5)
+        assert [b.rows for b in got.epochs] == [batch(0).rows, batch(1).rows]
+    else:
+        with pytest.raises(CallTimedOut, match="no whole epoch in"):
+            client.get(Get("s", 0, 0, 1 << 20), 0.5)
+    server.go.set()
+    client.close()
+    server.stop()
+
+
+def test_no_more_is_read_for_shares_than_splits_are_kept_of() -> None:
+    def shared(max_bytes: int, partitions: int) -> int:
+        return _bytes_to_read(Get("s", 0, 0, max_bytes, share=Share(("k",), partitions, 0)))
+
+    assert shared(1 << 20, 4) == 4 << 20
+    assert shared(8 << 20, 64) == SPLIT_CACHE_BYTES
+    assert shared(2 * SPLIT_CACHE_BYTES, 2) == 2 * SPLIT_CACHE_BYTES
+    assert _bytes_to_read(Get("s", 0, 0, 100)) == 100
 
 
 def test_stopping_wakes_who_waits(log: OutputLog) -> None:

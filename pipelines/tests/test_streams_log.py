@@ -206,6 +206,20 @@ class SlowSpill(MemorySpill):
         assert self.go[what].wait(10)
 
 
+def test_a_spilled_file_is_fetched_once_for_reads_in_order(tmp_path: Path) -> None:
+    fetched: list[str] = []
+
+    class Counting(MemorySpill):
+        def get(self, name: str) -> bytes:  # type: ignore[override]
+            fetched.append(name)
+            return super().get(name)
+
+    spill = Counting()
+    log = filled(tmp_path, 60, budget=8000, spill=spill)
+    assert [b.epoch for b in log] == list(range(60))
+    assert len(fetched) == len(spill)
+
+
 def in_background(action: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from rekindle.streams.choice import (
 )
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, Got, Head, StreamServer, StreamUnavailable
+from rekindle.streams.flight import CallTimedOut, Get, Got, Head, StreamServer, StreamUnavailable
 from rekindle.streams.log import OutputLog
 from rekindle.streams.reader import PartitionReader, Subscription
 
@@ -221,6 +222,51 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
     harness.reader.route(endpoints(A, B).endpoints)
     harness.expect(3, 2.5)
     harness.reader.close()
+
+
+class LargeEpoch(FakeClient):
+    """The next epoch needs more than `needs_s` of a call."""
+
+    needs_s = 7.0
+    deadlines: ClassVar[list[float]] = []
+
+    def get(self, get: Get, timeout_s: float) -> Got:
+        self.deadlines.append(timeout_s)
+        if get.from_epoch == 0 and timeout_s < self.needs_s:
+            raise CallTimedOut("no whole epoch")
+        return super().get(get, timeout_s)
+
+
+def test_an_epoch_that_takes_longer_than_a_call_gets_longer_calls() -> None:
+    harness = Harness()
+    harness.replicas.last[A] = 1
+    harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)  # type: ignore[assignment,return-value]
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(2, 5)
+    deadline = time.monotonic() + 2
+    while len(LargeEpoch.deadlines) < 5 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    harness.reader.close()
+    assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
+
+
+def test_late_calls_are_said_and_counted_for_one_epoch_of_trusted_replicas() -> None:
+    made = choice(A, B)
+    made.step(CallFailed(A, late=True), 1)
+    made.step(CallFailed(B), 2)
+    assert made.late == 1
+    made.step(endpoints(A, B, suspected=B), 3)
+    made.step(CallFailed(B, late=True), 4)
+    assert made.late == 1
+    made.step(Answered(A, (5,)), 5)
+    assert made.late == 0
+
+    reader = Harness().reader
+    reader._choice.step(endpoints(A), 0)
+    for now in (1, 2):
+        assert reader.problem() is None
+        reader._choice.step(CallFailed(A, late=True), now)
+    assert "epoch 0 of stream s/0 did not come in 2 calls" in (reader.problem() or "")
 
 
 def test_without_room_nothing_is_asked() -> None:

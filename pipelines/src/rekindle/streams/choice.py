@@ -36,10 +36,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """A call failed or passed its deadline; `gone`: the log no longer has the epoch."""
+    """A call failed; `gone`: the log no longer has the epoch; `late`: it passed its deadline."""
 
     address: str
     gone: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,13 @@ class _Standing:
 
 
 class ReplicaChoice:
-    """The state of one reader. `next_epoch` is the first epoch it has not got yet."""
+    """The state of one reader. `next_epoch` is the first epoch it has not got yet, `late` how many
+    calls for it have passed their deadline at replicas that were not suspected."""
 
     def __init__(self, next_epoch: int, stall_s: float) -> None:
         self.next_epoch = next_epoch
         self.current: str | None = None
+        self.late = 0
         self._stall_s = stall_s
         self._endpoints: tuple[Endpoint, ...] = ()
         self._standings: dict[tuple[str, int], _Standing] = {}
@@ -108,7 +111,9 @@ class ReplicaChoice:
                 return self._choose(now)
             case Answered(address, epochs):
                 return self._answered(address, epochs, now)
-            case CallFailed(address, gone):
+            case CallFailed(address, gone, late):
+                trusted = any(e.address == address and not e.suspected for e in self._endpoints)
+                self.late += late and trusted
                 self._blame(address, gone, now)
                 return self._choose(now)
             case _:
@@ -124,6 +129,7 @@ class ReplicaChoice:
                 self._standings.pop((address, endpoint.incarnation), None)
         if new:
             self.next_epoch = new[-1] + 1
+            self.late = 0
             self._progress_at = now
             return [Take(new), *self._choose(now)]
         if address == self.current and now - self._progress_at >= self._stall_s:

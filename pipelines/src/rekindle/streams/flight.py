@@ -40,6 +40,10 @@ class StreamUnavailable(RekindleError):
     """A replica cannot be read: it is away, silent, or does not serve this stream (yet)."""
 
 
+class CallTimedOut(StreamUnavailable):
+    """The deadline came before the first whole epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Rows whose `key_by` hashes to `index` of `partitions`."""
@@ -126,8 +130,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
             )
         log, released = served
         log.wait_for(get.from_epoch, min(get.wait_s, MAX_WAIT_S))
-        shares = get.share.partitions if get.share else 1
-        batches = log.read(get.from_epoch, get.max_bytes * shares)
+        batches = log.read(get.from_epoch, _bytes_to_read(get))
         head = Head(log.base, log.last, max(released(), log.last))
         return flight.GeneratorStream(log.schema, self._messages(log.schema, head, batches, get))
 
@@ -161,11 +164,17 @@ class StreamClient:
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
 
     def get(self, get: Get, timeout_s: float) -> Got:
-        """One bounded call. Raises BelowFloor, or StreamUnavailable for all else that can fail."""
+        """One bounded call; at the deadline, the epochs that have come by then. Raises BelowFloor,
+        CallTimedOut if none has, or StreamUnavailable for all else that can fail."""
         options = flight.FlightCallOptions(timeout=timeout_s)
+        messages: list[tuple[pa.RecordBatch, pa.Buffer]] = []
         try:
             reader = self._client.do_get(get.to_ticket(), options)
-            messages = [(m.data, m.app_metadata) for m in reader]
+            messages.extend((m.data, m.app_metadata) for m in reader)
+        except flight.FlightTimedOutError as error:
+            if len(messages) < 2:
+                text = f"{self.address} gave no whole epoch in {timeout_s:g} s"
+                raise CallTimedOut(text) from error
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise _from_flight(error, self.address) from error
         if not messages:
@@ -176,6 +185,13 @@ class StreamClient:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _bytes_to_read(get: Get) -> int:
+    """A consumer's share is some part of what is read: but not more at once than splits are kept
+    of, or the other consumers would split it all again."""
+    shares = get.share.partitions if get.share else 1
+    return max(get.max_bytes, min(get.max_bytes * shares, SPLIT_CACHE_BYTES))
 
 
 def _epoch(get: Get, data: pa.RecordBatch, metadata: pa.Buffer) -> EpochBatch:

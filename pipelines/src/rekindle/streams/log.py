@@ -100,6 +100,7 @@ class OutputLog:
         self._next = 0
         self._closed = False
         self._floor = NO_EPOCH
+        self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
         directory.mkdir(parents=True, exist_ok=True)
         self._reopen()
 
@@ -232,7 +233,13 @@ class OutputLog:
         """The bytes of a spilled segment; without the lock, for it takes the network's time."""
         assert self._spill is not None
         assert segment.spilled is not None
-        return pa.py_buffer(self._spill.get(segment.spilled))
+        fetched = self._fetched
+        if fetched is None or fetched[0] != segment.spilled:
+            fetched = self._fetched = (
+                segment.spilled,
+                pa.py_buffer(self._spill.get(segment.spilled)),
+            )
+        return fetched[1]
 
     def _batch(self, segment: _Segment, record: Record, data: pa.Buffer) -> EpochBatch:
         try:
@@ -330,6 +337,8 @@ class OutputLog:
                 self._discard(segment.spilled)
 
     def _discard(self, name: str) -> None:
+        if self._fetched is not None and self._fetched[0] == name:
+            self._fetched = None
         if self._spill is None:
             return
         try:

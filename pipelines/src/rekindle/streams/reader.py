@@ -1,9 +1,10 @@
 """The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
 
 Calls are bounded (§13) and the deadline is a second more than the wait, so a silent replica is left
-soon by itself. When the coordinator's routes say to leave earlier, the thread stuck in a call is
-left behind: its answer no longer counts, and another thread goes on at once. Knows nothing of the
-union: it delivers batches and asks whether there is room for more.
+soon by itself; it doubles while one epoch does not come within it, for that one may be large. When
+the coordinator's routes say to leave earlier, the thread stuck in a call is left behind: its answer
+no longer counts, and another thread goes on at once. Knows nothing of the union: it delivers
+batches and asks whether there is room for more.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from rekindle.streams.choice import (
     Take,
 )
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
-from rekindle.streams.flight import Get, Got, Share, StreamClient
+from rekindle.streams.flight import CallTimedOut, Get, Got, Share, StreamClient
 
 WAIT_S = 0.5
 GRACE_S = 1.0
+MAX_DEADLINE_S = 60.0
+_LATE = 2
+"""So many calls for one epoch past their deadline are worth saying."""
 CALL_BYTES = 8 << 20
 _IDLE_S = 0.05
 
@@ -84,9 +88,15 @@ class PartitionReader:
 
     def problem(self) -> str | None:
         with self._lock:
-            if not self._choice.out_of_reach():
-                return None
             s, epoch = self.subscription, self._choice.next_epoch
+            if not self._choice.out_of_reach():
+                if self._choice.late < _LATE:
+                    return None
+                return (
+                    f"epoch {epoch} of stream {s.stream}/{s.partition} did not come in "
+                    f"{self._choice.late} calls, the next may take {self._deadline_s():g} s; if "
+                    f"its replicas are well it is too large: use shorter epochs"
+                )
             return (
                 f"epoch {epoch} of stream {s.stream}/{s.partition} is in no replica's log any "
                 f"more; the task needs a later restore point"
@@ -145,22 +155,29 @@ class PartitionReader:
 
     def _call(self, turn: int, client: StreamClient) -> bool:
         s = self.subscription
-        get = Get(s.stream, s.partition, self._choice.next_epoch, CALL_BYTES, WAIT_S, s.share)
+        with self._lock:
+            epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
+        get = Get(s.stream, s.partition, epoch, CALL_BYTES, WAIT_S, s.share)
         try:
-            got = client.get(get, WAIT_S + GRACE_S)
+            got = client.get(get, deadline_s)
         except RekindleError as error:
             with self._lock:
                 if turn == self._turn:
                     first = client.address not in self._choice.unreadable()
                     level = logging.WARNING if first else logging.DEBUG
                     _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error)
-                    event = CallFailed(client.address, gone=isinstance(error, BelowFloor))
+                    gone, late = isinstance(error, BelowFloor), isinstance(error, CallTimedOut)
+                    event = CallFailed(client.address, gone, late)
                     self._apply(self._choice.step(event, time.monotonic()), ())
             return False
         with self._lock:
             if turn == self._turn:
                 self._take(client.address, got)
         return True
+
+    def _deadline_s(self) -> float:
+        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.late, 10)
+        return min(doubled, MAX_DEADLINE_S)
 
     def _take(self, address: str, got: Got) -> None:
         self._released = max(self._released, got.head.released)
