@@ -133,6 +133,27 @@ def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_job
         assert not compare_sinks(*urls)
 
 
+def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_path: Path) -> None:
+    """Of `hash(k)` the topology knows no type; the chain does."""
+    text = MANIFEST.replace("SELECT k, t FROM", "SELECT k, hash(k) AS h FROM")
+    name, spec = manifest(text.replace("hash(k) AS h FROM keyed", "h FROM keyed"))
+    hashed = pa.schema([("k", pa.int64()), ("h", pa.list_(pa.int32()))])
+
+    class Hashes(FakeChain):
+        def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+            rows = pa.table({"k": [7], "h": [[1]]}, schema=hashed)
+            outputs = (EpochOutput(e.epoch, 0, rows.slice(0, int(e.epoch == 3))) for e in epochs)
+            return ChainResult(tuple(outputs), state)
+
+    last = FakeChain(hashed, [])
+    made = Chains()
+    chains = {"keyed": Hashes(hashed, []), "all": last}
+    run_reference(spec, name, output=tmp_path, make_chain=lambda s: chains.get(s.name) or made(s))
+    everything = read_sink(f"file://{tmp_path}/everything")
+    assert everything.column("h").to_pylist() == [[1]] * 3
+    assert all(e.inputs[0].schema == hashed for e in last.seen)
+
+
 def test_it_stops_after_until_epoch_and_tells_of_its_progress(tmp_path: Path) -> None:
     told: list[Progress] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)

@@ -23,6 +23,9 @@ from rekindle.topology.model import Exchange, Input, Segment, Topology
 MAX_ROWS = 200_000
 """Rows of all sources in one block, as in a task's job."""
 
+OpenSink = Callable[[str, int, pa.Schema], Sink]
+"""A query's sink for one partition's rows of a schema."""
+
 Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
 """(input, producer's partition) -> for each epoch, its watermark and the rows of each consumer."""
 
@@ -53,18 +56,16 @@ class Execution:
         self,
         topology: Topology,
         make_chain: Callable[[Segment], Chain],
-        sinks: Mapping[tuple[str, int], Sink],
+        open_sink: OpenSink,
     ) -> None:
-        """`sinks`: by query and partition."""
+        """Makes all chains, and opens each sink for what its chain says that it puts out."""
         self._topology = topology
-        self._partitions = {
-            (segment.id, p): _Partition(
-                make_chain(segment),
-                {q: sinks[q, p] for q in segment.queries},
-            )
-            for segment in topology.segments
-            for p in range(segment.partitions)
-        }
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        for segment in topology.segments:
+            for p in range(segment.partitions):
+                chain = make_chain(segment)
+                sinks = {q: open_sink(q, p, chain.output_schema) for q in segment.queries}
+                self._partitions[segment.id, p] = _Partition(chain, sinks)
         self.rows: dict[str, int] = {query.name: 0 for query in topology.spec.queries}
 
     def run_block(self, block: Block) -> None:
@@ -161,8 +162,7 @@ def _merge(
             parts[channel[0]].append(shares[channel][n][1][partition])
         before = watermark
         watermark = max(before, min(shares[channel][n][0] for channel in channels))
-        tables = (_concat(i, tables) for i, tables in zip(segment.inputs, parts, strict=True))
-        yield EpochInput(first + n, before, watermark, tuple(tables))
+        yield EpochInput(first + n, before, watermark, tuple(_concat(tables) for tables in parts))
 
 
 def _reads(input: Input, partition: int) -> Sequence[int]:
@@ -170,6 +170,6 @@ def _reads(input: Input, partition: int) -> Sequence[int]:
     return [partition] if input.exchange is Exchange.FORWARD else range(input.partitions)
 
 
-def _concat(input: Input, tables: Sequence[pa.Table]) -> pa.Table:
+def _concat(tables: Sequence[pa.Table]) -> pa.Table:
     filled = [table for table in tables if table.num_rows]
-    return pa.concat_tables(filled) if filled else input.schema.empty_table()
+    return pa.concat_tables(filled) if filled else tables[0]

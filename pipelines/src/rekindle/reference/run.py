@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from rekindle.connectors.sink import Sink, open_sink
 from rekindle.connectors.source import ReplayableSource, open_source
 from rekindle.engine.model import Chain
 from rekindle.errors import InvalidTopology, RekindleError
-from rekindle.reference.execute import Execution, blocks, end_of
+from rekindle.reference.execute import Execution, OpenSink, blocks, end_of
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.compile import compile_topology
@@ -70,9 +72,8 @@ def run_reference(
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
         sources = _open_sources(topology, work, stack)
         last = end_of(sources, until_epoch)
-        sinks = _open_sinks(topology)
         make = make_chain or stack.enter_context(_spark_chains(topology, master, work))
-        execution = Execution(topology, make, sinks)
+        execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         for block in blocks(sources, last, epochs_per_job):
             execution.run_block(block)
@@ -97,21 +98,21 @@ def _open_sources(
     return sources
 
 
-def _open_sinks(topology: Topology) -> dict[tuple[str, int], Sink]:
-    sinks = {}
-    for query in topology.spec.queries:
-        segment = topology.queried(query)
-        schema = topology.nodes[segment.name].schema
-        for p in range(segment.partitions):
-            sink = open_sink(query.name, query.sink, p, f"reference-{topology.name}", schema)
-            if sink.last_epoch() != NO_EPOCH:
-                url = query.sink.files.url if query.sink.files is not None else "its sink"
-                raise RekindleError(
-                    f"query {query.name}: {url} holds output of an earlier run, which is never "
-                    "replaced; choose another --output, or remove it"
-                )
-            sinks[query.name, p] = sink
-    return sinks
+def _sinks(topology: Topology) -> OpenSink:
+    queries = {query.name: query for query in topology.spec.queries}
+
+    def opened(name: str, partition: int, schema: pa.Schema) -> Sink:
+        spec = queries[name].sink
+        sink = open_sink(name, spec, partition, f"reference-{topology.name}", schema)
+        if sink.last_epoch() != NO_EPOCH:
+            url = spec.files.url if spec.files is not None else "its sink"
+            raise RekindleError(
+                f"query {name}: {url} holds output of an earlier run, which is never "
+                "replaced; choose another --output, or remove it"
+            )
+        return sink
+
+    return opened
 
 
 @contextlib.contextmanager
