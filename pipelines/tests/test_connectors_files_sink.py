@@ -16,6 +16,7 @@ import pytest
 
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_name
+from rekindle.connectors.json_lines import json_line
 from rekindle.connectors.sink import Sink, open_sink
 from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
@@ -152,6 +153,64 @@ def test_json_lines_are_exact() -> None:
     )
     assert lines[1].startswith('{"x":"NaN","at":"2013-01-01T06:00:00.000005Z","d":"3.00"')
     assert json.loads(lines[2])["x"] == "-Infinity"
+
+
+def micros(*values: int | None) -> pa.Array:
+    return pa.array(values, pa.int64()).cast(UTC)
+
+
+def test_json_times_are_not_bound_to_pythons_years() -> None:
+    at = micros(0, -1, 253402300800000000, -62135596800000001, 2**62, None)
+    day = pa.array([0, -719162, 2932897, -719529, 2**31 - 1, None], pa.int32()).cast(pa.date32())
+    lines = [
+        json.loads(line) for line in encode(pa.table([at, day], ["t", "d"]), "json").splitlines()
+    ]
+    assert [line["t"] for line in lines] == [
+        "1970-01-01T00:00:00Z",
+        "1969-12-31T23:59:59.999999Z",
+        "10000-01-01T00:00:00Z",
+        "0000-12-31T23:59:59.999999Z",
+        "148108-07-06T14:00:27.387904Z",
+        None,
+    ]
+    assert [line["d"] for line in lines] == [
+        "1970-01-01",
+        "0001-01-01",
+        "10000-01-01",
+        "-0001-12-31",
+        "5881580-07-11",
+        None,
+    ]
+
+
+def test_json_has_what_python_says_of_ordinary_values_however_deep() -> None:
+    deep = pa.struct([("t", pa.timestamp("us")), ("l", pa.list_(UTC)), ("b", pa.binary())])
+    schema = pa.schema([("s", deep), ("m", pa.map_(pa.string(), pa.date32())), ("n", pa.int32())])
+    value = {"t": AT.replace(tzinfo=None), "l": [AT, None], "b": b"xyz"}
+    values: list[dict[str, Any]] = [
+        {"s": value, "m": [("a", dt.date(2013, 1, 1)), ("b", None)], "n": 1},
+        {"s": None, "m": None, "n": None},
+        {"s": {"t": None, "l": None, "b": None}, "m": [], "n": 3},
+    ]
+    table = pa.Table.from_pylist(values, schema)
+    assert encode(table, "json").decode().splitlines() == [json_line(r) for r in table.to_pylist()]
+    assert encode(table.slice(1), "json") == b"".join(encode(table, "json").splitlines(True)[1:])
+
+
+def test_json_texts_that_are_not_utf8_are_replaced() -> None:
+    raw = pa.array([b"a\xffb", None, "\u00e4".encode()], pa.binary())
+    texts = pa.StringArray.from_buffers(3, *raw.buffers()[1:], raw.buffers()[0])
+    lines = encode(pa.table({"k": texts}), "json").decode().splitlines()
+    assert lines == ['{"k":"a\ufffdb"}', '{"k":null}', '{"k":"\u00e4"}']
+
+
+def test_rows_that_a_file_cannot_hold_are_refused_by_column(tmp_path: Path) -> None:
+    sink = sink_at(f"file://{tmp_path}/o", "json")
+    impossible = rows("a").set_column(2, "at", micros(-(2**63)))
+    with pytest.raises(SinkRefused, match="cannot hold the rows of epoch 4: column at"):
+        sink.write(batch(4, impossible))
+    with pytest.raises(SinkRefused, match="cannot hold the rows of epoch 4"):
+        sink.write(batch(4, rows("a").set_column(1, "x", pa.array([[1]]))))
 
 
 def test_names_parse() -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.connectors.files_sink import MARKER, SUFFIX, json_line, parse_name
+from rekindle.connectors.files_sink import MARKER, SUFFIX, parse_name
+from rekindle.connectors.json_lines import json_line
 from rekindle.objects import Objects, open_objects
 from rekindle.topology.spec import QuerySpec
 

@@ -7,18 +7,14 @@ with the rows they would write (FlameStream §V; design §9). An epoch without r
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import decimal
 import io
 import json
-import math
 import re
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rekindle.connectors.json_lines import NotJson, encode_lines
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, Objects, PlaceLost, Retry, open_objects, to_json
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
@@ -81,14 +77,16 @@ class FilesSink:
             return self._retry.run(lambda: self._objects.put(name, data))
         except OSError as e:
             raise self._refused(f"cannot take epoch {batch.epoch}", e) from e
+        except (NotJson, pa.ArrowException) as e:
+            raise self._refused(f"cannot hold the rows of epoch {batch.epoch}", e) from e
 
-    def _refused(self, what: str, error: OSError) -> SinkRefused:
+    def _refused(self, what: str, error: Exception) -> SinkRefused:
         url = self._objects.url
         hint = "; put it back, or restart the topology's tasks" if _is_lost(error) else ""
         return SinkRefused(f"query {self._query}: the sink {url} {what}: {error}{hint}")
 
 
-def _is_lost(error: OSError) -> bool:
+def _is_lost(error: Exception) -> bool:
     return isinstance(error, PlaceLost)
 
 
@@ -116,38 +114,10 @@ def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
 
 
 def encode(rows: pa.Table, format: str) -> bytes:
-    """The bytes of a file: the same rows give the same bytes with the same pyarrow."""
+    """The bytes of a file: the same rows give the same bytes with the same pyarrow. Raises NotJson,
+    ArrowException."""
     if format == "json":
-        return "".join(json_line(row) + "\n" for row in rows.to_pylist()).encode()
+        return encode_lines(rows)
     sink = io.BytesIO()
     pq.write_table(rows.combine_chunks(), sink, compression="zstd", version="2.6")
     return sink.getvalue()
-
-
-def json_line(row: dict[str, Any]) -> str:
-    return json.dumps(_jsonable(row), ensure_ascii=False, separators=(",", ":"))
-
-
-def _jsonable(value: Any) -> Any:
-    """Times in ISO 8601, doubles by their shortest exact form, what JSON lacks as a string."""
-    match value:
-        case dict():
-            return {str(k): _jsonable(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_jsonable(v) for v in value]
-        case dt.datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case dt.date() | dt.time():
-            return value.isoformat()
-        case dt.timedelta():
-            return value // dt.timedelta(microseconds=1)
-        case float() if math.isnan(value):
-            return "NaN"
-        case float() if math.isinf(value):
-            return "Infinity" if value > 0 else "-Infinity"
-        case decimal.Decimal():
-            return str(value)
-        case bytes():
-            return base64.b64encode(value).decode()
-        case _:
-            return value
