@@ -26,7 +26,7 @@ from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import OutputLog
 
 MAX_WAIT_S = 1.0
-SPLIT_CACHE_BYTES = 64 << 20
+SPLIT_CACHE_BYTES = 16 << 20
 
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
