@@ -131,12 +131,45 @@ def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
         "current_user()",
         "TIMESTAMP 'now'",
         "DATE 'today'",
+        "DATE ' Today '",
+        "TIMESTAMP 'tomorrow CET'",
+        "CAST(('now') AS TIMESTAMP)",
+        "try_cast('now' AS TIMESTAMP)",
+        "to_date('today')",
+        "to_timestamp( 'now' )",
+        "try_to_date('yesterday')",
+        "try_to_timestamp('now')",
+        "date('today')",
+        "datediff('today', ts)",
+        "ts > 'now'",
+        "ts BETWEEN 'yesterday' AND ts",
+        "aes_encrypt(s.f, '0123456789abcdef')",
+        "localtime()",
+        "localtime",
+        "s.f LIKE uuid()",
+        "s.f NOT ILIKE uuid()",
+        "s.f RLIKE uuid()",
         "java_method('java.lang.System', 'nanoTime')",
     ],
 )
 def test_what_answers_differently_when_asked_again_is_refused(expression: str) -> None:
     found = judge(f"SELECT {expression} AS x FROM rows").findings
     assert [f.reason for f in found] == ["NonDeterministic"], found
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "s.f = 'now'",
+        "coalesce(s.f, 'today')",
+        "to_date(if(s.f = 'today', '2013-01-01', s.f))",
+        "to_date('2013-01-01')",
+        "s.f LIKE ANY ('now', 'today')",
+        "s.f LIKE lower('NOW')",
+    ],
+)
+def test_words_that_also_name_times_are_words(expression: str) -> None:
+    assert judge(f"SELECT {expression} AS x FROM rows").findings == ()
 
 
 def test_a_column_named_like_a_clock_is_a_column() -> None:

@@ -43,13 +43,15 @@ GENERATOR = _words(
 
 NON_DETERMINISTIC = _words(
     """
-    curdate current_catalog current_database current_date current_path current_schema current_time
-    current_timestamp current_timezone current_user input_file_block_length input_file_block_start
-    input_file_name java_method localtimestamp monotonically_increasing_id now rand randn random
-    randstr reflect session_user shuffle spark_partition_id try_reflect uniform user uuid version
+    aes_encrypt curdate current_catalog current_database current_date current_path current_schema
+    current_time current_timestamp current_timezone current_user input_file_block_length
+    input_file_block_start input_file_name java_method localtime localtimestamp
+    monotonically_increasing_id now rand randn random randstr reflect session_user shuffle
+    spark_partition_id try_reflect uniform user uuid version
     """
 )
-"""Random, by the clock, by the place of a row among Spark's partitions, or by who asks."""
+"""Random (aes_encrypt: its initial vector), by the clock, by the place of a row among Spark's
+partitions, or by who asks."""
 
 CLOCK_WITHOUT_ARGUMENTS = frozenset({"unix_timestamp"})
 """Deterministic with arguments; without, the clock."""
@@ -57,10 +59,23 @@ CLOCK_WITHOUT_ARGUMENTS = frozenset({"unix_timestamp"})
 WITHOUT_PARENTHESES = _words(
     """
     current_catalog current_database current_date current_path current_schema current_time
-    current_timestamp current_user localtimestamp session_user user
+    current_timestamp current_user localtime localtimestamp session_user user
     """
 )
 """Those of NON_DETERMINISTIC that may be written like a column."""
+
+OF_TIMES = _words(
+    """
+    add_months convert_timezone date date_add date_diff date_format date_part date_sub date_trunc
+    dateadd datediff datepart day dayname dayofmonth dayofweek dayofyear extract from_utc_timestamp
+    hour last_day minute month monthname months_between next_day quarter second time_bucket
+    timestamp timestamp_add timestamp_diff timestampadd timestampdiff to_date to_timestamp
+    to_timestamp_ltz to_timestamp_ntz to_unix_timestamp to_utc_timestamp trunc try_to_date
+    try_to_timestamp unix_date unix_micros unix_millis unix_nanos unix_seconds unix_timestamp
+    weekday weekofyear year
+    """
+)
+"""Those that take a text for a point in time, so that 'today' is the clock's."""
 
 SCALAR = _words(
     """

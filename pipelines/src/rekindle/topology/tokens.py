@@ -21,7 +21,9 @@ DIALECT = "spark"
 _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, when calls lack arguments or nest too deeply."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
-_BEFORE_LIST = frozenset({"like", "ilike", "rlike"})  # LIKE ANY (...) is no aggregate
+_BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
+_LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is no aggregate
+_ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _NOT_CALLS = frozenset(
     """
     all and as between by case distinct div else end escape except exists filter from group having
@@ -84,7 +86,9 @@ def calls(sql: str) -> Iterator[Call]:
         if tokens[at + 1].token_type is not TokenType.L_PAREN or not _is_word(tokens[at]):
             continue
         previous = tokens[at - 1].text.lower() if at else ""
-        if name in _NOT_CALLS or previous in _BEFORE_LIST | {"as"}:
+        if name in _NOT_CALLS or previous == "as":
+            continue
+        if previous in _BEFORE_LIST and name in _LISTS:
             continue
         closed = at + 2 < len(tokens) and tokens[at + 2].token_type is TokenType.R_PAREN
         yield Call(name, has_arguments=not closed)
@@ -125,10 +129,38 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Fi
         for word in bare_words(sql)
         if word in functions.WITHOUT_PARENTHESES and word not in own
     ]
-    for cast in tree.find_all(exp.Cast):
-        if isinstance(cast.this, exp.Literal) and str(cast.this.this).lower() in CLOCK_LITERALS:
-            found.append(_non_deterministic(f"'{cast.this.this}' as a point in time"))
+    texts = [*_arguments_of_times(sql), *_taken_for_times(tree)]
+    found += [
+        _non_deterministic(f"'{text}' as a point in time") for text in texts if _is_clock(text)
+    ]
     return list(dict.fromkeys(found))
+
+
+def _is_clock(text: str) -> bool:
+    """Spark reads such a word in any case, amid blanks, and with a time zone behind it."""
+    return text.strip().lower().partition(" ")[0] in CLOCK_LITERALS
+
+
+def _arguments_of_times(sql: str) -> Iterator[str]:
+    """Texts that stand directly in a call that takes times: `to_date('today')`."""
+    tokens = tokenize(sql)
+    open_calls: list[str] = []
+    for at, token in enumerate(tokens):
+        if token.token_type is TokenType.L_PAREN:
+            open_calls.append(tokens[at - 1].text.lower() if at else "")
+        elif token.token_type is TokenType.R_PAREN and open_calls:
+            open_calls.pop()
+        elif token.token_type is TokenType.STRING and {*open_calls[-1:]} & functions.OF_TIMES:
+            yield token.text
+
+
+def _taken_for_times(tree: exp.Expr) -> Iterator[str]:
+    """Texts that are cast, or compared by order, which nobody does with words."""
+    for node in tree.find_all(exp.Cast, *_ORDERED):
+        for child in [node.this] if isinstance(node, exp.Cast) else node.iter_expressions():
+            inner = child.unnest()
+            if isinstance(inner, exp.Literal) and inner.is_string:
+                yield str(inner.this)
 
 
 def _non_deterministic(what: str) -> Finding:
