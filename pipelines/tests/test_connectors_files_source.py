@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.connectors import files_source
 from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.source import open_source
@@ -192,6 +194,26 @@ def test_a_restart_reuses_what_was_prepared_and_a_changed_file_is_prepared_anew(
     names = {p.name for p in (tmp_path / "work").iterdir()}
     assert len(names) == 2
     assert not names & before.keys()
+
+
+@pytest.mark.parametrize("name", ["in-1.csv", "in-2.csv"])
+def test_an_input_that_grows_while_it_is_read_is_refused_and_then_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    csv(tmp_path, "a,1,2013-01-01", name="in-1.csv")
+    read = files_source.read_batches
+
+    def growing(*args: Any) -> Iterator[pa.RecordBatch]:
+        yield from read(*args)
+        csv(tmp_path, "a,1,2013-01-01", "b,1,2013-01-01", name=name)
+
+    monkeypatch.setattr(files_source, "read_batches", growing)
+    with pytest.raises(SourceFailed, match=f"{name} changed while it was read"):
+        source_of(tmp_path, f"file://{tmp_path}/in-*.csv")
+    assert not list((tmp_path / "work").iterdir())
+    monkeypatch.undo()
+    whole = source_of(tmp_path, f"file://{tmp_path}/in-*.csv")
+    assert keys(whole, 0) == (["a", "b"] if name == "in-1.csv" else ["a", "a", "b"])
 
 
 def test_cuts_are_pure_and_together_are_the_sorted_input(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
     """The file system and the files of a URL (a file, a directory or a glob), sorted by path."""
     try:
         fs, path = fsspec.core.url_to_fs(url)
+        fs.invalidate_cache()  # what is there now, not what a store listed before
         paths = _expand(fs, path)
         found = [FoundFile(p, _identity(fs.info(p))) for p in sorted(paths)]
     except (OSError, ValueError, ImportError) as e:

@@ -154,6 +154,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
         counts = _write(stage, job.schema, _read_all(job, fs, found))
+        _require_unchanged(job, found)
         staged = _map(stage)
         order = _order(job, staged, found, counts)
         if order is None:
@@ -174,6 +175,17 @@ def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[p
     for file in found:
         yield read_batches(
             fs, file.path, job.files.format, job.schema, job.files.null_value, job.name
+        )
+
+
+def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
+    """A file that is still being copied would be staged short, for good."""
+    _, now = find_files(job.files.url, job.name)
+    changed = sorted({file.path for file in {*found} ^ {*now}})
+    if changed:
+        raise SourceFailed(
+            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it is read "
+            "again, and has to stay as it is from then on"
         )
 
 
