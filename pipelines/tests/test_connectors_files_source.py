@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from rekindle.connectors import files_source
 from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
+from rekindle.connectors.files_read import find_files
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.source import open_source
 from rekindle.errors import SourceFailed
@@ -115,6 +116,25 @@ def test_files_of_a_glob_are_read_in_the_order_of_their_names(tmp_path: Path) ->
     csv(tmp_path, "a,1,2013-01-01T00:00:00Z", name="part-1.csv")
     source = source_of(tmp_path, f"file://{tmp_path}/part-*.csv")
     assert keys(source, 0) == ["a", "b"]
+
+
+def found(url: str) -> list[str]:
+    return [f.path.rpartition("/")[2] for f in find_files(url, "s")[1]]
+
+
+def test_what_is_hidden_or_below_something_hidden_is_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "_own" / "data"
+    for directory in ("", "day=1", "_temporary/0", ".spark-staging", "day=1/_x/y"):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+        csv(root / directory, name=f"in{len(directory)}.csv")
+        csv(root / directory, name="_SUCCESS")
+    read = ["in5.csv", "in0.csv"]
+    assert found(f"file://{root}") == found(f"file://{root}/") == read
+    assert found(f"file://{root}/**/*.csv") == read
+    assert found(f"file://{root}/*.csv") == ["in0.csv"]
+    assert found(f"file://{root}/_temporary/*/*.csv") == ["in12.csv"]
+    assert found(f"file://{root}/_temp*/*/*.csv") == ["in12.csv"]
+    assert found(f"file://{root}/_SUCCESS") == ["_SUCCESS"]
 
 
 def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:

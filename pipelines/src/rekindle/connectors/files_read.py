@@ -51,12 +51,25 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
 
 
 def _expand(fs: Any, path: str) -> list[str]:
-    if any(c in path for c in "*?["):
-        return [str(p) for p in fs.glob(path) if fs.isfile(p)]
+    """The files of a path; below its fixed part none that is hidden or in a hidden directory, for
+    that is where writers keep what is not finished."""
+    parts = path.rstrip("/").split("/")
+    depth = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
+    if depth is not None:
+        asked = any(_is_hidden(part) for part in parts[depth:])
+        files = [str(p) for p in fs.glob(path) if fs.isfile(p)]
+        return files if asked else [p for p in files if not _hidden_below(p, depth)]
     if fs.isdir(path):
-        names = (str(p) for p in fs.find(path))
-        return [p for p in names if not p.rpartition("/")[2].startswith((".", "_"))]
+        return [p for p in map(str, fs.find(path)) if not _hidden_below(p, len(parts))]
     return [path] if fs.exists(path) else []
+
+
+def _hidden_below(path: str, depth: int) -> bool:
+    return any(_is_hidden(part) for part in path.split("/")[depth:])
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
 
 
 def _identity(info: dict[str, Any]) -> str:
