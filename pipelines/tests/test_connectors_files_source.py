@@ -189,6 +189,20 @@ def test_a_bad_json_line_is_named(tmp_path: Path) -> None:
         source_of(tmp_path, f"file://{tmp_path}/in.json", format="json")
 
 
+def test_a_json_field_may_lack_in_rows_but_not_in_all(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    url = f"file://{path}"
+    path.write_text('{"k": "a", "t": "2013-01-01"}\n\n{"t": "2013-01-01", "v": null}\n')
+    source = source_of(tmp_path, url, format="json")
+    assert source.cut(0).rows.select(["k", "v"]).to_pylist() == [
+        {"k": "a", "v": None},
+        {"k": None, "v": None},
+    ]
+    path.write_text('{"k": "a", "t": "2013-01-01"}\n{"k": "b", "V": 1, "t": "2013-01-01"}\n')
+    with pytest.raises(SourceFailed, match=r"in.json: no row has a field v; the file has V, k, t"):
+        source_of(tmp_path, url, format="json")
+
+
 def test_a_missing_file_a_missing_pace_and_an_unknown_order_are_said(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed, match="no file at"):
         source_of(tmp_path, f"file://{tmp_path}/nothing.csv")

@@ -131,14 +131,18 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
     raw = pa.schema([pa.field(f.name, _json_type(f.type)) for f in schema])
     parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
     read = pa_json.ReadOptions(block_size=BLOCK_BYTES)
+    unseen = set(schema.names)
     try:
         with fs.open(path, "rb", compression="infer") as f:
             for batch in pa_json.open_json(f, read_options=read, parse_options=parse):
+                unseen -= {n for n in unseen if batch.column(n).null_count < batch.num_rows}
                 yield batch.select(schema.names)
     except (pa.ArrowInvalid, OSError) as e:
         line, value = _bad_json_line(fs, path, raw)
         at = f", line {line}: {value[:120]!r}" if line else ""
         raise SourceFailed(f"{where}{at}: {e}; correct the file or the schema") from e
+    if unseen:
+        _require_fields(fs, path, sorted(unseen), where)
 
 
 def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
@@ -166,6 +170,25 @@ def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
             f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: "
             "name its columns in the source's schema"
         )
+
+
+def _require_fields(fs: Any, path: str, names: list[str], where: str) -> None:
+    """Each field is in some row, be it as null: one that none has is a mistake in a name."""
+    missing, others = set(names), set[str]()
+    with fs.open(path, "rb", compression="infer") as f:
+        for line in filter(bytes.strip, f):
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                return  # Arrow has read it; what it holds is not known here
+            missing -= fields.keys()
+            others |= fields.keys()
+            if not missing:
+                return
+    raise SourceFailed(
+        f"{where}: no row has a field {', '.join(sorted(missing))}; the file has "
+        f"{', '.join(sorted(others))}: name its fields in the source's schema"
+    )
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
