@@ -149,6 +149,12 @@ def test_a_bounded_generator_ends() -> None:
         ({"n": "null(2, sequence)"}, "2.0 is not a probability"),
         ({"n": "sequence(1, 2"}, "lacks a closing parenthesis"),
         ({"n": "timestamp"}, "the schema says int64"),
+        ({"n": "uniform(0, 3)"}, "'uniform(0, 3)': uniform gives a DOUBLE, and the schema says"),
+        ({"n": "null(0.5, normal(0, 1))"}, "normal gives a DOUBLE, and the schema says int64"),
+        ({"n": "integer(0, 100000000000000000000)"}, "does not give a int64"),
+        ({"n": "integer(-9223372036854775808, 9223372036854775807)"}, "does not give a int64"),
+        ({"n": "sequence(100000000000000000000)"}, "does not give a int64"),
+        ({"n": "key(1, 100000000000000000000)"}, "does not give a int64"),
     ],
 )
 def test_a_bad_column_is_named(columns: dict[str, str], said: str) -> None:
@@ -156,6 +162,22 @@ def test_a_bad_column_is_named(columns: dict[str, str], said: str) -> None:
     with pytest.raises(SourceFailed) as caught:
         generator(pa.schema([("n", pa.int64())]), columns)
     assert said in str(caught.value)
+
+
+def test_a_value_that_does_not_fit_later_is_named_with_its_epoch() -> None:
+    schema = pa.schema([("n", pa.int8())])
+    source = generator(schema, {"n": "sequence"}, rowsPerSecond=100)
+    assert source.cut(0).rows.num_rows == 100
+    said = r"source g: generator.columns.n: 'sequence': no int8 for some row of epoch 1"
+    with pytest.raises(SourceFailed, match=said):
+        source.cut(1)
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(7, 2), pa.string()])
+def test_doubles_may_be_other_fractions(kind: pa.DataType) -> None:
+    columns = {"a": "uniform(0, 100)", "b": "normal(0, 10)"}
+    rows = generator(pa.schema([("a", kind), ("b", kind)]), columns).cut(0).rows
+    assert rows.num_rows == 1000
 
 
 def test_an_event_time_that_is_no_timestamp_expression_is_refused() -> None:

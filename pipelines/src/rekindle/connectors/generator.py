@@ -86,6 +86,7 @@ class GeneratorSource:
     def __init__(self, source: SourceSpec, node: Node, epoch_interval_us: int) -> None:
         if source.generator is None:
             raise ValueError(f"source {source.name} has no generator")
+        self._name = source.name
         self._spec = source.generator
         self._rate = exact(self._spec.rows_per_second)
         self._interval_us = epoch_interval_us
@@ -108,9 +109,16 @@ class GeneratorSource:
 
     def cut(self, epoch: int) -> SourceCut:
         first, end = self._bound(epoch), self._bound(epoch + 1)
-        arrays = [
-            column(self._rows(name, first, end - first)) for name, column in self._columns.items()
-        ]
+        arrays = []
+        for name, column in self._columns.items():
+            try:
+                arrays.append(column(self._rows(name, first, end - first)))
+            except (pa.ArrowException, OverflowError) as e:
+                raise SourceFailed(
+                    f"source {self._name}: generator.columns.{name}: "
+                    f"{self._spec.columns[name]!r}: no {self._schema.field(name).type} for some "
+                    f"row of epoch {epoch}: {e}"
+                ) from e
         return SourceCut(pa.Table.from_arrays(arrays, schema=self._schema), self._watermark(epoch))
 
     def close(self) -> None:
@@ -157,7 +165,7 @@ def _compile(source: SourceSpec, schema: pa.Schema) -> dict[str, Column]:
             columns[field.name] = _column(parse_expression(given[field.name]), field.type)
         except ExpressionError as e:
             raise SourceFailed(f"{where}: {e}") from e
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        except (pa.ArrowException, OverflowError) as e:
             raise SourceFailed(f"{where}: does not give a {field.type}: {e}") from e
     return columns
 
@@ -179,6 +187,8 @@ def _column(call: Call, kind: pa.DataType) -> Column:
     match call.name:
         case "sequence":
             start, step = call.integers(0, 1)
+            pa.array([start, step], pa.int64())
+            pc.cast(pa.array([start]), kind)
             return lambda r: pc.cast(pa.array(start + r.numbers() * step), kind)
         case "timestamp":
             return _timestamp(call, kind)
@@ -193,13 +203,13 @@ def _column(call: Call, kind: pa.DataType) -> Column:
             )
         case "uniform":
             left, right = call.numbers(None, None)
-            pc.cast(pa.array([left, right]), kind, safe=False)
+            _require_doubles(call, kind, left, right, left + (right - left) / 3)
             return lambda r: pc.cast(
                 pa.array(left + (right - left) * _unit(r.draws(""))[:, 0]), kind
             )
         case "normal":
             mean, sd = call.numbers(None, None)
-            pc.cast(pa.array([mean]), kind, safe=False)
+            _require_doubles(call, kind, mean - 6 * sd, mean, mean + sd / 3, mean + 6 * sd)
             return lambda r: pc.cast(pa.array(mean + sd * _bell(r)), kind)
         case "boolean":
             below = _threshold(call.numbers(None)[0])
@@ -222,6 +232,15 @@ def _column(call: Call, kind: pa.DataType) -> Column:
         f"{call.name} is not known; write sequence, timestamp, integer, uniform, normal, boolean, "
         "choice, cycle, key, constant or null"
     )
+
+
+def _require_doubles(call: Call, kind: pa.DataType, *values: float) -> None:
+    if pa.types.is_integer(kind):
+        raise ExpressionError(
+            f"{call.name} gives a DOUBLE, and the schema says {kind}; declare DOUBLE, or use "
+            "integer(low, high)"
+        )
+    pc.cast(pa.array(values), kind)
 
 
 def _timestamp(call: Call, kind: pa.DataType) -> Column:
@@ -268,6 +287,7 @@ def _key_column(call: Call, kind: pa.DataType) -> Column:
     prefix, keys = call.text(0), call.integer(1)
     if keys < 1:
         raise ExpressionError(f"key needs at least one key, not {keys}")
+    pa.array([keys], pa.uint64())
     pc.cast(pa.array([prefix]), kind)
 
     def column(rows: _Rows) -> pa.Array:
