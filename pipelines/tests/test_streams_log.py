@@ -259,6 +259,34 @@ def test_a_file_that_leaves_while_it_is_spilled_leaves_nothing_behind(tmp_path: 
     assert [b.rows for b in again] == [batch(e).rows for e in range(log.base, 20)]
 
 
+@pytest.mark.parametrize("killed", ["unlink", "replace"])
+def test_a_kill_while_a_file_is_spilled_costs_no_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(path: Path, *args: object, **options: object) -> None:
+        if killed == "replace" or (path.suffix == ".log" and path.exists()):
+            raise Killed
+
+    def fill() -> None:
+        for epoch in range(60):
+            log.append(batch(epoch))
+
+    spill = MemorySpill()
+    log = open_log(tmp_path, budget=8000, spill=spill)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, killed, kill)
+        with pytest.raises(Killed):
+            fill()
+    last = log.last
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert (again.base, again.last) == (0, last)
+    assert [b.rows for b in again] == [batch(e).rows for e in range(last + 1)]
+    assert {p.suffix for p in tmp_path.iterdir()} == {".log"}
+
+
 def test_over_budget_without_a_spill_it_refuses_until_truncated(tmp_path: Path) -> None:
     log = open_log(tmp_path, budget=8000)
     with pytest.raises(LogFull, match="raise logBudget"):

@@ -317,7 +317,9 @@ class OutputLog:
             if kept:
                 index = {"name": name, "index": [asdict(r) for r in segment.index]}
                 note = segment.path.with_suffix(".spilled")
-                note.write_text(json.dumps(index))
+                whole = note.with_suffix(".tmp")
+                whole.write_text(json.dumps(index))
+                whole.replace(note)
                 with self._changed:
                     segment.spilled = name
                     segment.forget()
@@ -350,6 +352,10 @@ class OutputLog:
 
     def _reopen(self) -> None:
         """Take over what a former process left; stop at the first damage and drop what follows."""
+        for path in sorted(self._directory.iterdir()):
+            half = path.suffix == ".spilled" and path.with_suffix(".log").exists()
+            if half or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
+                path.unlink()
         paths = sorted(p for p in self._directory.iterdir() if p.suffix in (".log", ".spilled"))
         damage: str | None = None
         for path in paths:
