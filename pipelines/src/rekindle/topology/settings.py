@@ -34,6 +34,7 @@ _OWN_CONF = {
     "spark.sql.caseSensitive": "results must not depend on it",
     "spark.sql.session.timeZone": "it is UTC",
 }
+_MERGED = (("spec",), ("metadata",), ("metadata", "labels"), ("metadata", "annotations"))
 
 
 def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
@@ -43,6 +44,7 @@ def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Proble
     found += _times(spec)
     found += _places(spec, local=local)
     found += _conf(spec)
+    found += _template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
     for path, node in nodes_with_paths(spec):
         found += check_resources(node.resources or {}, f"{path}.resources")
@@ -157,6 +159,20 @@ def _conf(spec: TopologySpec) -> Iterator[Problem]:
         if key in spec.spark_conf:
             what = f"{key} cannot be set: {why}"
             yield Problem(f"spec.sparkConf[{key}]", "ReservedSetting", what, "leave it out")
+
+
+def _template(template: Mapping[str, object]) -> Iterator[Problem]:
+    """What is merged by field; the rest of the template is the API server's to judge."""
+    for path in _MERGED:
+        *parents, last = path
+        holder: object = template
+        for part in parents:
+            holder = holder.get(part, {}) if isinstance(holder, Mapping) else {}
+        if not isinstance(holder, Mapping) or isinstance(holder.get(last, {}), Mapping):
+            continue
+        what = f"{holder[last]!r} is not a mapping"
+        hint = f"write the fields of {last} below it, or leave it out"
+        yield Problem(".".join(("spec.podTemplate", *path)), "InvalidValue", what, hint)
 
 
 def _exactly_one(kinds: Mapping[str, object], path: str) -> Iterator[Problem]:
