@@ -11,7 +11,7 @@ from rekindle.errors import Problem
 from rekindle_operator.cluster.model import Trial
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
-from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.core import reconcile, take_turns
 
 
 @pytest.fixture
@@ -220,6 +220,41 @@ def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelClu
     assert "spec.queries[0]" in valid["message"]
     assert cluster.status()["phase"] == "Invalid"
     assert "Invalid" in cluster.reasons()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": None},
+        {"spec": "x"},
+        {"metadata": "x"},
+        {"metadata": {"labels": "x"}},
+        {"metadata": {"annotations": ["a"]}},
+    ],
+)
+def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
+    cluster: ModelCluster, template: Any
+) -> None:
+    cluster.add_topology("bad", flights_spec() | {"podTemplate": template})
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert cluster.condition("Valid", "bad")["reason"] == "InvalidValue"
+    assert "spec.podTemplate" in cluster.condition("Valid", "bad")["message"]
+    assert cluster.status()["phase"] == "Running"
+
+
+def test_a_topology_that_trips_a_fault_gets_nothing_and_the_others_recover(
+    running: ModelCluster,
+) -> None:
+    unhashable = {"spec": {"containers": [{"name": {}}]}}
+    running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
+    running.lose_node("a")
+    turns = take_turns(running.snapshot(), running.now)
+    assert [t.owner for t in turns if t.fault is not None] == ["default/bad"]
+    assert [t.actions for t in turns if t.fault is not None] == [()]
+    running.settle()
+    assert running.status()["redundancy"] == "8/8"
 
 
 def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(

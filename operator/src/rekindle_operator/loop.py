@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kubernetes import client
@@ -22,6 +22,7 @@ from rekindle_operator.metrics import (
     RECOVERY_SECONDS,
     observe,
 )
+from rekindle_operator.reconcile.actions import Turn
 from rekindle_operator.reconcile.core import take_turns
 from rekindle_operator.settings import Settings
 
@@ -40,6 +41,7 @@ class ControlLoop:
         self._passed_at: float | None = None  # monotonic
         self._finished: set[tuple[str, str]] = set()
         self._watching_recoveries = False
+        self._faults: dict[str, str] = {}  # topology -> what was said last
 
     @property
     def alive(self) -> bool:
@@ -60,14 +62,24 @@ class ControlLoop:
         with RECONCILE_SECONDS.time():
             snapshot = self._cluster.snapshot()
             try:
-                self._executor.run(take_turns(snapshot, time.time(), self._settings))
+                turns = take_turns(snapshot, time.time(), self._settings)
+                self._tell_faults(turns)
+                self._executor.run(turns)
             except Exception:
-                # One topology that trips a fault of ours must not end the others' recovery.
                 RECONCILE_ERRORS.inc()
                 logger.exception("a pass failed")
                 time.sleep(1.0)
         observe(snapshot)
         self._observe_recoveries(snapshot)
+
+    def _tell_faults(self, turns: Iterable[Turn]) -> None:
+        """With its trace, and once for as long as it stays the same: passes are many."""
+        faults = {turn.owner: turn.fault for turn in turns if turn.fault is not None}
+        for owner, fault in faults.items():
+            RECONCILE_ERRORS.inc()
+            if self._faults.get(owner) != repr(fault):
+                logger.error("%s gets nothing: deciding it failed", owner, exc_info=fault)
+        self._faults = {owner: repr(fault) for owner, fault in faults.items()}
 
     def _excuse_own_pause(self) -> None:
         if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:

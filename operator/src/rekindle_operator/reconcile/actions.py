@@ -130,7 +130,9 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass."""
+    """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass.
+    `fault`: what deciding it tripped over, which is a fault of ours; then it has no actions."""
 
     owner: str
     actions: tuple[Action, ...]
+    fault: Exception | None = None

@@ -7,9 +7,11 @@ actions and reconciling again converges. Kubernetes, Kopf and clocks are elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from rekindle_operator.cluster.model import Snapshot
+from rekindle_operator.cluster.model import Snapshot, TopologyView
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import Action, ShunNode, Turn, WriteStatus
@@ -40,6 +42,9 @@ from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.settings import Settings
 from rekindle_operator.status import build_status, owned, without_figures
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
     """`now`: seconds since 1970, by the clock that stamped the snapshot."""
@@ -47,42 +52,93 @@ def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) 
 
 
 def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Turn]:
-    """The same, by topology: one that cannot be served holds up no other."""
+    """The same, by topology: one that cannot be served, or that trips a fault of ours, holds up no
+    other."""
     settings = settings or Settings()
     judgement = judge_nodes(snapshot, now, settings.timing)
-    opened = [open_case(view, snapshot, settings.pods) for view in snapshot.topologies]
-    states = _all_states([case for case, _ in opened], snapshot, judgement, now, settings)
-    successions = [keep_coordinator(case, snapshot, judgement, now, settings) for case, _ in opened]
-    works = [
-        with_candidates(Work(case, own, tuple(replacements(case, own, judgement, now, settings))))
-        for (case, _), own in zip(opened, states, strict=True)
-    ]
-    withdrawn = [s.pod.uid for own in states for s in own if s.pod and s.loss is Loss.UNBOUND]
-    new_coordinators = sum(s.incarnation is not None for s in successions)
-    room = measure(snapshot, judgement, withdrawn, new_coordinators)
-    plan = plan_all(works, room, now, settings.timing)
+    faults = Faults()
+
+    def survey(view: TopologyView) -> Surveyed:
+        case, accepting = open_case(view, snapshot, settings.pods)
+        counted = case.wants_pods
+        states = census(case, snapshot, judgement, now, settings) if counted else ()
+        return Surveyed(case, tuple(accepting), states)
+
+    def prepare(surveyed: Surveyed) -> Prepared:
+        case, states = surveyed.case, surveyed.states
+        made = replacements(case, states, judgement, now, settings)
+        succession = keep_coordinator(case, snapshot, judgement, now, settings)
+        work = with_candidates(Work(case, states, tuple(made)))
+        return Prepared(surveyed.accepting, work, succession)
+
+    def act(prepared: Prepared) -> Turn:
+        own = _turn(prepared.work, prepared.succession, snapshot, judgement, plan, now)
+        return Turn(prepared.work.case.view.key, (*prepared.accepting, *own))
+
+    surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
+    if any(has_new_loss(s.states) for s in surveyed.values()):
+        surveyed = {uid: replace(s, states=withdraw_open(s.states)) for uid, s in surveyed.items()}
+    prepared = faults.without(prepare, surveyed)
+    plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
+    turns = faults.without(act, prepared)
     common = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
-    turns = [Turn("", (*common, *zombies(snapshot, judgement)))]
-    for (case, accepting), work, succession in zip(opened, works, successions, strict=True):
-        own = _turn(work, succession, snapshot, judgement, plan, now)
-        turns.append(Turn(case.view.key, (*accepting, *own)))
-    return turns
+    empty = [
+        Turn(view.key, (), fault)
+        for view in snapshot.topologies
+        if (fault := faults.found.get(view.uid)) is not None
+    ]
+    return [Turn("", (*common, *zombies(snapshot, judgement))), *turns.values(), *empty]
 
 
-def _all_states(
-    cases: Sequence[Case],
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A topology, what accepting its newest generation takes, and how its slots are."""
+
+    case: Case
+    accepting: tuple[Action, ...]
+    states: tuple[SlotState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What it brings to the plan, and what it needs whatever the plan says."""
+
+    accepting: tuple[Action, ...]
+    work: Work
+    succession: Succession
+
+
+class Faults:
+    """Steps that are taken for each topology apart from the others; `found`: by uid."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Exception] = {}
+
+    def without(self, step: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
+        """The results of those that trip no fault."""
+        done = {}
+        for uid, value in inputs.items():
+            try:
+                done[uid] = step(value)
+            except Exception as fault:
+                self.found[uid] = fault
+        return done
+
+
+def _plan(
+    prepared: Sequence[Prepared],
     snapshot: Snapshot,
     judgement: Judgement,
     now: float,
     settings: Settings,
-) -> list[tuple[SlotState, ...]]:
-    states = [
-        census(case, snapshot, judgement, now, settings) if case.wants_pods else ()
-        for case in cases
-    ]
-    if any(has_new_loss(own) for own in states):
-        states = [withdraw_open(own) for own in states]
-    return states
+) -> Plan:
+    """One plan over all topologies (design §8.4)."""
+    works = [p.work for p in prepared]
+    states = [s for work in works for s in work.states]
+    withdrawn = [s.pod.uid for s in states if s.pod and s.loss is Loss.UNBOUND]
+    coordinators = sum(p.succession.incarnation is not None for p in prepared)
+    room = measure(snapshot, judgement, withdrawn, coordinators)
+    return plan_all(works, room, now, settings.timing)
 
 
 def _turn(
