@@ -143,6 +143,11 @@ class ModelCluster:
     def tasks(self, name: str = "flights") -> dict[str, PodView]:
         return {p.name: p for p in self.pods() if p.topology == name and p.role == names.ROLE_TASK}
 
+    def coordinator(self, name: str = "flights") -> PodView:
+        """The newest one."""
+        ours = [p for p in self.pods() if (p.topology, p.role) == (name, names.ROLE_COORDINATOR)]
+        return max(ours, key=lambda p: p.incarnation)
+
     def status(self, name: str = "flights") -> dict[str, Any]:
         return dict(self.topologies[name].status)
 

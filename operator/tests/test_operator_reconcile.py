@@ -172,6 +172,41 @@ def test_a_coordinator_whose_lease_is_old_is_replaced_on_another_node(
     assert set(running.tasks()) == tasks
 
 
+def test_a_coordinator_that_fell_silent_comes_back_on_the_only_node(cluster: ModelCluster) -> None:
+    cluster.add_node("a")
+    cluster.settle()
+    cluster.now += 7.0
+    cluster.settle()
+    assert cluster.coordinator().name == "flights-coordinator-2"
+    assert cluster.coordinator().node == "a"
+
+
+def test_a_coordinator_that_waits_is_made_anew_when_what_it_avoids_is_back(
+    cluster: ModelCluster,
+) -> None:
+    cluster.add_node("a")
+    cluster.settle()
+    cluster.lose_node("a")
+    cluster.settle()
+    assert cluster.coordinator().node is None
+    cluster.add_node("a")
+    cluster.settle()
+    assert cluster.coordinator().node is None, "its affinity still says a"
+    cluster.pass_time(5.0)
+    cluster.settle()
+    assert cluster.coordinator().node == "a"
+
+
+def test_a_coordinator_that_no_node_has_room_for_is_not_made_again_and_again(
+    cluster: ModelCluster,
+) -> None:
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(60.0)
+        cluster.settle()
+    assert cluster.coordinator().name == "flights-coordinator-1"
+
+
 def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> None:
     cluster.binding = False
     cluster.add_node("a")

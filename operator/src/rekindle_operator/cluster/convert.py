@@ -85,6 +85,7 @@ def pod_view(raw: Json) -> PodView:
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
         generation=_integer(labels.get(names.LABEL_GENERATION)),
+        template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),

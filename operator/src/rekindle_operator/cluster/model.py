@@ -76,6 +76,7 @@ class PodView:
     segment_name: str = ""
     incarnation: int = 0
     generation: int = 0
+    template: str = ""  # digest of what it was made from
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires

@@ -16,7 +16,7 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.case import Case, coordinator_incarnation
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
-from rekindle_operator.resources.coordinator import coordinator_pod
+from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template
 from rekindle_operator.settings import Settings, Timing
 
 _GRACE_S = 1  # it is stateless and fenced
@@ -41,10 +41,14 @@ def keep_coordinator(
     pods = coordinator_pods(case, snapshot)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(case, snapshot)
-    why = (
-        "there is none" if newest is None else _loss(newest, lease, judgement, now, settings.timing)
-    )
     view, incarnation = case.running.view, None
+    template = coordinator_template(view, judgement.lost_nodes, settings.pods)
+    why = (
+        "there is none"
+        if newest is None
+        else _loss(newest, lease, judgement, now, settings.timing)
+        or _stranded(newest, template, now, settings.timing)
+    )
     prepare: list[Action] = []
     create: list[Action] = []
     remove: list[Action] = []
@@ -53,10 +57,11 @@ def keep_coordinator(
     if why:
         incarnation = max(coordinator_incarnation(case), newest.incarnation if newest else 0) + 1
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
-        avoid = set(judgement.lost_nodes)
-        if newest is not None and newest.node is not None and lease is not None:
-            avoid |= {newest.node} if _is_stale(newest, lease, now, settings.timing) else set()
-        manifest = coordinator_pod(view, incarnation, avoid, settings.pods)
+        stale = newest and lease and _is_stale(newest, lease, now, settings.timing)
+        shun = newest.node if newest and stale else None
+        manifest = coordinator_pod(
+            view, incarnation, judgement.lost_nodes, settings.pods, shun=shun
+        )
         create.append(CreatePod(view.namespace, manifest))
     for pod in pods:
         if not pod.terminating and (why or pod is not newest):
@@ -96,6 +101,14 @@ def _loss(
     never = lease is None or lease.holder != str(pod.incarnation)
     if never and pod.node is not None and now - pod.created_at > timing.coordinator_start_s:
         return "it never took its Lease"
+    return ""
+
+
+def _stranded(pod: PodView, template: str, now: float, timing: Timing) -> str:
+    """No node took it, and one that is made now may fare better. One that would be the same waits:
+    the scheduler goes on trying."""
+    if pod.node is None and pod.template != template and now - pod.created_at >= timing.unbound_s:
+        return "no node took it, and it would be made differently now"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -70,6 +71,13 @@ def generation_record(topology: TopologyView) -> Manifest:
         "immutable": True,
         "data": {TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
     }
+
+
+def template_digest(parts: Mapping[str, Any]) -> str:
+    """Of what a pod is made from, without what names the one pod: tells whether it would be made
+    differently today."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def secure_container() -> Manifest:

@@ -1,7 +1,8 @@
 """The coordinator's pod. Pure.
 
 It is not gated and not part of any plan (design §8.1): the scheduler places it at once, anywhere
-but on a node that is known to be lost.
+but on a node that is known to be lost. One that no node took is made anew when it would be made
+differently: what it must avoid is as old as the pod.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from rekindle_operator.resources.common import (
     secure_container,
     store_credentials,
     store_volumes,
+    template_digest,
 )
+from rekindle_operator.resources.merge import merge
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
@@ -27,14 +30,37 @@ ASK = Amounts.parse(REQUESTS, pods=1)
 
 
 def coordinator_pod(
-    topology: TopologyView, incarnation: int, avoid: Iterable[str], defaults: PodDefaults
+    topology: TopologyView,
+    incarnation: int,
+    lost: Iterable[str],
+    defaults: PodDefaults,
+    *,
+    shun: str | None = None,
 ) -> Manifest:
-    checkpoint = topology.spec.get("checkpoint") or {}
-    volumes, mounts = store_volumes(checkpoint)
+    """`lost`: nodes that it must not be on; `shun`: where its predecessor fell silent. That node
+    may be well, and the only one with room: it comes last, and yet it is not ruled out."""
+    spec = _spec(topology, lost, defaults)
+    digest = template_digest(spec)
+    spec["containers"][0]["env"] = _environment(topology, incarnation)
+    if shun is not None:
+        spec["affinity"] = merge(spec.get("affinity") or {}, {"nodeAffinity": _rather_not(shun)})
     labels = {
         names.LABEL_ROLE: names.ROLE_COORDINATOR,
         names.LABEL_INCARNATION: str(incarnation),
     }
+    name = names.coordinator_pod_name(topology.name, incarnation)
+    meta = metadata(topology, name, labels) | {"annotations": {names.ANNOTATION_TEMPLATE: digest}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def coordinator_template(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> str:
+    """The digest that a coordinator made now would bear."""
+    return template_digest(_spec(topology, lost, defaults))
+
+
+def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> Manifest:
+    checkpoint = topology.spec.get("checkpoint") or {}
+    volumes, mounts = store_volumes(checkpoint)
     spec: Manifest = {
         "restartPolicy": "Always",
         "serviceAccountName": names.coordinator_name(topology.name),
@@ -49,7 +75,6 @@ def coordinator_pod(
                 "image": topology.spec.get("image") or defaults.image,
                 "imagePullPolicy": defaults.pull_policy,
                 "command": ["python", "-m", "rekindle.coordinator"],
-                "env": _environment(topology, incarnation),
                 "envFrom": store_credentials(checkpoint),
                 "volumeMounts": mounts,
                 "resources": {"requests": REQUESTS, "limits": {"memory": "512Mi"}},
@@ -70,16 +95,9 @@ def coordinator_pod(
     }
     if secrets := topology.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
-    if away := sorted(set(avoid)):
+    if away := sorted(set(lost)):
         spec["affinity"] = {"nodeAffinity": _not_on(away)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata(
-            topology, names.coordinator_pod_name(topology.name, incarnation), labels
-        ),
-        "spec": spec,
-    }
+    return spec
 
 
 def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
@@ -94,6 +112,14 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
 
 def _not_on(nodes: list[str]) -> Manifest:
     # matchFields takes one value a requirement; requirements of one term are ANDed.
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in nodes]
-    terms = [{"matchFields": fields}]
+    terms = [{"matchFields": [_is_not(n) for n in nodes]}]
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+
+
+def _rather_not(node: str) -> Manifest:
+    term = {"weight": 100, "preference": {"matchFields": [_is_not(node)]}}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def _is_not(node: str) -> Manifest:
+    return {"key": "metadata.name", "operator": "NotIn", "values": [node]}
