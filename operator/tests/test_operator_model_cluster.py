@@ -27,6 +27,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
     Trial,
 )
+from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateConfig,
@@ -72,6 +73,8 @@ class ModelCluster:
         self.silent: dict[SlotRef, float] = {}
         self.shunned: dict[str, float] = {}
         self.refusals: dict[tuple[str, int], Trial] = {}
+        self.quota: int | None = None  # of pods
+        self.refused = Refusals({})
         self.events: list[EmitEvent] = []
         self.binding = True
         self.frozen_at: dict[str, float] = {}
@@ -171,6 +174,7 @@ class ModelCluster:
             silent_since=dict(self.silent),
             shunned=dict(self.shunned),
             trials=dict(self.trials),
+            refusals=self.refused.by_ref,
         )
 
     # --- time goes on -----------------------------------------------------------
@@ -269,8 +273,8 @@ class ModelCluster:
                 self.configs[manifest["metadata"]["name"]] = manifest
             case DeleteConfig(name=name):
                 self.configs.pop(name, None)
-            case CreatePod(manifest=manifest):
-                self._create(copy.deepcopy(manifest))
+            case CreatePod():
+                self._admit(action)
             case DeletePod():
                 self._delete(action)
             case OpenGate():
@@ -289,6 +293,15 @@ class ModelCluster:
                 self.shunned[node] = at
             case EnsureAccess():
                 pass
+
+    def _admit(self, action: CreatePod) -> None:
+        if self.quota is not None and len(self.raw_pods) >= self.quota:
+            self.refused = self.refused.with_one(
+                action.ref, "exceeded quota", self.now, action.lost_at
+            )
+        else:
+            self.refused = self.refused.without(action.ref)
+            self._create(copy.deepcopy(action.manifest))
 
     def _create(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

@@ -30,6 +30,7 @@ _STEPS = st.lists(
         st.tuples(st.just("suspend"), st.booleans()),
         st.tuples(st.just("second"), st.sampled_from(["Progressive", "Blocking"])),
         st.tuples(st.just("drop"), st.integers(0, 40)),
+        st.tuples(st.just("quota"), st.sampled_from([None, 0, 5, 9])),
     ),
     max_size=14,
 )
@@ -45,6 +46,8 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             cluster.pass_time(seconds)
         case ("bind", value):
             cluster.binding = value
+        case ("quota", value):
+            cluster.quota = value
         case ("suspend", value):
             cluster.edit("flights", suspend=value)
         case ("second", mode) if "second" not in cluster.topologies:
@@ -80,6 +83,7 @@ def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> N
         _do(cluster, step)
         cluster.settle()
     cluster.binding = True
+    cluster.quota = None
     cluster.edit("flights", suspend=False)
     for name in ("x", "y", "z"):
         cluster.add_node(name, 16_000, 64 << 30)

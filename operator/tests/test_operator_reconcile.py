@@ -89,6 +89,54 @@ def test_replicas_that_survive_are_said_to_take_over(running: ModelCluster) -> N
     assert "RedundancyRestored" in running.reasons()
 
 
+def test_a_full_quota_makes_room_for_the_replacements_of_lost_pods(running: ModelCluster) -> None:
+    running.quota = len(running.raw_pods)
+    running.lose_node("a")
+    running.settle()
+    assert running.status()["redundancy"] == "8/8"
+    assert all(int(name.rpartition("-")[2]) <= 2 for name in running.tasks())
+
+
+def test_a_refused_pod_is_said_and_takes_one_incarnation_however_long_it_is_refused(
+    running: ModelCluster,
+) -> None:
+    running.quota = 0
+    victim = running.tasks()["flights-storms-0-0-1"]
+    running.raw_pods.pop(victim.name)
+    for _ in range(5):
+        running.settle()
+        running.pass_time(31.0)
+    query = next(q for q in running.status()["queries"] if q["name"] == "storm-watch")
+    assert query["state"] == "Waiting"
+    assert "API server: exceeded quota" in query["waitingFor"]
+    assert len(running.status()["recovery"]["history"]) == 1
+    running.quota = None
+    running.settle()
+    assert "flights-storms-0-0-2" in running.tasks()
+    assert running.status()["phase"] == "Running"
+
+
+def test_a_refused_pod_does_not_keep_others_from_their_nodes(cluster: ModelCluster) -> None:
+    cluster.quota = 8  # of a coordinator and eight tasks
+    cluster.settle()
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert sum(p.node is not None for p in cluster.tasks().values()) == 7
+
+
+def test_a_refused_coordinator_takes_one_incarnation(running: ModelCluster) -> None:
+    running.quota = 0
+    running.raw_pods.pop("flights-coordinator-1")
+    for _ in range(3):
+        running.settle()
+        running.pass_time(31.0)
+    running.quota = None
+    running.settle()
+    assert running.coordinator().name == "flights-coordinator-2"
+    assert running.reasons().count("CoordinatorReplaced") == 1
+
+
 def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelCluster) -> None:
     running.lose_node("a")
     running.lose_node("b")

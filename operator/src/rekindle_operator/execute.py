@@ -1,8 +1,9 @@
 """Doing what reconcile asks for. The one place that writes to Kubernetes.
 
 Each topology's actions are done in order, and the first failure ends its turn: the next pass looks
-again. A topology whose turns keep failing is tried less and less often, so that a full quota costs
-neither the API server nor the others anything. Reads nothing to decide anything.
+again. A topology whose turns keep failing is tried less and less often, so that it costs neither
+the API server nor the others anything. A pod that is refused (a full quota) ends nothing: it is
+remembered, and tried less and less often by itself. Reads nothing to decide anything.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class Executor:
                 self._do(action, standing)
                 ACTIONS.labels(type(action).__name__).inc()
             except (ApiException, HTTPError) as error:
+                if isinstance(action, CreatePod) and _is_refusal(error):
+                    self._note_refusal(turn.owner, action, error)
+                    continue
                 self._note_failure(turn.owner, standing, action, error)
                 return
         standing.failures = 0
@@ -109,6 +113,12 @@ class Executor:
         )
         self._cluster.mark_dirty()
 
+    def _note_refusal(self, owner: str, action: CreatePod, error: Exception) -> None:
+        ACTIONS.labels("CreatePodFailed").inc()
+        said = _message(error) if isinstance(error, ApiException) else str(error)
+        logger.warning("pod %s of %s is refused: %s", action.name, owner, said)
+        self._cluster.remember_refusal(action.ref, said, action.lost_at)
+
     def _do(self, action: Action, standing: _Standing) -> None:
         match action:
             case TryPods():
@@ -123,8 +133,9 @@ class Executor:
             case EnsureLease(namespace, manifest):
                 path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
                 self._create(path, manifest)
-            case CreatePod(namespace, manifest):
+            case CreatePod(namespace, manifest, ref):
                 self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
+                self._cluster.forget_refusal(ref)
             case DeletePod():
                 self._delete_pod(action)
             case OpenGate():
@@ -148,7 +159,7 @@ class Executor:
                 target = f"/api/v1/namespaces/{action.namespace}/pods"
                 self._call("POST", target, manifest, query=[("dryRun", "All")])
             except ApiException as error:
-                if error.status not in (400, 403, 422):
+                if not _is_refusal(error):
                     raise
                 hint = (
                     "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
@@ -282,6 +293,11 @@ class Executor:
 
 
 _OWNERSHIP = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
+
+
+def _is_refusal(error: Exception) -> bool:
+    """The API server has understood and will not have it; nothing was made."""
+    return isinstance(error, ApiException) and error.status in (400, 403, 422)
 
 
 def _message(error: ApiException) -> str:

@@ -140,7 +140,7 @@ class TopologyView:
 
 @dataclass(frozen=True, slots=True)
 class SlotRef:
-    """One incarnation of one slot of one topology: what silence is told of."""
+    """One incarnation of one slot of one topology: what silence and refusals are told of."""
 
     topology_uid: str
     slot: str
@@ -155,6 +155,16 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server did not create the pod of a reserved incarnation: there never was one."""
+
+    message: str
+    tries: int
+    again_at: float
+    lost_at: float | None  # when the pod that it was to replace was lost
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     topologies: tuple[TopologyView, ...] = ()
     pods: tuple[PodView, ...] = ()
@@ -164,3 +174,4 @@ class Snapshot:
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
+    refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
     Trial,
 )
+from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.dataplane import read_data_plane
 
 
@@ -48,6 +49,7 @@ class Cluster:
         self._silent_since: dict[SlotRef, float] = {}
         self._shunned: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
+        self._refusals = Refusals({})
         self._excused_until = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         ours = {"label_selector": names.LABEL_TOPOLOGY}
@@ -108,6 +110,7 @@ class Cluster:
     def remove_topology(self, uid: str) -> None:
         with self._lock:
             self._topologies.pop(uid, None)
+            self._refusals = self._refusals.without_topology(uid)
         self.mark_dirty()
 
     def list_topologies(self, items: list[Json], version: int) -> None:
@@ -148,6 +151,14 @@ class Cluster:
             self._trials[uid, generation] = trial
         self.mark_dirty()
 
+    def remember_refusal(self, ref: SlotRef, message: str, lost_at: float | None) -> None:
+        with self._lock:
+            self._refusals = self._refusals.with_one(ref, message, self._clock(), lost_at)
+
+    def forget_refusal(self, ref: SlotRef) -> None:
+        with self._lock:
+            self._refusals = self._refusals.without(ref)
+
     def excuse(self) -> None:
         """The API server or this process was away: silence until now proves nothing."""
         with self._lock:
@@ -159,6 +170,7 @@ class Cluster:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, shunned = dict(self._silent_since), dict(self._shunned)
             trials, excused = dict(self._trials), self._excused_until
+            refusals = self._refusals.by_ref
         leases = tuple(
             LeaseView(x.namespace, x.name, x.version, x.holder, max(x.seen_at, excused))
             for x in self.leases.views()
@@ -175,4 +187,5 @@ class Cluster:
             silent_since=silent,
             shunned=shunned,
             trials=trials,
+            refusals=refusals,
         )

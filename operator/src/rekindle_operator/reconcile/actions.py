@@ -1,7 +1,8 @@
 """What reconcile asks for: imperative, complete, safe to do twice. Pure data.
 
 Actions of one topology are done in order, and the first that fails ends that topology's turn:
-so a status that reserves incarnations comes before the pods that carry them (design §8.5).
+so a status that reserves incarnations comes before the pods that carry them (design §8.5). A pod
+that the API server refuses to create is the exception: other slots' gates and deletions go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.resources.common import Manifest
 
 
@@ -51,8 +53,12 @@ class EnsureLease:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
+    """`ref`: whose pod, for the memory of refusals; `lost_at`: when what it replaces was lost."""
+
     namespace: str
     manifest: Manifest
+    ref: SlotRef
+    lost_at: float | None = None
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rekindle_operator import names
-from rekindle_operator.cluster.model import LeaseView, PodView, Snapshot
+from rekindle_operator.cluster.model import LeaseView, PodView, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import (
     Action,
     CreatePod,
@@ -55,20 +55,26 @@ def keep_coordinator(
     if lease is None:
         prepare.append(EnsureLease(view.namespace, coordinator_lease(view)))
     if why:
-        incarnation = max(coordinator_incarnation(case), newest.incarnation if newest else 0) + 1
-        prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
+        reserved = coordinator_incarnation(case)
+        refused = snapshot.refusals.get(SlotRef(view.uid, names.COORDINATOR_SLOT, reserved))
+        highest = max(reserved, newest.incarnation if newest else 0)
+        incarnation = highest + 1 if refused is None else reserved
         stale = newest and lease and _is_stale(newest, lease, now, settings.timing)
         shun = newest.node if newest and stale else None
         manifest = coordinator_pod(
             view, incarnation, judgement.lost_nodes, settings.pods, shun=shun
         )
-        create.append(CreatePod(view.namespace, manifest))
+        if refused is None or now >= refused.again_at:
+            prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
+            ref = SlotRef(view.uid, names.COORDINATOR_SLOT, incarnation)
+            create.append(CreatePod(view.namespace, manifest, ref))
     for pod in pods:
         if not pod.terminating and (why or pod is not newest):
             grace = 0 if judgement.loss_of_node(pod) else _GRACE_S
             reason = why or "a newer incarnation stands"
             remove.append(DeletePod(pod.namespace, pod.name, pod.uid, grace, reason))
-    return Succession(why, incarnation, tuple(prepare), tuple(create), tuple(remove))
+    told = "" if incarnation == coordinator_incarnation(case) else why  # of a refusal: told already
+    return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove))
 
 
 def coordinator_pods(case: Case, snapshot: Snapshot) -> list[PodView]:

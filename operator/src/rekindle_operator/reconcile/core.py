@@ -14,7 +14,7 @@ from typing import TypeVar
 from rekindle_operator.cluster.model import Snapshot, TopologyView
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
-from rekindle_operator.reconcile.actions import Action, ShunNode, Turn, WriteStatus
+from rekindle_operator.reconcile.actions import Action, DeletePod, ShunNode, Turn, WriteStatus
 from rekindle_operator.reconcile.capacity import (
     Work,
     measure,
@@ -168,13 +168,20 @@ def _turn(
         case, work.states, judgement, plan, status, succession.why, succession.incarnation
     )
     actions += tell(change)
-    actions += succession.create
-    actions += succession.remove
-    actions += [m.create for m in work.made]
-    actions += opened_gates(work, plan, now)
-    actions += [m.delete for m in work.made if m.delete is not None]
+    removals: list[Action] = [m.delete for m in work.made if m.delete is not None]
     if case.suspended:
-        actions += suspension(case, snapshot, judgement)
+        removals += suspension(case, snapshot, judgement)
     else:
-        actions += leftovers(case, work.states, snapshot, judgement)
+        removals += leftovers(case, work.states, snapshot, judgement)
+    # Pods on lost nodes go first: a quota counts them until they do.
+    actions += [a for a in (*succession.remove, *removals) if _is_forced(a)]
+    actions += succession.create
+    actions += [a for a in succession.remove if not _is_forced(a)]
+    actions += [m.create for m in work.made if m.due]
+    actions += opened_gates(work, plan, now)
+    actions += [a for a in removals if not _is_forced(a)]
     return actions
+
+
+def _is_forced(action: Action) -> bool:
+    return isinstance(action, DeletePod) and action.grace_s == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.reconcile.case import Case
-from rekindle_operator.reconcile.slots import SlotState, Stand
+from rekindle_operator.reconcile.slots import SlotState
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Waiting")
 _REFUSAL_LIMIT = 400
@@ -97,7 +97,7 @@ def _query(
 
 def _is_refused(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
     key = state.slot.segment, state.slot.partition
-    return state.stand is Stand.OPEN and key in needed and state.refusal != ""
+    return key in needed and state.refusal != ""
 
 
 def _explain(stage: str, partitions: Sequence[str], refusals: Sequence[str]) -> str:
@@ -109,5 +109,5 @@ def _explain(stage: str, partitions: Sequence[str], refusals: Sequence[str]) -> 
         "CatchingUp": "the catch-up of",
     }[stage]
     shown = ", ".join(partitions[:5]) + (" ..." if len(partitions) > 5 else "")
-    said = f" (scheduler: {refusals[0][:_REFUSAL_LIMIT]})" if refusals else ""
+    said = f" ({refusals[0][:_REFUSAL_LIMIT]})" if refusals else ""
     return f"{what} {shown}{said}"

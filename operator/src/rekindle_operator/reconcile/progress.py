@@ -79,6 +79,8 @@ def _losses(states: Sequence[SlotState], now: float) -> dict[str, float]:
     lost: dict[str, float] = {}
     for state in states:
         at = now if state.loss is not None and _counts(state) else None
+        if state.refused is not None:
+            at = state.refused.lost_at
         if at is None and state.pod is not None:
             at = state.pod.lost_at
         if at is not None:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
-from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
@@ -38,6 +38,7 @@ class SlotState:
     taken: int = 0  # the highest incarnation in a pod name that could be the same
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
+    refused: Refusal | None = None  # of the reserved incarnation, which was never made
 
     @property
     def stand(self) -> Stand:
@@ -54,11 +55,17 @@ class SlotState:
 
     @property
     def refusal(self) -> str:
-        """What the scheduler says of its pod."""
-        return self.pod.refusal if self.pod is not None else ""
+        """Who will not have its pod, and why."""
+        if self.refused is not None:
+            return f"API server: {self.refused.message}"
+        if self.stand is Stand.OPEN and self.pod is not None and self.pod.refusal:
+            return f"scheduler: {self.pod.refusal}"
+        return ""
 
     @property
     def next_incarnation(self) -> int:
+        if self.refused is not None:
+            return self.reserved
         highest = max(self.reserved, self.pod.incarnation if self.pod else 0)
         return (highest or self.taken) + 1
 
@@ -85,14 +92,16 @@ def census(
     namesakes = _namesakes(case, topology.slots())
     for slot in topology.slots():
         reserved = case.reserved.get(slot.key, 0)
-        state = SlotState(slot, segments[slot.segment], reserved, namesakes.get(_place(slot), 0))
+        taken = namesakes.get(_place(slot), 0)
+        refused = snapshot.refusals.get(SlotRef(case.view.uid, slot.key, reserved))
+        state = SlotState(slot, segments[slot.segment], reserved, taken, refused=refused)
         if pods := by_slot.get(slot):
             pod = max(pods, key=lambda p: p.incarnation)
             loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
             if loss is None and _diverged(case, slot, pod):
                 loss = Loss.DIVERGED
             state = replace(state, pod=pod, loss=loss)
-        elif state.reserved and not was_suspended(case):
+        elif state.reserved and refused is None and not was_suspended(case):
             state = replace(state, loss=Loss.GONE)
         states.append(state)
     return tuple(states)
@@ -124,8 +133,12 @@ def was_suspended(case: Case) -> bool:
 
 
 def has_new_loss(states: Iterable[SlotState]) -> bool:
+    """Not one that was answered before, and whose replacement is refused."""
     return any(
-        s.loss not in (None, Loss.UNBOUND, Loss.GONE) and s.stand is Stand.BOUND for s in states
+        s.loss not in (None, Loss.UNBOUND, Loss.GONE)
+        and s.stand is Stand.BOUND
+        and s.refused is None
+        for s in states
     )
 
 
@@ -139,10 +152,13 @@ def withdraw_open(states: Sequence[SlotState]) -> tuple[SlotState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
+    """Not `due`: it was refused a moment ago. It has its part in the plan all the same."""
+
     state: SlotState
     incarnation: int
     create: CreatePod
     delete: DeletePod | None
+    due: bool = True
 
 
 def replacements(
@@ -156,6 +172,7 @@ def replacements(
         if state.loss is None and state.stand is not Stand.VACANT:
             continue
         incarnation = state.next_incarnation
+        lost_at = _lost_at(state, now)
         manifest = task_pod(
             case.running.view,
             case.running.topology,
@@ -163,16 +180,20 @@ def replacements(
             state.slot,
             incarnation,
             settings.pods,
-            lost_at=_lost_at(state, now),
+            lost_at=lost_at,
             attempt=_attempt(state),
         )
-        create = CreatePod(case.view.namespace, manifest)
-        made.append(Replacement(state, incarnation, create, _removal(state, judgement)))
+        ref = SlotRef(case.view.uid, state.slot.key, incarnation)
+        create = CreatePod(case.view.namespace, manifest, ref, lost_at)
+        due = state.refused is None or now >= state.refused.again_at
+        made.append(Replacement(state, incarnation, create, _removal(state, judgement), due))
     return made
 
 
 def _lost_at(state: SlotState, now: float) -> float | None:
     """When the partition's replica was lost: a replacement that found no node passes it on."""
+    if state.refused is not None:
+        return state.refused.lost_at
     if state.loss is None:
         return None
     if state.loss is Loss.UNBOUND and state.pod is not None:

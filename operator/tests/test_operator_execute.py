@@ -1,0 +1,66 @@
+"""Doing what reconcile asks for, against an API server that refuses pods."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubernetes import client
+
+from rekindle_operator.cluster.model import SlotRef
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.execute import Executor
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, Turn
+
+REF = SlotRef("uid", "seg/0/0", 2)
+
+
+@dataclass
+class Answer:
+    status: int
+    body: dict[str, Any]
+    reason: str = ""
+
+    def read(self) -> bytes:
+        return json.dumps(self.body).encode()
+
+
+@dataclass
+class Quota(client.ApiClient):
+    """Refuses pods with `status`, and takes everything else."""
+
+    status: int = 403
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
+        self.calls.append(f"{method} {url.rpartition('/')[2]}")
+        if method == "POST":
+            return Answer(self.status, {"message": "exceeded quota: pods"})
+        return Answer(200, {"kind": "Status"})
+
+
+def run(api: Quota) -> Cluster:
+    cluster = Cluster(api, None, lambda: 1000.0)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
+    pod = {"kind": "Pod", "metadata": {"name": "new"}}
+    create = CreatePod("default", pod, REF, lost_at=990.0)
+    executor.run([Turn("default/t", (create, DeletePod("default", "old", "u", None, "why")))])
+    return cluster
+
+
+def test_a_refused_pod_ends_no_turn_and_is_remembered() -> None:
+    api = Quota()
+    refusal = run(api).snapshot().refusals[REF]
+    assert api.calls == ["POST pods", "DELETE old"]
+    assert (refusal.message, refusal.lost_at) == ("exceeded quota: pods", 990.0)
+    assert refusal.again_at > 1000.0
+
+
+def test_an_api_server_in_trouble_ends_the_turn_since_the_pod_may_have_been_made() -> None:
+    api = Quota(status=500)
+    assert run(api).snapshot().refusals == {}
+    assert api.calls == ["POST pods"]
