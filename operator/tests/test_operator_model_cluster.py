@@ -79,6 +79,7 @@ class ModelCluster:
         self.binding = True
         self.frozen_at: dict[str, float] = {}
         self.dead: set[str] = set()  # nodes without a kubelet
+        self.stuck: set[str] = set()  # pods that have a node and never say a word
         self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
 
     # --- what happens to it -----------------------------------------------------
@@ -250,6 +251,7 @@ class ModelCluster:
                 {"slot": p.slot.key, "incarnation": p.incarnation, "phase": "Live"}
                 for p in self.tasks(name).values()
                 if p.slot and p.node and p.node not in self.dead and not p.terminating
+                if p.name not in self.stuck
             ]
             report = {"fence": 1, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
             if view.data_plane != report and not view.deleting:

@@ -367,6 +367,61 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     assert "flights-g2" in running.configs
 
 
+_EDIT: dict[str, Any] = {"podTemplate": {"spec": {"nodeSelector": {"disk": "fast"}}}}
+
+
+def test_an_edit_reaches_pods_that_wait_for_a_node(cluster: ModelCluster) -> None:
+    cluster.add_node("a", labels={"disk": "slow"})
+    cluster.edit("flights", podTemplate={"spec": {"nodeSelector": {"disk": "none"}}})
+    cluster.settle()
+    assert all(p.gates for p in cluster.tasks().values())
+    cluster.edit("flights", podTemplate={"spec": {"nodeSelector": {"disk": "slow"}}})
+    cluster.settle()
+    assert any(p.node == "a" for p in cluster.tasks().values())
+    assert all(name.endswith("-2") for name in cluster.tasks())
+    assert "recovery" not in cluster.status()
+
+
+def test_an_edit_reaches_a_pod_that_has_a_node_and_does_not_start(running: ModelCluster) -> None:
+    running.stuck.add("flights-storms-0-0-1")
+    running.settle()
+    before = set(running.tasks())
+    running.edit("flights", image="rekindle/pipelines:mended")
+    running.settle()
+    assert set(running.tasks()) - before == {"flights-storms-0-0-2"}
+    assert running.status()["phase"] == "Running"
+    assert "recovery" not in running.status()
+
+
+def test_an_edit_leaves_a_task_that_crashed_to_its_kubelet(running: ModelCluster) -> None:
+    """It has a log on its node's disk, and is up again sooner than a new one."""
+    name = "flights-storms-0-0-1"
+    down = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:02:00Z"}
+    status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [down]}
+    running.raw_pods[name]["status"] |= status
+    running.stuck.add(name)
+    running.settle()
+    running.edit("flights", image="rekindle/pipelines:mended")
+    running.settle()
+    assert name in running.tasks()
+
+
+def test_an_edit_that_concerns_no_task_leaves_pods_that_wait(cluster: ModelCluster) -> None:
+    cluster.settle()
+    before = set(cluster.tasks())
+    queries = [{**q, "priority": 7} for q in flights_spec()["queries"]]
+    cluster.edit("flights", queries=queries)
+    cluster.settle()
+    assert set(cluster.tasks()) == before
+
+
+def test_an_edit_leaves_what_runs(running: ModelCluster) -> None:
+    before = running.tasks()
+    running.edit("flights", **_EDIT)
+    running.settle()
+    assert running.tasks() == before
+
+
 def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelCluster) -> None:
     before = set(running.tasks())
     sources = [dict(s) for s in flights_spec()["sources"]]

@@ -91,7 +91,7 @@ def _losses(change: Change) -> Iterator[Words]:
             yield True, "NodeLost", "Judge", note, f"{entry.get('startedAt')} {node}"
     held = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds}
     for state in change.states:
-        if state.loss is None or state.loss is Loss.UNBOUND or state.pod is None:
+        if state.loss is None or not state.loss.of_what_ran or state.pod is None:
             continue
         occasion = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:

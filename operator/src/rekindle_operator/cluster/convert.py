@@ -23,6 +23,8 @@ from rekindle_operator.resources.common import TOPOLOGY_KEY
 
 Json = Mapping[str, Any]
 
+_FIRST_WORD_S = 5.0  # of a kubelet about a pod; no task is up and down again in that time
+
 
 def version_of(raw: Json) -> int:
     """resourceVersions of one store are comparable integers."""
@@ -78,6 +80,7 @@ def pod_view(raw: Json) -> PodView:
         requests=pod_requests(spec),
         terminating=bool(meta.get("deletionTimestamp")),
         ready=_condition(status, "Ready") == "True",
+        was_ready=_was_ready(status),
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
@@ -199,6 +202,16 @@ def _controller(meta: Json) -> str | None:
 def _condition(status: Json, kind: str) -> str | None:
     conditions: Iterable[Json] = status.get("conditions") or ()
     return next((str(c["status"]) for c in conditions if c["type"] == kind), None)
+
+
+def _was_ready(status: Json) -> bool:
+    """A kubelet says Ready=False as it starts a pod; a later change is one from True."""
+    conditions: Iterable[Json] = status.get("conditions") or ()
+    ready: Json = next((c for c in conditions if c["type"] == "Ready"), {})
+    began, changed = status.get("startTime"), ready.get("lastTransitionTime")
+    if ready.get("status") == "True" or not began or not changed:
+        return ready.get("status") == "True"
+    return parse_time(changed) - parse_time(began) > _FIRST_WORD_S
 
 
 def _refusal(status: Json) -> str:

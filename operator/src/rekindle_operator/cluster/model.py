@@ -69,6 +69,7 @@ class PodView:
     requests: Amounts
     terminating: bool = False
     ready: bool = False
+    was_ready: bool = False  # now or at some time
     owner_uid: str | None = None
     topology: str | None = None
     role: str | None = None

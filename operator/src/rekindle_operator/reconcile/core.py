@@ -37,7 +37,7 @@ from rekindle_operator.reconcile.slots import (
     withdraw_open,
     zombies,
 )
-from rekindle_operator.recovery.judge import Judgement, Loss, judge_nodes
+from rekindle_operator.recovery.judge import Judgement, judge_nodes
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.settings import Settings
 from rekindle_operator.status import build_status, owned, without_figures
@@ -135,7 +135,7 @@ def _plan(
     """One plan over all topologies (design §8.4)."""
     works = [p.work for p in prepared]
     states = [s for work in works for s in work.states]
-    withdrawn = [s.pod.uid for s in states if s.pod and s.loss is Loss.UNBOUND]
+    withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
     coordinators = sum(p.succession.incarnation is not None for p in prepared)
     room = measure(snapshot, judgement, withdrawn, coordinators)
     return plan_all(works, room, now, settings.timing)

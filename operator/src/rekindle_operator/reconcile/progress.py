@@ -16,7 +16,7 @@ from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
-from rekindle_operator.recovery.judge import Judgement, is_burst
+from rekindle_operator.recovery.judge import Judgement, Loss, is_burst
 from rekindle_operator.recovery.plan import Plan
 
 HISTORY = 10
@@ -71,7 +71,7 @@ def follow(
 
 def _counts(state: SlotState) -> bool:
     """A gated pod that someone deleted was not running anything."""
-    return state.stand in (Stand.BOUND, Stand.VACANT)
+    return state.loss is not Loss.OUTDATED and state.stand in (Stand.BOUND, Stand.VACANT)
 
 
 def _losses(states: Sequence[SlotState], now: float) -> dict[str, float]:

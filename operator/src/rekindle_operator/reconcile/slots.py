@@ -15,9 +15,9 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.case import Case, Running
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
-from rekindle_operator.resources.task import task_pod
+from rekindle_operator.resources.task import task_pod, task_template
 from rekindle_operator.settings import Settings
 
 _SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its room is wanted
@@ -100,6 +100,8 @@ def census(
             loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
             if loss is None and _diverged(case, slot, pod):
                 loss = Loss.DIVERGED
+            if loss is None and _is_outdated(case, case.running, segments, pod, settings):
+                loss = Loss.OUTDATED
             state = replace(state, pod=pod, loss=loss)
         elif state.reserved and refused is None and not was_suspended(case):
             state = replace(state, loss=Loss.GONE)
@@ -119,6 +121,30 @@ def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
     return highest
 
 
+def _is_outdated(
+    case: Case,
+    running: Running,
+    segments: Mapping[str, Segment],
+    pod: PodView,
+    settings: Settings,
+) -> bool:
+    """An edit reaches what has not started: nothing is lost by making it anew, and what the edit
+    mends (a selector, an image) may be why it does not start."""
+    if pod.slot is None or pod.generation == running.generation or _has_started(case, pod):
+        return False
+    segment = segments[pod.slot.segment]
+    template = task_template(running.view, running.topology, segment, settings.pods)
+    return pod.template != template
+
+
+def _has_started(case: Case, pod: PodView) -> bool:
+    """It serves, or has served, or works on its state, as the coordinator says."""
+    if pod.node is None or pod.slot is None:
+        return False
+    report = case.data.task(pod.slot.key, pod.incarnation)
+    return pod.was_ready or (report is not None and report.phase not in ("Waiting", "Failed"))
+
+
 def _place(slot: Slot) -> str:
     return f"{slot.partition}/{slot.replica}"
 
@@ -135,9 +161,7 @@ def was_suspended(case: Case) -> bool:
 def has_new_loss(states: Iterable[SlotState]) -> bool:
     """Not one that was answered before, and whose replacement is refused."""
     return any(
-        s.loss not in (None, Loss.UNBOUND, Loss.GONE)
-        and s.stand is Stand.BOUND
-        and s.refused is None
+        s.loss is not None and s.loss.of_what_ran and s.stand is Stand.BOUND and s.refused is None
         for s in states
     )
 
@@ -196,7 +220,7 @@ def _lost_at(state: SlotState, now: float) -> float | None:
         return state.refused.lost_at
     if state.loss is None:
         return None
-    if state.loss is Loss.UNBOUND and state.pod is not None:
+    if not state.loss.of_what_ran and state.pod is not None:
         return state.pod.lost_at
     return now
 

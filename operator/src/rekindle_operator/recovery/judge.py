@@ -30,6 +30,12 @@ class Loss(StrEnum):
     SILENT = "it alone is silent"
     UNBOUND = "its gate is open and no node took it"
     DIVERGED = "its output disagreed with its partner's"
+    OUTDATED = "the topology was edited before it had started"
+
+    @property
+    def of_what_ran(self) -> bool:
+        """Something was lost; the others only have a pod made anew before it did anything."""
+        return self not in (Loss.UNBOUND, Loss.OUTDATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from rekindle_operator.resources.common import (
     secure_container,
     store_credentials,
     store_volumes,
+    template_digest,
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.settings import PodDefaults
@@ -46,9 +47,7 @@ def task_pod(
 ) -> Manifest:
     """`view` gives owner and spec of the accepted generation, `topology` the compiled segment."""
     segment = topology.segment(slot.segment)
-    template = view.spec.get("podTemplate") or {}
-    base = {"spec": _base_spec(view, topology, segment, generation, defaults)}
-    merged = merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
+    merged = _merged(view, topology, segment, generation, defaults)
     identity = {
         names.LABEL_ROLE: names.ROLE_TASK,
         names.LABEL_GENERATION: str(generation),
@@ -62,14 +61,31 @@ def task_pod(
     own = merged.get("metadata") or {}
     meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
     annotations = dict(own.get("annotations") or {})
+    annotations[names.ANNOTATION_TEMPLATE] = task_template(view, topology, segment, defaults)
     if lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
     if attempt:
         annotations[names.ANNOTATION_ATTEMPT] = str(attempt)
-    if annotations:
-        meta["annotations"] = annotations
+    meta["annotations"] = annotations
     spec = _with_identity(merged["spec"], view, slot, incarnation)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def task_template(
+    view: TopologyView, topology: Topology, segment: Segment, defaults: PodDefaults
+) -> str:
+    """The digest of all that an edit can change for a task of the segment, which is fixed by its
+    id. Not the generation's number: an edit of a priority concerns no task."""
+    merged = _merged(view, topology, segment, 0, defaults)
+    return template_digest({"pod": merged, "conf": view.spec.get("sparkConf") or {}})
+
+
+def _merged(
+    view: TopologyView, topology: Topology, segment: Segment, generation: int, defaults: PodDefaults
+) -> Manifest:
+    template = view.spec.get("podTemplate") or {}
+    base = {"spec": _base_spec(view, topology, segment, generation, defaults)}
+    return merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
 
 
 def _base_spec(
