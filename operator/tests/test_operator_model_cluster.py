@@ -270,7 +270,7 @@ class ModelCluster:
         match action:
             case TryPods(uid=uid, generation=generation):
                 key = uid, generation
-                self.trials[key] = self.refusals.get(key, Trial())
+                self.trials[key] = replace(self.refusals.get(key, Trial()), at=self.now)
             case CreateConfig(manifest=manifest):
                 self.configs[manifest["metadata"]["name"]] = manifest
             case DeleteConfig(name=name):

@@ -354,6 +354,20 @@ def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
     assert running.tasks() == before
 
 
+def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: ModelCluster) -> None:
+    passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
+    cluster.refusals["uid-flights", 1] = Trial((passing,))
+    cluster.settle()
+    assert cluster.condition("Valid")["reason"] == "PodRefused"
+    cluster.refusals.clear()
+    cluster.pass_time(29.0)
+    cluster.settle()
+    assert cluster.condition("Valid")["reason"] == "PodRefused"
+    cluster.pass_time(1.0)
+    cluster.settle()
+    assert cluster.condition("Valid")["status"] == "True"
+
+
 def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     before = running.tasks()
     queries = [dict(q) for q in flights_spec()["queries"]]

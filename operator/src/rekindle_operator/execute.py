@@ -165,7 +165,9 @@ class Executor:
                     "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
                 )
                 problems.append(Problem(path, "PodRefused", _message(error), hint))
-        self._cluster.remember_trial(action.uid, action.generation, Trial(tuple(problems)))
+        self._cluster.remember_trial(
+            action.uid, action.generation, Trial(tuple(problems), self._clock())
+        )
 
     def _delete_pod(self, action: DeletePod) -> None:
         logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)

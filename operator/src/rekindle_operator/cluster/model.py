@@ -150,9 +150,11 @@ class SlotRef:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The API server's verdict on the pods of a generation (dry run). No problems: accepted."""
+    """The API server's verdict on the pods of a generation (dry run). No problems: accepted.
+    `at`: when it was given; a refusal may pass (a quota, a webhook that was away)."""
 
     problems: tuple[Problem, ...] = ()
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

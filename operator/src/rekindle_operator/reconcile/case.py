@@ -22,6 +22,7 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
+_TRIAL_AGAIN_S = 30.0  # what the API server refused may be due to a quota or a webhook that passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Case:
 
 
 def open_case(
-    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults
+    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults, now: float
 ) -> tuple[Case, list[Action]]:
     """The case, and what accepting its newest generation takes."""
     configs = sorted(
@@ -76,6 +77,8 @@ def open_case(
                     actions.append(_trial(fresh, defaults))
                 elif trial.problems:
                     problems = trial.problems
+                    if now - trial.at >= _TRIAL_AGAIN_S:
+                        actions.append(_trial(fresh, defaults))
                 else:
                     running = fresh
                     actions.append(CreateConfig(view.namespace, generation_record(view)))

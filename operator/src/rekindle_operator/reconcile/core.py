@@ -59,7 +59,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     faults = Faults()
 
     def survey(view: TopologyView) -> Surveyed:
-        case, accepting = open_case(view, snapshot, settings.pods)
+        case, accepting = open_case(view, snapshot, settings.pods, now)
         counted = case.wants_pods
         states = census(case, snapshot, judgement, now, settings) if counted else ()
         return Surveyed(case, tuple(accepting), states)
