@@ -220,6 +220,24 @@ def test_a_coordinator_whose_lease_is_old_is_replaced_on_another_node(
     assert set(running.tasks()) == tasks
 
 
+def test_the_coordinator_shares_the_tasks_tolerations_and_priority_and_not_their_nodes(
+    cluster: ModelCluster,
+) -> None:
+    bulk = {"key": "bulk", "operator": "Exists"}
+    shared = {"tolerations": [bulk], "priorityClassName": "streams"}
+    cluster.edit("flights", podTemplate={"spec": {**shared, "nodeSelector": {"disk": "fast"}}})
+    cluster.settle()
+    spec = cluster.raw_pods[cluster.coordinator().name]["spec"]
+    assert bulk in spec["tolerations"]
+    assert len(spec["tolerations"]) == 3
+    assert spec["priorityClassName"] == "streams"
+    assert "nodeSelector" not in spec
+
+
+def test_no_pod_runs_as_root(running: ModelCluster) -> None:
+    assert all(r["spec"]["securityContext"]["runAsNonRoot"] for r in running.raw_pods.values())
+
+
 def test_a_coordinator_that_fell_silent_comes_back_on_the_only_node(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     cluster.settle()

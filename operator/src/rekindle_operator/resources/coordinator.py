@@ -18,6 +18,7 @@ from rekindle_operator.resources.common import (
     Manifest,
     metadata,
     secure_container,
+    secure_pod,
     store_credentials,
     store_volumes,
     template_digest,
@@ -26,6 +27,8 @@ from rekindle_operator.resources.merge import merge
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
+# Of podTemplate.spec: what lets a pod on a node at all. A nodeSelector says where tasks are to be.
+_SHARED = ("tolerations", "priorityClassName")
 ASK = Amounts.parse(REQUESTS, pods=1)
 
 
@@ -68,7 +71,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
         "terminationGracePeriodSeconds": 10,
         "tolerations": list(STAY),
         "volumes": volumes,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": secure_pod(),
         "containers": [
             {
                 "name": "coordinator",
@@ -95,6 +98,8 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
     }
     if secrets := topology.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
+    template = (topology.spec.get("podTemplate") or {}).get("spec") or {}
+    spec = merge(spec, {k: v for k, v in template.items() if k in _SHARED})
     if away := sorted(set(lost)):
         spec["affinity"] = {"nodeAffinity": _not_on(away)}
     return spec

@@ -21,6 +21,7 @@ from rekindle_operator.resources.common import (
     Manifest,
     metadata,
     secure_container,
+    secure_pod,
     store_credentials,
     store_volumes,
     template_digest,
@@ -101,7 +102,7 @@ def _base_spec(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
         "tolerations": list(STAY),
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": secure_pod(),
         "volumes": [
             {"name": "topology", "configMap": record},
             {"name": "data", "emptyDir": scratch},
