@@ -471,6 +471,39 @@ def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelClu
     assert set(running.tasks()) == before
 
 
+def _with_replicas(number: int) -> dict[str, Any]:
+    spec = flights_spec()
+    for node in [*spec["sources"], *spec["operators"]]:
+        node["replicas"] = number
+    return {"sources": spec["sources"], "operators": spec["operators"]}
+
+
+def test_a_replica_that_is_taken_away_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
+    cluster.edit("flights", **_with_replicas(3))
+    for name in "abcd":
+        cluster.add_node(name, 16_000, 64 << 30)
+    cluster.settle()
+    for replicas in (2, 3):
+        cluster.edit("flights", **_with_replicas(replicas))
+        cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert "recovery" not in cluster.status()
+    assert "BurstDetected" not in cluster.reasons()
+
+
+def test_a_surplus_replica_stays_until_one_that_stays_is_live(running: ModelCluster) -> None:
+    kept, surplus = "flights-alarms-0-0-1", "flights-alarms-0-1-1"
+    running.stuck.add(kept)
+    running.settle()
+    running.edit("flights", **_with_replicas(1))
+    running.settle()
+    assert surplus in running.tasks()
+    running.stuck.clear()
+    running.settle()
+    assert surplus not in running.tasks()
+    assert kept in running.tasks()
+
+
 def test_a_changed_segment_is_replaced_and_the_others_stay(running: ModelCluster) -> None:
     before = set(running.tasks())
     operators = [dict(o) for o in flights_spec()["operators"]]

@@ -45,6 +45,7 @@ class Case:
     judged: bool  # False while the API server's verdict is awaited
     data: DataPlane
     reserved: Mapping[str, int]  # slot -> incarnation
+    before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
 
     @property
     def suspended(self) -> bool:
@@ -65,6 +66,7 @@ def open_case(
     actions: list[Action] = []
     problems: tuple[Problem, ...] = ()
     judged, running = True, _newest_running(view, configs)
+    before = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     if not view.deleting and (running is None or running.generation != view.generation):
         match judge_spec(view.name, view.spec):
             case Rejected(found):
@@ -89,6 +91,7 @@ def open_case(
         judged=judged,
         data=read_data_plane(view.data_plane),
         reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
+        before=before,
     )
     return case, actions + _forgotten(case, configs, snapshot)
 

@@ -172,7 +172,8 @@ def _turn(
     if case.suspended:
         removals += suspension(case, snapshot, judgement)
     else:
-        removals += leftovers(case, work.states, snapshot, judgement)
+        live = {partition for partition, stage in health.stages.items() if stage == "Live"}
+        removals += leftovers(case, work.states, snapshot, judgement, live)
     # Pods on lost nodes go first: a quota counts them until they do.
     actions += [a for a in (*succession.remove, *removals) if _is_forced(a)]
     actions += succession.create

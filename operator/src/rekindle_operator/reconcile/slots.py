@@ -7,7 +7,7 @@ is never waited for (I7). Its successor is born gated.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -66,8 +66,7 @@ class SlotState:
     def next_incarnation(self) -> int:
         if self.refused is not None:
             return self.reserved
-        highest = max(self.reserved, self.pod.incarnation if self.pod else 0)
-        return (highest or self.taken) + 1
+        return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
 
 
 def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
@@ -103,10 +102,16 @@ def census(
             if loss is None and _is_outdated(case, case.running, segments, pod, settings):
                 loss = Loss.OUTDATED
             state = replace(state, pod=pod, loss=loss)
-        elif state.reserved and refused is None and not was_suspended(case):
+        elif _had_pod(case, state):
             state = replace(state, loss=Loss.GONE)
         states.append(state)
     return tuple(states)
+
+
+def _had_pod(case: Case, state: SlotState) -> bool:
+    """Not a slot that an edit brings (back), nor one whose pod was refused, nor after a pause."""
+    fresh = state.slot.key not in case.before
+    return bool(state.reserved and not fresh and state.refused is None and not was_suspended(case))
 
 
 def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
@@ -240,19 +245,33 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
 
 
 def leftovers(
-    case: Case, states: Iterable[SlotState], snapshot: Snapshot, judgement: Judgement
+    case: Case,
+    states: Iterable[SlotState],
+    snapshot: Snapshot,
+    judgement: Judgement,
+    live: Collection[tuple[str, int]],
 ) -> list[Action]:
-    """Fenced incarnations, and pods of slots that the topology has no more."""
+    """Fenced incarnations, and pods of slots that the topology has no more. `live`: (segment id,
+    partition) of which a replica that stays is live; until then a surplus one may be the only one
+    that has the state."""
     current = {s.slot: s.pod for s in states}
+    partitions = {(slot.segment, slot.partition) for slot in current}
     found: list[Action] = []
     for pod in task_pods(case, snapshot):
         if pod.terminating or pod.slot is None or case.running is None:
             continue
         if pod.slot not in current:
+            partition = pod.slot.segment, pod.slot.partition
+            if partition in partitions and partition not in live and _may_run(pod, judgement):
+                continue
             found.append(_delete(pod, judgement, None, "its slot is no more in the topology"))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, judgement, _SHORT_GRACE_S, "a newer incarnation stands"))
     return found
+
+
+def _may_run(pod: PodView, judgement: Judgement) -> bool:
+    return pod.node is not None and not pod.ended and not judgement.loss_of_node(pod)
 
 
 def suspension(case: Case, snapshot: Snapshot, judgement: Judgement) -> list[Action]:
