@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle_operator.cluster.amounts import Amounts, parse_quantity, total
 from rekindle_operator.cluster.model import NodeView, Taint, Toleration
+from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Bin, Item, Room, pack
 from rekindle_operator.recovery.plan import Demand, Spare, make_plan
 
@@ -172,3 +174,70 @@ def _fits(sizes: list[int], free: list[int]) -> bool:
         if all(u <= f for u, f in zip(used, free, strict=True)):
             return True
     return False
+
+
+def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": required}
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "cores", "fits"),
+    [
+        ("In", ["4", "8"], "8", True),
+        ("In", ["4"], "8", False),
+        ("In", ["4"], None, False),
+        ("NotIn", ["4"], "8", True),
+        ("NotIn", ["4"], "4", False),
+        ("NotIn", ["4"], None, True),
+        ("Exists", [], "4", True),
+        ("Exists", [], None, False),
+        ("DoesNotExist", [], "4", False),
+        ("DoesNotExist", [], None, True),
+        ("Gt", ["4"], "16", True),
+        ("Gt", ["4"], "4", False),
+        ("Gt", ["4"], "many", False),
+        ("Lt", ["16"], "4", True),
+        ("Lt", ["16"], None, False),
+    ],
+)
+def test_node_affinity_is_read_as_the_scheduler_reads_it(
+    operator: str, values: list[str], cores: str | None, fits: bool
+) -> None:
+    labels = {} if cores is None else {"cores": cores}
+    terms = required_terms(affinity(expression("cores", operator, *values)))
+    assert matches(terms, "n", labels) is fits
+
+
+def test_terms_are_alternatives_their_requirements_are_not_and_an_empty_one_matches_nothing() -> (
+    None
+):
+    name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
+    fast, both = expression("disk", "In", "fast"), name | expression("disk", "In", "fast")
+    assert matches(required_terms(affinity(fast, name)), "n", {})
+    assert not matches(required_terms(affinity(both)), "n", {})
+    assert matches(required_terms(affinity(both)), "n", {"disk": "fast"})
+    assert not matches(required_terms(affinity({})), "n", {})
+    assert matches(required_terms(None), "n", {})
+
+
+def test_a_task_is_packed_only_where_its_node_affinity_lets_it() -> None:
+    terms = required_terms(affinity(expression("disk", "In", "fast")))
+    wanted = Item("i", Amounts(1, 1, 1), "i", 0, affinity=terms)
+    nodes = room(node("a", 9), node("b", 2, labels={"disk": "fast"}))
+    packed = pack([wanted], nodes)
+    assert packed is not None
+    assert packed.nodes == {"i": "b"}
+    assert pack([wanted], room(node("a", 9))) is None
+
+
+def test_an_overcommitted_node_takes_no_room_from_the_others() -> None:
+    over, well = node("a", 4), node("b", 4)
+    bins = {"a": Bin(over, Amounts(-3, 50, 5)), "b": Bin(well, Amounts(4, 50, 5))}
+    packed = pack([item("i", 4)], Room(bins, Amounts(8, 200, 20)))
+    assert packed is not None
+    assert packed.nodes == {"i": "b"}

@@ -61,6 +61,10 @@ class Amounts:
     def __sub__(self, other: Amounts) -> Amounts:
         return Amounts(self.cpu_m - other.cpu_m, self.memory - other.memory, self.pods - other.pods)
 
+    def clamped(self) -> Amounts:
+        """What an overcommitted node lacks is no other node's loss."""
+        return Amounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0))
+
     def covers(self, ask: Amounts) -> bool:
         """A resource that is not asked for cannot be short, as the scheduler sees it."""
         return all(

@@ -18,6 +18,7 @@ from rekindle_operator.names import ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
+from rekindle_operator.recovery.affinity import required_terms
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.recovery.pack import Bin, Item, Room, pack
 from rekindle_operator.recovery.plan import Demand, Plan, Spare, make_plan
@@ -71,6 +72,7 @@ def _item_of_pod(uid: str, state: SlotState, pod: PodView) -> Item:
         replica=state.slot.replica,
         selector=tuple(sorted(pod.selector.items())),
         tolerations=pod.tolerations,
+        affinity=required_terms(pod.affinity),
     )
 
 
@@ -83,6 +85,7 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
         replica=state.slot.replica,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         tolerations=tolerations_of(spec),
+        affinity=required_terms(spec.get("affinity")),
     )
 
 

@@ -1,7 +1,8 @@
 """Packing tasks onto nodes: several resources, anti-affinity, taints, selectors. Pure.
 
 The scheduler has the last word, but a gate is opened for one node only (design §8.5), so what is
-packed here must be what the scheduler accepts: its rules for taints, selectors and requests.
+packed here must be what the scheduler accepts: its rules for taints, selectors, node affinity and
+requests.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import Enum, auto
 
 from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.model import NodeView, Toleration
+from rekindle_operator.recovery.affinity import Term, matches
 
 _SEARCH_STEPS = 2000  # of the exact search that follows when the simple rule fails
 _SEARCH_ITEMS = 16
@@ -27,6 +29,7 @@ class Item:
     replica: int
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
+    affinity: tuple[Term, ...] | None = None  # required terms
 
 
 class Rule(Enum):
@@ -47,11 +50,13 @@ class Bin:
     def admits(self, item: Item) -> bool:
         """Whether the item may be on the node, whatever else is there."""
         labels = self.node.labels
-        return all(labels.get(k) == v for k, v in item.selector) and all(
+        tolerated = all(
             any(t.tolerates(taint) for t in item.tolerations)
             for taint in self.node.taints
             if taint.effect in ("NoSchedule", "NoExecute")
         )
+        selected = all(labels.get(k) == v for k, v in item.selector)
+        return tolerated and selected and matches(item.affinity, self.node.name, labels)
 
     def takes(self, item: Item) -> bool:
         return (
@@ -104,7 +109,8 @@ def pack(items: Iterable[Item], room: Room, rule: Rule = Rule.TIGHT) -> Packed |
 
 def _conceivable(items: Sequence[Item], room: Room) -> bool:
     """A cheap no: more than is left in all, or an item that no node takes."""
-    left = total(b.free for b in room.bins.values() if b.free.covers(Amounts(pods=1)))
+    free = (b.free.clamped() for b in room.bins.values())
+    left = total(f for f in free if f.covers(Amounts(pods=1)))
     return left.covers(total(i.ask for i in items)) and all(
         any(b.takes(item) for b in room.bins.values()) for item in items
     )
