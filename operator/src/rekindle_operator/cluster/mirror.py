@@ -1,8 +1,10 @@
 """A mirror of one kind of object, kept by the client's SharedInformer (design §13).
 
 The informer lists, watches and says DELETED for what a relist no longer has; it works on the API's
-JSON, since the client's classes cost milliseconds a pod. This process's own writes go in as the API
-server answers them (`put`), so a pass never acts on what the pass before has changed.
+JSON, since the client's classes cost milliseconds a pod. It keeps every object that it is given, to
+be read by nobody; so what it keeps is cut down to what tells one object from another. This
+process's own writes go in as the API server answers them (`put`), so a pass never acts on what the
+pass before has changed.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Mirror(Generic[V]):
         self._views: dict[tuple[str, str], V] = {}
         self._synced = threading.Event()
         self._informer = SharedInformer(self._request, resync_period=_WATCH_S)  # type: ignore[no-untyped-call]
-        for kind, handler in ((ADDED, self.put), (MODIFIED, self.put), (DELETED, self._remove)):
+        for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._remove)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
 
     @property
@@ -80,6 +82,17 @@ class Mirror(Generic[V]):
                 return
             self._views[key] = fresh
         self._changed()
+
+    def _seen(self, raw: dict[str, Any]) -> None:
+        """By the informer, which has `raw` in its cache already."""
+        if isinstance(raw, _Listed):
+            return  # `_replace` has taken it in
+        try:
+            self.put(raw)
+        finally:
+            rest = _identity(raw)
+            raw.clear()
+            raw.update(rest)
 
     def forget(self, raw: Json) -> None:
         """The API server has deleted it for good."""
@@ -120,11 +133,23 @@ class Mirror(Generic[V]):
             return response
         if response.status != 200:
             raise ApiException(status=response.status, reason=response.reason)
-        listed = json.loads(response.data)
-        version = str(listed["metadata"]["resourceVersion"])
-        items = listed.get("items") or []
+        answer = json.loads(response.data)
+        version = str(answer["metadata"]["resourceVersion"])
+        items = answer.get("items") or []
         self._replace(items, int(version))
-        return SimpleNamespace(items=items, metadata=SimpleNamespace(resource_version=version))
+        listed = [_Listed(_identity(raw)) for raw in items]
+        return SimpleNamespace(items=listed, metadata=SimpleNamespace(resource_version=version))
+
+
+class _Listed(dict[str, Any]):
+    """An object of a list, cut down."""
+
+
+def _identity(raw: Json) -> dict[str, Any]:
+    """What the informer needs to tell that the object is gone, and `_remove` which it was."""
+    meta = raw["metadata"]
+    kept = ("namespace", "name", "resourceVersion")
+    return {"metadata": {key: meta[key] for key in kept if key in meta}}
 
 
 def _key(raw: Json) -> tuple[str, str]:

@@ -1,0 +1,96 @@
+"""Mirrors of what the API server has, and what the informer below them keeps."""
+
+from __future__ import annotations
+
+import copy
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes.informer import ADDED, DELETED, MODIFIED
+
+from rekindle_operator.cluster.convert import pod_view
+from rekindle_operator.cluster.mirror import Mirror
+from rekindle_operator.cluster.model import PodView
+
+
+def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:
+    meta = {
+        "namespace": "default",
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "labels": {"long": "x" * 50},
+    }
+    return {"metadata": meta, "spec": {"nodeSelector": {"disk": "fast"}, **spec}}
+
+
+class Server:
+    def __init__(self) -> None:
+        self.items = [pod("a", 1), pod("b", 2)]
+        self.version = 2
+
+    def list_pods(self, **_: Any) -> Any:
+        body = {"metadata": {"resourceVersion": str(self.version)}, "items": self.items}
+        return SimpleNamespace(status=200, data=json.dumps(body))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def mirror(server: Server) -> Mirror[PodView]:
+    made = Mirror[PodView]("pods", server.list_pods, pod_view, lambda: None)
+    made._informer._initial_list()  # type: ignore[no-untyped-call]
+    return made
+
+
+def watch(mirror: Mirror[PodView], kind: str, raw: dict[str, Any]) -> None:
+    """As the informer does with an event."""
+    raw = copy.deepcopy(raw)
+    cache = mirror._informer.cache
+    (cache._remove if kind == DELETED else cache._put)(raw)  # type: ignore[no-untyped-call]
+    mirror._informer._fire(kind, raw)  # type: ignore[no-untyped-call]
+
+
+def kept(mirror: Mirror[PodView]) -> list[dict[str, Any]]:
+    return list(mirror._informer.cache.list())  # type: ignore[no-untyped-call]
+
+
+def names(mirror: Mirror[PodView]) -> set[str]:
+    return {v.name for v in mirror.views()}
+
+
+def test_views_are_whole_and_the_informer_keeps_names_only(mirror: Mirror[PodView]) -> None:
+    watch(mirror, ADDED, pod("c", 3))
+    watch(mirror, MODIFIED, pod("a", 4, nodeName="n"))
+    views = {v.name: v for v in mirror.views()}
+    assert names(mirror) == {"a", "b", "c"}
+    assert views["a"].node == "n"
+    assert views["c"].selector == {"disk": "fast"}
+    assert all(set(raw) == {"metadata"} for raw in kept(mirror))
+    assert all(
+        set(raw["metadata"]) == {"namespace", "name", "resourceVersion"} for raw in kept(mirror)
+    )
+
+
+def test_a_relist_takes_away_what_is_gone_and_brings_back_nothing(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    watch(mirror, DELETED, pod("a", 3))
+    assert names(mirror) == {"b"}
+    server.items, server.version = [pod("d", 5)], 5
+    mirror._informer._initial_list()  # type: ignore[no-untyped-call]
+    assert names(mirror) == {"d"}
+
+
+def test_what_this_process_deleted_does_not_come_back_by_the_list_before(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    listed = kept(mirror)[0]
+    mirror.forget(pod("a", 3))
+    mirror._informer._fire(MODIFIED, listed)  # type: ignore[no-untyped-call]
+    assert names(mirror) == {"b"}
