@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOUNT = "/var/lib/rekindle"
 NAMESPACE = "default"
 SYSTEM = "rekindle-system"
+OPERATOR_LEASE = "rekindle-operator"
 GROUP, VERSION, PLURAL = "rekindle.dev", "v1alpha1", "streamtopologies"
 OPERATOR_IMAGE = "rekindle/operator:dev"
 PIPELINES_IMAGE = "rekindle/pipelines:dev"
@@ -106,6 +107,7 @@ class EmbeddedCluster:
             self._api_client = config.new_client_from_config(kubeconfig)  # type: ignore[no-untyped-call]
             self.core = client.CoreV1Api(self._api_client)
             self.custom = client.CustomObjectsApi(self._api_client)
+            self.coordination = client.CoordinationV1Api(self._api_client)
             self._report(f"starting {self._wanted} process nodes")
             started = [self._launch_node() for _ in range(self._wanted)]
             for node in started:
@@ -224,6 +226,16 @@ class EmbeddedCluster:
 
     def operator_pods(self) -> list[Any]:
         return list(self.core.list_namespaced_pod(SYSTEM).items)
+
+    def leading_operator_pod(self) -> Any:
+        """The replica of the operator that holds its Lease: only its death is noticed."""
+        return wait_for("an operator pod that leads", self._leading_operator_pod, 60)
+
+    def _leading_operator_pod(self) -> Any:
+        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, SYSTEM)
+        # The chart makes the pod's name its identity.
+        holder = lease.spec and lease.spec.holder_identity
+        return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
 
     def delete_topology(self, name: str, timeout_s: float = 60) -> None:
         """Delete it and wait until none of its pods is left."""

@@ -53,7 +53,7 @@ def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_advanced(epochs=5)
-        operator = cluster.operator_pods()[0]
+        operator = cluster.leading_operator_pod()
         kill_processes(operator.spec.node_name, operator.status.pod_ip, cluster)
         run.wait_advanced(epochs=5)
         assert run.incarnations() == before, "killing coordinator or operator touched tasks"
