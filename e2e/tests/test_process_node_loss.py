@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 
 from embedded.control_plane import ControlPlane
 from embedded.pods import Pods, condition_of, container_of, eventually
-from embedded.process_node.host import ProcessNode
+from embedded.process_node.host import QUICK, Image, ProcessNode
 from embedded.process_node.partition import cgroup2_mount
 
 pytestmark = pytest.mark.cluster
@@ -39,6 +40,15 @@ STRAY = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600
 WAITS_FOR_A_SIGN = """
 import os, time
 while not os.path.exists("/signs/end"): time.sleep(0.05)
+raise SystemExit(7)
+"""
+
+# Each start adds a line to /signs/starts; the first one ends at a sign.
+COUNTS_ITS_STARTS = """
+import os, time
+with open("/signs/starts", "a") as starts: starts.write("start\\n")
+while not os.path.exists("/signs/end"): time.sleep(0.05)
+os.unlink("/signs/end")
 raise SystemExit(7)
 """
 
@@ -237,6 +247,51 @@ def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
     assert pods.logs("kept") == ""
 
 
+def test_containers_are_restarted_while_the_api_server_is_away(tmp_path: Path) -> None:
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    (signs / "starts").touch()
+
+    def starts() -> int:
+        return len((signs / "starts").read_text().splitlines())
+
+    with ControlPlane(tmp_path / "control-plane") as own, contextlib.ExitStack() as ends:
+        node = ProcessNode(
+            "alone", own, tmp_path / "alone", images={"machine": Image()}, timing=QUICK
+        )
+        ends.callback(node.stop)
+        node.start()
+        node.wait_ready()
+        own.kubectl("create", "configmap", "given", "--from-literal=key=value")
+        spec = on(node, COUNTS_ITS_STARTS)
+        spec["volumes"] = [
+            {"name": "signs", "hostPath": {"path": str(signs)}},
+            {"name": "given", "configMap": {"name": "given"}},
+        ]
+        main = spec["containers"][0]
+        main.pop("readinessProbe")
+        main["livenessProbe"] = {
+            "exec": {"command": ["test", "!", "-e", "/signs/sick"]},
+            "periodSeconds": 1,
+            "failureThreshold": 1,
+        }
+        main["volumeMounts"] = [
+            {"name": v["name"], "mountPath": f"/{v['name']}"} for v in spec["volumes"]
+        ]
+        pods = Pods(own.kubeconfig)
+        pods.create("busy", spec)
+        pods.wait_ready("busy")
+        eventually(lambda: starts() == 1, "it started")
+        own.pause_api_server()
+        (signs / "end").touch()
+        eventually(lambda: starts() == 2, "what crashed runs again")
+        (signs / "sick").touch()
+        eventually(lambda: starts() == 3, "what is not alive runs again")
+        (signs / "sick").unlink()
+        own.resume_api_server()
+        pods.wait("busy", "was restarted", lambda p: container_of(p)["restartCount"] >= 2)
+
+
 def exits(node: ProcessNode) -> list[Path]:
     return list((node.directory / "data").glob("pods/*/containers/*/*/exit.json"))
 
@@ -264,7 +319,7 @@ def test_nothing_outlives_the_process_that_made_the_node(
     script = f"""
         import json, sys, time
         from pathlib import Path
-        from embedded.process_node.host import ProcessNode
+        from embedded.process_node.host import QUICK, Image, ProcessNode
         facts = json.loads({json.dumps(json.dumps(facts))})
         class Cluster:
             kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])

@@ -70,6 +70,9 @@ class PodWorker:
         self._admitted = False
         self._object = PodObject(services.api, pod)
         self._next_refresh = 0.0
+        self._refresher: asyncio.Task[None] | None = None
+        self._stale = asyncio.Event()
+        self._publishing = asyncio.Lock()
         self._volumes = Volumes(directory / "volumes", services.objects, services.tokens)
         spec = pod["spec"]
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
@@ -77,6 +80,7 @@ class PodWorker:
         self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
         # Before any other pod is judged by what is left of the node.
         self._adopt()
+        self._publisher = asyncio.create_task(self._keep_published())
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -141,17 +145,17 @@ class PodWorker:
         if self._vanished_at is not None or "deletionTimestamp" in self.pod["metadata"]:
             return await self._terminate()
         if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
-            await self._publish()
+            self._stale.set()
             return _FOREVER
         if not self._admitted and self.failure is None:
             self._admit()
         if self.failure is not None:
             for container in self.containers:
                 container.kill("")
-            await self._publish()
+            self._stale.set()
             return _FOREVER
         next_at = await self._advance()
-        await self._publish()
+        self._stale.set()
         return next_at
 
     def _admit(self) -> None:
@@ -186,21 +190,35 @@ class PodWorker:
 
     async def _prepare(self) -> float | None:
         """The volumes; the time of their next refresh, or None while one is missing."""
-        now = time.time()
         names = {v["name"] for v in self.pod["spec"].get("volumes") or []}
-        try:
-            if not names <= set(self._volumes.paths):
+        if not names:
+            return _FOREVER
+        if not names <= set(self._volumes.paths):
+            try:
                 await self._volumes.prepare(self.pod, self.facts)
-            elif now >= self._next_refresh:
-                await self._volumes.refresh(self.pod, self.facts)
-                if problem := await asyncio.to_thread(self._volumes.overfull, self.pod):
-                    self.fail("Evicted", problem)
+            except VolumeError as error:
+                self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
+                return None
+        elif time.time() < self._next_refresh:
+            return self._next_refresh
+        elif self._refresher is None or self._refresher.done():
+            self._refresher = asyncio.create_task(self._refresh())
+        self._next_refresh = time.time() + self._services.settings.timing.volume_refresh_s
+        return self._next_refresh
+
+    async def _refresh(self) -> None:
+        """Beside the loop, like the status: containers are driven without the API server.
+
+        A failure leaves the files as they are.
+        """
+        try:
+            await self._volumes.refresh(self.pod, self.facts)
         except VolumeError as error:
             self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
-            return None
-        if now >= self._next_refresh:
-            self._next_refresh = now + self._services.settings.timing.volume_refresh_s
-        return self._next_refresh if names else _FOREVER
+        except (ApiError, Unreachable) as error:
+            log.warning("pod %s: volumes not refreshed: %s", self.pod["metadata"]["name"], error)
+        if problem := await asyncio.to_thread(self._volumes.overfull, self.pod):
+            self.fail("Evicted", problem)
 
     async def _drive(self, container: Container, *, retry_failures: bool) -> float:
         """One container: start it, start it again, or leave it; when to look again."""
@@ -250,6 +268,10 @@ class PodWorker:
             self._event("Warning", "Failed", f"Error: {error}")
             container.waiting = ("CreateContainerConfigError", str(error))
             return time.time() + _RETRY_S
+        except (ApiError, Unreachable) as error:
+            # What this one refers to is not known; the others go on.
+            log.warning("container %s: %s", container.name, error)
+            return time.time() + _RETRY_S
         container.start(spec, self.pod_ip)
         return _FOREVER
 
@@ -267,6 +289,9 @@ class PodWorker:
         if self._vanished_at is None:
             await self._publish()
             await self._object.delete()
+        self._publisher.cancel()
+        if self._refresher is not None:
+            self._refresher.cancel()
         self._volumes.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._cgroup is not None:
@@ -293,8 +318,22 @@ class PodWorker:
 
     # --- status -----------------------------------------------------------
 
+    async def _keep_published(self) -> None:
+        """Whenever the status is stale; an API server that is away holds up nothing else."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self._publish()
+            except Exception as error:
+                log.warning("pod %s: status not published: %r", self.pod["metadata"]["name"], error)
+                await asyncio.sleep(_RETRY_S)
+                self._stale.set()
+
     async def _publish(self) -> None:
-        await self._object.publish(status.build(self.pod, self._view(), time.time()))
+        # One after another: a late answer must not undo a newer status.
+        async with self._publishing:
+            await self._object.publish(status.build(self.pod, self._view(), time.time()))
 
     def _view(self) -> PodView:
         return PodView(
