@@ -188,6 +188,7 @@ RUNNING = ContainerView("a", "i", running_since=1.0, started=True, ready=True)
 DONE = ContainerView("a", "i", ended=ended(0))
 FAILED = ContainerView("a", "i", ended=ended(1))
 CREATING = ContainerView("a", "i", waiting=("ContainerCreating", ""))
+UNPREPARED = ContainerView("a", "i")
 BACKING_OFF = ContainerView("a", "i", waiting=("CrashLoopBackOff", "x"), last=ended(1), restarts=2)
 
 
@@ -199,6 +200,10 @@ def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any
     ("policy", "seen", "phase"),
     [
         ("Always", view(CREATING), "Pending"),
+        ("Always", view(UNPREPARED), "Pending"),
+        ("Never", view(UNPREPARED), "Pending"),
+        ("Always", view(RUNNING, UNPREPARED), "Pending"),
+        ("Always", view(UNPREPARED, init=(DONE,)), "Pending"),
         ("Always", view(RUNNING), "Running"),
         ("Always", view(RUNNING, CREATING), "Pending"),
         ("Always", view(BACKING_OFF), "Running"),

@@ -236,6 +236,8 @@ def test_a_missing_config_map_is_waited_for_and_a_change_arrives(
     pods.create("patient", on(node, script, volumes=declared, volumeMounts=mounts))
     eventually(lambda: "FailedMount" in pods.events("patient"), "an Event names the volume")
     assert "'late' not found" in pods.events("patient")["FailedMount"]
+    said = pods.wait("patient", "has a status", lambda p: "containerStatuses" in p["status"])
+    assert said["status"]["phase"] == "Pending"
     config = {"metadata": {"name": "late"}, "data": {"key": "old"}}
     pods.api.call("POST", f"{CORE}/configmaps", config)
     pods.wait_ready("patient")

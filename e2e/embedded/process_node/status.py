@@ -83,7 +83,7 @@ def phase(restart_policy: str, view: PodView) -> str:
             return "Failed" if restart_policy == "Never" else "Pending"
         if container.ended is None:
             return "Pending"
-    if any(c.waiting is not None and c.last is None for c in view.main) or not view.main:
+    if any(_never_ran(c) for c in view.main) or not view.main:
         return "Pending"
     if any(c.running_since is not None for c in view.main):
         return "Running"
@@ -142,6 +142,11 @@ def container_status(container: ContainerView) -> Json:
         "started": container.started,
         "ready": container.ready,
     }
+
+
+def _never_ran(container: ContainerView) -> bool:
+    """Waiting for its first start, or without any state: its volumes are not there yet."""
+    return container.running_since is None and container.ended is None and container.last is None
 
 
 def _failed(pod: Json, view: PodView) -> bool:
