@@ -274,8 +274,8 @@ def test_another_replica_takes_over_and_changes_nothing_that_runs(
     slots = world.status("flights")["slots"]
     first.kill()
     wait_for("the second leads", second.leads)
-    world.lose_node(nodes[0])
     lost = _on(world, nodes[0])
+    world.lose_node(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     after = {n: p.metadata.uid for n, p in world.pods("flights").items()}
     assert {n: u for n, u in before.items() if n not in lost}.items() <= after.items()
