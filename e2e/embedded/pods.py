@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Pods:
 
     def logs(self, name: str, **query: Any) -> str:
         return self.api.text(f"{self.path}/{name}/log?{urllib.parse.urlencode(query)}")
+
+    def follow(self, name: str) -> Iterator[str]:
+        """The lines of the log as they are written, until the container has ended."""
+        return self.api.lines(f"{self.path}/{name}/log?follow=true")
 
     def events(self, name: str) -> dict[str, str]:
         """The newest message of each reason."""

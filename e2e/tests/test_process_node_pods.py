@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,21 +202,22 @@ def test_an_unknown_image_names_those_there_are(node: ProcessNode, pods: Pods) -
 # --- probes -----------------------------------------------------------------
 
 
-def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods) -> None:
-    volumes = [{"name": "v", "emptyDir": {}}]
-    flip = "(sleep 1.5; touch /v/up; sleep 3; rm /v/up) &"
+def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods, tmp_path: Path) -> None:
     spec = serving(
         node,
-        flip,
-        readinessProbe=http("/v/up", failureThreshold=1),
-        volumes=volumes,
-        volumeMounts=[{"name": "v", "mountPath": "/v"}],
+        readinessProbe=http("/signs/up", failureThreshold=1),
+        volumes=[{"name": "signs", "hostPath": {"path": str(tmp_path)}}],
+        volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
     )
     pods.create("moody", spec)
+    eventually(
+        lambda: "statuscode: 503" in pods.events("moody").get("Unhealthy", ""), "its probe fails"
+    )
     assert condition_of(pods.wait_phase("moody", "Running"), "Ready") == "False"
+    (tmp_path / "up").touch()
     pods.wait_ready("moody")
+    (tmp_path / "up").unlink()
     pods.wait("moody", "is unready again", lambda p: condition_of(p, "Ready") == "False")
-    assert "statuscode: 503" in pods.events("moody")["Unhealthy"]
     assert container_of(pods.get("moody"))["restartCount"] == 0
 
 
@@ -254,15 +255,11 @@ def test_deleting_runs_the_hook_then_asks_politely(node: ProcessNode, pods: Pods
     spec = serving(node, lifecycle=hook, readinessProbe=http("/"), volumes=volumes)
     pods.create("polite", spec)
     pods.wait_ready("polite")
-    lines: list[str] = []
-    reader = threading.Thread(
-        target=lambda: lines.append(pods.logs("polite", follow="true")), daemon=True
-    )
-    reader.start()
+    lines = pods.follow("polite")
+    assert next(lines) == "listening"
     pods.delete("polite")
-    pods.wait_gone("polite", within_s=4)
-    reader.join(5)
-    assert lines == ["listening\nhook\nbye\n"]
+    assert list(lines) == ["hook", "bye"]
+    pods.wait_gone("polite")
 
 
 def test_who_ignores_sigterm_is_killed_after_the_grace(node: ProcessNode, pods: Pods) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ class JsonApi:
         return answer
 
     def text(self, path: str, method: str = "GET", body: Json | None = None) -> str:
+        with self._open(path, method, body) as response:
+            content: bytes = response.read()
+            return content.decode()
+
+    def lines(self, path: str) -> Iterator[str]:
+        """Of an answer that goes on, as they come."""
+        with self._open(path, "GET", None) as response:
+            for line in response:
+                yield line.decode().removesuffix("\n")
+
+    def _open(self, path: str, method: str, body: Json | None) -> Any:
         server, context = self._connect()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
@@ -51,9 +63,7 @@ class JsonApi:
             headers={"Content-Type": kind, "Accept": "application/json, */*"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as response:
-                content: bytes = response.read()
-                return content.decode()
+            return urllib.request.urlopen(request, timeout=10, context=context)
         except urllib.error.HTTPError as error:
             raise ApiRefusal(error.code, error.read().decode(errors="replace")) from error
 
