@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from demo.screen import Screen
 from demo.timeline import draw
@@ -21,6 +22,7 @@ from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
 from harness.oracle import compare, last_epoch
+from harness.sinks import longest_pause, written
 from rekindle.connectors.compare import Difference
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
@@ -38,6 +40,7 @@ class Loss:
     nodes: tuple[str, ...]
     lost: tuple[str, ...]
     survivors: tuple[str, ...]
+    gone: frozenset[tuple[str, int]]  # (segment id, partition) of which no replica is left
 
 
 def choose_loss(
@@ -67,7 +70,8 @@ def choose_loss(
         if operators <= set(victims):
             continue
         survivors = tuple(q.name for q in queries if q.name not in lost)
-        loss = Loss(victims, lost, survivors)
+        gone = frozenset(part for part, where in placed.items() if where <= set(victims))
+        loss = Loss(victims, lost, survivors, gone)
         if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
             best = loss
     if best is None or not best.lost:
@@ -104,21 +108,23 @@ class Story:
                     reference = pool.submit(
                         flights.run_reference, self.document, self.cluster.shared, self._reference
                     )
-                    self._finish(observer)
+                    last = self._finish(observer)
                     self._watch(observer, "the reference execution", reference.done, 240)
                     reference.result()
             finally:
                 self.screen.end_table()
-        return self._judge(observer, lost_at_s, loss, restored_from)
+        return self._judge(observer, lost_at_s, loss, restored_from, last)
 
     # -- steps --------------------------------------------------------------------------------
 
     def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
         self._watch(observer, "all queries to be Live", observer.all_live, 180)
+        # Of the first one a replica that lags may not be sure: its inputs keep their beginning.
+        interval = self.topology.spec.checkpoint_every
         self._watch(
             observer,
-            "a first checkpoint",
-            lambda: (observer.status.get("checkpoint") or {}).get("epoch", -1) > 0,
+            "a second checkpoint",
+            lambda: (observer.status.get("checkpoint") or {}).get("epoch", -1) >= 2 * interval - 1,
             60,
         )
         loss = choose_loss(
@@ -134,7 +140,8 @@ class Story:
         return at_s, loss
 
     def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
-        """Nodes come back one at a time until everything is Live and redundant again."""
+        """Nodes come back, one at a time until everything is Live, then the rest; returns what
+        the lost queries were restored from."""
         self._watch(
             observer,
             "a recovery plan in the status",
@@ -151,15 +158,28 @@ class Story:
             )
         for _ in loss.nodes[len(loss.lost) :]:
             self._add_node(observer)
-        tasks = (observer.status.get("dataPlane") or {}).get("tasks", [])
-        restored = {t["slot"]: t.get("restoredFrom", -1) for t in tasks}
+        return self._restored_from(observer.status, loss)
+
+    def _restored_from(self, status: dict[str, Any], loss: Loss) -> dict[str, int]:
+        """The oldest epoch that a lost part of each lost query was restored from; -1: from none."""
+        newest: dict[tuple[str, int], int] = {}
+        for task in (status.get("dataPlane") or {}).get("tasks", []):
+            segment, partition, _ = task["slot"].rsplit("/", 2)
+            part = segment, int(partition)
+            newest[part] = max(newest.get(part, -1), task.get("restoredFrom", -1))
         return {
-            q.name: max(restored.get(f"{self._segment_of(q.name)}/0/{r}", -1) for r in range(2))
+            q.name: min(
+                newest.get((s.id, p), -1)
+                for s in self.topology.ancestry(q)
+                for p in range(s.partitions)
+                if (s.id, p) in loss.gone
+            )
             for q in self.topology.spec.queries
+            if q.name in loss.lost
         }
 
-    def _finish(self, observer: Observer) -> None:
-        """Wait until the whole input has gone through every query."""
+    def _finish(self, observer: Observer) -> int:
+        """Wait until the whole input has gone through every query; returns its last epoch."""
         last = last_epoch(self.topology, self.cluster.shared, self.build / "oracle")
         self._watch(
             observer,
@@ -167,6 +187,7 @@ class Story:
             lambda: min(observer.stable_epochs().values(), default=-1) >= last,
             240,
         )
+        return last
 
     def _judge(
         self,
@@ -174,7 +195,9 @@ class Story:
         lost_at_s: float,
         loss: Loss,
         restored_from: dict[str, int],
+        last: int,
     ) -> list[str]:
+        pauses = self._pauses(observer, lost_at_s, loss)
         comparisons = compare(self.document, self.cluster.shared, self._reference)
         plan = observer.history.plan_before_return(lost_at_s, loss.lost)
         wrong = failures(
@@ -184,13 +207,17 @@ class Story:
             expected_lost=loss.lost,
             survivors=loss.survivors,
             comparisons=comparisons,
+            last_epoch=last,
+            restored_from=restored_from,
+            pauses=pauses,
         )
         said = result(
             observer.history,
             lost_at_s=lost_at_s,
             plan=plan,
             comparisons=comparisons,
-            restored_from={q: restored_from[q] for q in loss.lost},
+            restored_from=restored_from,
+            pauses=pauses,
             failed=wrong,
         )
         (self.build / "result.json").write_text(json.dumps(said, indent=2) + "\n")
@@ -202,6 +229,19 @@ class Story:
         (self.build / "events.txt").write_text(events)
         self._summary(comparisons)
         return wrong
+
+    def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
+        """The survivors' longest silences between the loss and the last return."""
+        history = observer.history
+        outages = [history.outage(query, lost_at_s) for query in loss.lost]
+        returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
+        began = time.time() - observer.now()
+        since_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
+        output = self.cluster.shared / NAME / "output"
+        epoch_s = self.topology.spec.epoch_interval / 1e6
+        return {
+            q: longest_pause(written(output / q), since_s, until_s, epoch_s) for q in loss.survivors
+        }
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -217,9 +257,6 @@ class Story:
         name = self._background(observer, self.cluster.add_node)
         observer.mark("joined", name)
         self.screen.say(f"[blue]{name}[/] joins")
-
-    def _segment_of(self, query: str) -> str:
-        return next(s.id for s in self.topology.segments if query in s.queries)
 
     def _placed(self) -> dict[tuple[str, int], set[str]]:
         placed: dict[tuple[str, int], set[str]] = {}

@@ -8,6 +8,9 @@ from typing import Any
 from harness.history import History
 from rekindle.connectors.compare import Difference
 
+LONGEST_PAUSE_S = 10.0
+"""What a query that has replicas left may be silent: the silence that makes a lost node lost."""
+
 
 def failures(
     history: History,
@@ -17,13 +20,21 @@ def failures(
     expected_lost: Sequence[str],
     survivors: Sequence[str],
     comparisons: Mapping[str, Difference],
+    last_epoch: int,
+    restored_from: Mapping[str, int],
+    pauses: Mapping[str, float],
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
-    `plan` is the order in force when the first query returned.
+    `plan` is the order in force when the first query returned, `last_epoch` that in which the
+    input ends, `pauses` the longest silences of the survivors' sinks in seconds.
     """
     found = []
+    if (newest := history.newest_epoch(lost_at_s)) >= last_epoch:
+        found.append(f"the nodes were lost at epoch {newest}, and the input ended at {last_epoch}")
     for query in survivors:
+        if pauses[query] > LONGEST_PAUSE_S:
+            found.append(f"{query} had replicas left and paused for {pauses[query]:.1f} s")
         if outage := history.outage(query, lost_at_s):
             found.append(f"{query} had replicas left and still stopped at {outage.lost_s:.1f} s")
     returns: list[tuple[float, str]] = []
@@ -35,6 +46,8 @@ def failures(
             found.append(f"{query} never came back")
         else:
             returns.append((outage.live_s, query))
+        if restored_from.get(query, -1) < 0:
+            found.append(f"{query} did not return from a checkpoint")
     order = [query for _, query in sorted(returns)]
     planned = [query for query in plan if query in order]
     if sorted(planned) != sorted(order):
@@ -56,6 +69,7 @@ def result(
     plan: Sequence[str],
     comparisons: Mapping[str, Difference],
     restored_from: Mapping[str, int],
+    pauses: Mapping[str, float],
     failed: Sequence[str],
 ) -> dict[str, Any]:
     """What `build/demo/result.json` holds. Times are seconds since `kubectl apply`."""
@@ -81,10 +95,7 @@ def result(
         "failures": list(failed),
         "plannedOrder": list(plan),
         "plans": [{"at": round(at_s, 2), "order": list(order)} for at_s, order in history.plans],
-        "longestPauseSeconds": {
-            q: round(history.longest_pause(q, lost_at_s, history.ended_s), 2)
-            for q in history.queries()
-        },
+        "longestPauseSeconds": {q: round(pause_s, 2) for q, pause_s in pauses.items()},
         "nodesLostAt": round(lost_at_s, 2),
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,

@@ -6,7 +6,6 @@ its timeline and the failure tests read the result. Times are seconds since the 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +76,10 @@ class History:
     def epoch(self, query: str) -> int:
         return next((e for _, name, e in reversed(self.progress) if name == query), -1)
 
+    def newest_epoch(self, until_s: float) -> int:
+        """The highest stable epoch of any query by then; -1 if there was none."""
+        return max((e for at_s, _, e in self.progress if at_s <= until_s), default=-1)
+
     def outage(self, query: str, since_s: float) -> Outage | None:
         """The first time after `since_s` that the query gave no answers; None if it always did."""
         after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
@@ -94,10 +97,3 @@ class History:
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
         said = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]
         return said[-1] if said else ()
-
-    def longest_pause(self, query: str, since_s: float, until_s: float) -> float:
-        """The longest time between two advances of the query's stable epoch, seconds."""
-        times = [since_s]
-        times += [t for t, name, _ in self.progress if name == query and since_s < t < until_s]
-        times.append(until_s)
-        return max(b - a for a, b in itertools.pairwise(times))

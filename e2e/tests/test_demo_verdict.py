@@ -29,6 +29,9 @@ def _failures(history: History, **changed: object) -> list[str]:
         "expected_lost": ["first", "second"],
         "survivors": ["keep"],
         "comparisons": SAME,
+        "last_epoch": 30,
+        "restored_from": {"first": 4, "second": 0},
+        "pauses": {"keep": 9.9},
     }
     return failures(history, **(arguments | changed))  # type: ignore[arg-type]
 
@@ -43,7 +46,15 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
         (_history(20, 15), {}, "planned was"),
         (_history(15, 99), {}, "never came back"),
         (_history(15, 20), {"plan": ["first"]}, "does not name all"),
-        (_history(15, 20), {"survivors": ["first"]}, "still stopped"),
+        (
+            _history(15, 20),
+            {"survivors": ["first"], "pauses": {"first": 1.0}},
+            "still stopped",
+        ),
+        (_history(15, 20), {"pauses": {"keep": 10.5}}, "keep had replicas left and paused"),
+        (_history(15, 20), {"last_epoch": 9}, "the input ended"),
+        (_history(15, 20), {"restored_from": {"first": 4}}, "second did not return from"),
+        (_history(15, 20), {"restored_from": {"first": -1, "second": 4}}, "first did not"),
         (_history(15, 20), {"expected_lost": ["keep"]}, "never said so"),
         (_history(15, 20), {"comparisons": {"keep": Difference(0, 0)}}, "nothing was compared"),
         (
@@ -66,8 +77,10 @@ def test_the_result_says_when_each_query_was_lost_and_live_again() -> None:
         plan=["first", "second"],
         comparisons=SAME,
         restored_from={"first": 4},
+        pauses={"keep": 1.234},
         failed=[],
     )
     first = next(q for q in said["queries"] if q["name"] == "first")
     assert (first["lostAt"], first["liveAt"], first["restoredFromEpoch"]) == (10, 15, 4)
+    assert said["longestPauseSeconds"] == {"keep": 1.23}
     assert said["ok"]

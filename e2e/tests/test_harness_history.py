@@ -24,7 +24,13 @@ def test_a_query_that_stays_live_has_no_outage() -> None:
     for at_s in range(5):
         history.sample(float(at_s), _status("Live", at_s))
     assert history.outage("q", since_s=0.0) is None
-    assert history.longest_pause("q", 0.0, 4.0) == 1.0
+
+
+def test_the_newest_epoch_is_that_of_its_time() -> None:
+    history = History()
+    for at_s in range(5):
+        history.sample(float(at_s), _status("Live", 10 * at_s))
+    assert [history.newest_epoch(at_s) for at_s in (-1.0, 0.0, 2.5)] == [-1, 0, 20]
 
 
 def test_a_plan_is_kept_once_until_it_changes() -> None:
