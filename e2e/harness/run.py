@@ -13,6 +13,8 @@ from harness import oracle
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
 from rekindle.connectors.files_sink import parse_name
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
 
 
 class Run:
@@ -115,6 +117,7 @@ class Run:
         }
 
     def kill_pod_processes(self, pod: Any) -> None:
+        self.observer.mark("lost", f"processes of {pod.metadata.name}")
         kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
 
     # -- the end ------------------------------------------------------------------------------
@@ -122,9 +125,20 @@ class Run:
     def verify(self, scratch: Path, since: Mapping[str, int] = MappingProxyType({})) -> int:
         """Compare what the sinks hold with the reference execution; returns rows compared.
         `since`: the first epochs of queries that were added later."""
+        self._check_lost_in_time(scratch / "sources")
         stable = self.observer.stable_epochs()
         until = min(stable[query] for query in self.queries())
         return oracle.check(self.document, self.cluster.shared, scratch, until, since)
+
+    def _check_lost_in_time(self, scratch: Path) -> None:
+        """What was lost after the input had ended could change nothing."""
+        lost = [m for m in self.observer.history.marks if m.kind == "lost"]
+        if lost:
+            name, spec = load_topology(self.document)
+            topology = compile_topology(spec, name)
+            last = oracle.last_epoch(topology, self.cluster.shared, scratch)
+            newest = self.observer.history.newest_epoch(lost[-1].at_s)
+            assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
 
     def written(self, query: str) -> list[int]:
         """The epochs that a query's sink holds rows of, ascending."""

@@ -15,7 +15,7 @@ import pytest
 
 from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
-from harness.run import Run, kill_processes
+from harness.run import Run
 
 pytestmark = [
     pytest.mark.cluster,
@@ -54,7 +54,7 @@ def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_advanced(epochs=5)
         operator = cluster.leading_operator_pod()
-        kill_processes(operator.spec.node_name, operator.status.pod_ip, cluster)
+        run.kill_pod_processes(operator)
         run.wait_advanced(epochs=5)
         assert run.incarnations() == before, "killing coordinator or operator touched tasks"
         assert run.verify(tmp_path) > 0
