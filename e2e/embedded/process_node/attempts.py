@@ -1,7 +1,7 @@
 """One attempt at a container: its directory, its shim, its exit.
 
 The directory says all, so that a restarted agent can take an attempt over:
-`lock` is held while the shim lives, `exit.json` is its last word.
+`lock` is held while the shim lives and has its pid, `exit.json` is its last word.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _BOOT = (
     "from embedded.process_node.shim import main; main(sys.argv[2])"
 )
 
+# What a shim may take from its start to its lock; then there is none.
+_BOOT_S = 5.0
+
 
 class Attempt:
     """A container that runs, or ran.  `on_exit` is called once, in the event loop."""
@@ -38,6 +41,7 @@ class Attempt:
         self._on_exit = on_exit
         self._pidfd: int | None = None
         self._shim = 0
+        self._found_ended_at: float | None = None
 
     @classmethod
     def start(cls, directory: Path, spec: dict[str, Any], on_exit: Callable[[], None]) -> Attempt:
@@ -61,10 +65,10 @@ class Attempt:
     def adopt(cls, directory: Path, on_exit: Callable[[], None]) -> Attempt:
         """Take over what an earlier agent started; it may have ended since."""
         attempt = cls(directory, on_exit)
-        state = attempt._read("state.json")
-        attempt.started_at = attempt._read("spec.json").get("started_at", attempt.started_at)
-        if _is_locked(directory / "lock") and state:
-            attempt._shim = state["shim"]
+        made_at = directory.stat().st_mtime
+        attempt.started_at = attempt._read("spec.json").get("started_at", made_at)
+        attempt._shim = attempt._find_shim()
+        if attempt._shim:
             with contextlib.suppress(ProcessLookupError):
                 attempt._watch(os.pidfd_open(attempt._shim))
         return attempt
@@ -106,7 +110,11 @@ class Attempt:
         end = self._read("exit.json")
         if not end:
             message = "the container's shim is gone and left no exit code"
-            return Exit(137, 0, "ContainerStatusUnknown", message, self.started_at, time.time())
+            # Always the same, or the end of a back-off would recede.
+            if self._found_ended_at is None:
+                self._found_ended_at = time.time()
+            at_s = self._found_ended_at
+            return Exit(137, 0, "ContainerStatusUnknown", message, self.started_at, at_s)
         if end["start_error"]:
             reason, message = "StartError", end["start_error"]
         else:
@@ -116,6 +124,17 @@ class Attempt:
         return Exit(
             end["exit_code"], end["signal"], reason, message, end["started_at"], end["finished_at"]
         )
+
+    def _find_shim(self) -> int:
+        """Its pid, or 0 if it has ended; one that has just been started is waited for."""
+        while True:
+            is_young = 0 <= time.time() - self.started_at < _BOOT_S
+            if is_locked := _is_locked(self.directory / "lock"):
+                with contextlib.suppress(ValueError):
+                    return int((self.directory / "lock").read_text())
+            if (self.directory / "exit.json").exists() or not (is_young or is_locked):
+                return 0
+            time.sleep(0.02)
 
     def _watch(self, pidfd: int) -> None:
         self._pidfd = pidfd

@@ -71,9 +71,7 @@ def timestamp(nanoseconds: int) -> str:
 def main(directory_path: str) -> None:
     directory = Path(directory_path)
     spec = json.loads((directory / "spec.json").read_text())
-    # Held for life: whether this shim lives is asked by trying to lock it.
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    hold_lock(directory)
     if spec["cgroup"]:
         Path(spec["cgroup"], "cgroup.procs").write_text("0")
     wanted = {signal.SIGTERM, signal.SIGUSR1}
@@ -93,8 +91,7 @@ def main(directory_path: str) -> None:
     failure = _read_all(failure_in)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     if not failure:
-        state = {"shim": os.getpid(), "pid": child}
-        syscalls.write_json(directory / "state.json", state)
+        syscalls.write_json(directory / "state.json", {"pid": child})
     log = Log(directory / "log", spec["log_limit_bytes"])
     _copy({read_end: name for name, (read_end, _) in outputs.items()}, log, child)
     _, status = os.waitpid(child, 0)
@@ -111,6 +108,13 @@ def main(directory_path: str) -> None:
             "message": _message(Path(spec["termination_message"])),
         },
     )
+
+
+def hold_lock(directory: Path) -> None:
+    """For life: whether this shim lives is asked by trying to lock it, who it is by reading it."""
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, str(os.getpid()).encode())
 
 
 def _become_container(

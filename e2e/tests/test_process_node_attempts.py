@@ -1,0 +1,62 @@
+"""Taking over what an earlier agent started, from what lies in the attempt's directory."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from embedded.process_node.attempts import Attempt
+
+ROOT = Path(__file__).parents[1]
+LATE_SHIM = """
+import pathlib, sys, time
+from embedded.process_node import shim
+time.sleep(0.5)
+shim.hold_lock(pathlib.Path(sys.argv[1]))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "0"
+    made.mkdir()
+    return made
+
+
+def write_spec(directory: Path, started_at: float) -> None:
+    (directory / "spec.json").write_text(json.dumps({"started_at": started_at}))
+
+
+def test_a_shim_that_was_started_a_moment_ago_is_waited_for(directory: Path) -> None:
+    write_spec(directory, time.time())
+    argv = [sys.executable, "-c", LATE_SHIM, str(directory)]
+
+    async def adopt_and_end() -> None:
+        with subprocess.Popen(argv, env={"PYTHONPATH": str(ROOT)}) as shim:
+            ended = asyncio.Event()
+            attempt = Attempt.adopt(directory, ended.set)
+            assert attempt.running
+            assert attempt.shim == shim.pid
+            assert attempt.exit() is None
+            shim.kill()
+            await asyncio.wait_for(ended.wait(), 10)
+            assert not attempt.running
+
+    asyncio.run(adopt_and_end())
+
+
+def test_a_shim_that_left_no_exit_code_has_ended_once_and_for_all(directory: Path) -> None:
+    write_spec(directory, time.time() - 3600)
+    (directory / "lock").write_text("1")
+    attempt = Attempt.adopt(directory, lambda: None)
+    assert not attempt.running
+    first = attempt.exit()
+    assert first is not None
+    assert first.reason == "ContainerStatusUnknown"
+    time.sleep(0.01)
+    assert attempt.exit() == first
