@@ -22,7 +22,8 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`memory`: kind of process -> the largest's resident MiB. Disk in MiB: `local` of all pods'
+    """`memory`: kind of process -> the largest's anonymous resident MiB; pages of mapped files, a
+    source's input among them, are the kernel's to take back. Disk in MiB: `local` of all pods'
     volumes on all nodes, `store` of the topology's checkpoints."""
 
     memory: dict[str, float]
@@ -46,7 +47,8 @@ def _processes(pids: list[int]) -> Iterator[tuple[str, float]]:
         try:
             process = psutil.Process(pid)
             command = " ".join(process.cmdline())
-            resident = process.memory_info().rss / MIB
+            memory = process.memory_info()
+            resident = (memory.rss - memory.shared) / MIB
         except psutil.Error:  # it ended meanwhile
             continue
         kind = next((kind for part, kind in _KINDS.items() if part in command), None)
