@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any, cast
 
 import kopf
 from kubernetes import client, config
@@ -56,6 +57,8 @@ def _watch(cluster: Cluster, settings: Settings) -> None:
     """Kopf, in the main thread: it ends on SIGTERM and SIGINT."""
     kopf.run(
         registry=make_registry(cluster),
+        # Kopf would look its user up by name, and the user of a pod may have none.
+        identity=cast(Any, settings.election.identity),
         settings=make_settings(),
         standalone=True,
         clusterwide=settings.namespace is None,
