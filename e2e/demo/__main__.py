@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -23,8 +24,11 @@ def main() -> int:
         # Room for one task on each node, so that every node that returns brings back one.
         shape = NodeShape(cpu="800m", memory="2Gi")
         cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.say)
-        with cluster:
+        with cluster, contextlib.ExitStack() as on_failure:
+            on_failure.callback(cluster.keep_logs, build / "logs")
             wrong = Story(cluster, screen, build).run()
+            if not wrong:
+                on_failure.pop_all()
     for sentence in wrong:
         screen.say(f"[red]failed[/] {sentence}")
     took = time.monotonic() - began

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -277,8 +276,7 @@ class Story:
 
     def _background(self, observer: Observer, work: Callable[[], T]) -> T:
         """Run `work` while the table goes on updating."""
-        done: list[T] = []
-        thread = threading.Thread(target=lambda: done.append(work()))
-        thread.start()
-        self._watch(observer, "a node to join", lambda: not thread.is_alive(), 60)
-        return done[0]
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            self._watch(observer, "a node to join", done.done, 60)
+            return done.result()

@@ -6,9 +6,11 @@ lives below one directory, and everything it started is ended by `stop`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -117,10 +119,26 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        for node in self.nodes.values():
-            node.stop()
-        self.nodes.clear()
-        self.control_plane.stop()
+        """All of it, the control plane last; an error stops nothing else from ending."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.control_plane.stop)
+            for node in self.nodes.values():
+                ends.callback(node.stop)
+            self.nodes.clear()
+
+    def keep_logs(self, directory: Path) -> None:
+        """Copy what components, agents and the pods of nodes that live have said."""
+        logs = {f"control-plane/{p.name}": p for p in self.control_plane.log_directory.glob("*")}
+        nodes = self.directory / "nodes"
+        logs |= {f"nodes/{p.parent.name}.log": p for p in nodes.glob("*/agent.log")}
+        for log in nodes.glob("*/data/pods/*/containers/*/*/log*"):
+            pod = json.loads((log.parents[3] / "pod.json").read_text())["metadata"]["name"]
+            container, attempt = log.parts[-3:-1]
+            logs[f"pods/{pod}/{container}-{attempt}.{log.name}"] = log
+        for name, log in logs.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(log, directory / name)
 
     def _launch_node(self) -> ProcessNode:
         number = next(self._numbers)
@@ -134,8 +152,8 @@ class EmbeddedCluster:
             memory=self._shape.memory,
             images=self._images,
         )
-        node.start()
         self.nodes[name] = node
+        node.start()
         return node
 
     def add_node(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,20 +36,19 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFactory]:
     """Makes nodes that end with the test, and take their Nodes with them."""
-    nodes: list[ProcessNode] = []
+    ends = contextlib.ExitStack()
 
     def make(name: str = "", **options: Any) -> ProcessNode:
         name = name or f"node-{next(_numbers)}"
         options = {"images": {"machine": Image()}, "timing": QUICK, **options}
         node = ProcessNode(name, control_plane, tmp_path / name, **options)
-        nodes.append(node)
+        ends.callback(node.stop)
         node.start()
         node.wait_ready()
         return node
 
-    yield make
-    for node in nodes:
-        node.stop()
+    with ends:
+        yield make
 
 
 @pytest.fixture
