@@ -1,6 +1,9 @@
 """How fast a loss is noticed, replaced, and bridged, on the embedded cluster.
 
-- freeze -> `suspected` in the topology's status (bar: 2 s), -> first replacement pod (bar: 5 s);
+- freeze -> `suspected` in the topology's status (bar: 2 s), -> first replacement pod (bar: 5 s),
+  for a node with two tasks, and for one with a single task, whose silence is the node's only
+  after 10 s or NotReady (docs/decisions/0024);
+- freeze of the coordinator's node -> the next coordinator's pod (no bar);
 - the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream.
 
@@ -19,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import MOUNT, EmbeddedCluster, wait_for
+from harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, wait_for
 from harness.report import Row, report
 from harness.run import Run
 
@@ -85,10 +88,15 @@ def main() -> None:
             run.wait_live()
             run.wait_checkpoint()
             gaps = [_gaps(run, replica % 2) for replica in range(ROUNDS)]
-            losses = [_freeze(run) for _ in range(ROUNDS)]
+            losses = [_freeze(run, tasks=2) for _ in range(ROUNDS)]
+            single = [_freeze(run, tasks=1) for _ in range(ROUNDS)]
+            coordinators = [_freeze_coordinator(run) for _ in range(ROUNDS)]
     rows = [
         _row("freeze to suspected in status, s", [a for a, _ in losses], 2.0),
         _row("freeze to first replacement pod, s", [b for _, b in losses], 5.0),
+        _row("single task: freeze to suspected in status, s", [a for a, _ in single], 2.0),
+        _row("single task: freeze to first replacement pod, s", [b for _, b in single], 5.0),
+        _row("coordinator's node: freeze to the next coordinator's pod, s", coordinators, None),
         _row("longest gap, the replicated segment's sink, s", [a for a, _ in gaps], EPOCH_S + 0.1),
         _row(
             "longest gap, a reader of the replicated stream, s", [b for _, b in gaps], EPOCH_S + 0.1
@@ -102,9 +110,9 @@ def _give_to_tasks(cluster: EmbeddedCluster, node: str) -> None:
     cluster.control_plane.kubectl("taint", "node", node, f"pool={POOL}:NoSchedule")
 
 
-def _row(what: str, values: list[float], bar: float) -> Row:
+def _row(what: str, values: list[float], bar: float | None) -> Row:
     figures = {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
-    return Row(what, figures, bar=bar, held=max(values) <= bar)
+    return Row(what, figures, bar=bar, held=None if bar is None else max(values) <= bar)
 
 
 def _gaps(run: Run, replica: int) -> tuple[float, float]:
@@ -125,16 +133,17 @@ def _longest_gap(run: Run, node: str, last_s: float) -> float:
     return max(b - a for a, b in itertools.pairwise(recent))
 
 
-def _freeze(run: Run) -> tuple[float, float]:
-    """Freeze a node of two tasks; seconds until suspected, and until a replacement exists."""
+def _freeze(run: Run, tasks: int) -> tuple[float, float]:
+    """Freeze a node of so many tasks; seconds until suspected, and until a replacement exists."""
     run.wait_redundant()
+    _crowd(run)
     run.wait_advanced()
-    tasks = run.cluster.tasks(run.name)
-    before = {p.metadata.name for p in tasks}
-    name = Counter(p.spec.node_name for p in tasks).most_common(1)[0][0]
-    pod = next(p for p in tasks if p.spec.node_name == name)
-    run.cluster.nodes[name].freeze()
+    pods = run.cluster.tasks(run.name)
+    before = {p.metadata.name for p in pods}
+    name = next(node for node, count in _tasks_by_node(run).items() if count == tasks)
+    pod = next(p for p in pods if p.spec.node_name == name)
     began = run.observer.now()
+    run.cluster.nodes[name].freeze()
 
     def suspected() -> float | None:
         tasks = (run.cluster.status(run.name).get("dataPlane") or {}).get("tasks", [])
@@ -151,6 +160,48 @@ def _freeze(run: Run) -> tuple[float, float]:
     _give_to_tasks(run.cluster, run.cluster.add_node())
     run.wait_live()
     return at_suspected - began, at_replaced - began
+
+
+def _tasks_by_node(run: Run) -> Counter[str]:
+    alive = (p for p in run.cluster.tasks(run.name) if p.metadata.deletion_timestamp is None)
+    return Counter(p.spec.node_name for p in alive if p.spec.node_name in run.cluster.nodes)
+
+
+def _crowd(run: Run) -> None:
+    """Three tasks on two nodes, where the scheduler has spread them over three."""
+    if 2 in _tasks_by_node(run).values():
+        return
+    follower = run.task_pods("follower")[0]
+    kubectl = run.cluster.control_plane.kubectl
+    kubectl("cordon", follower.spec.node_name)
+    run.cluster.core.delete_namespaced_pod(follower.metadata.name, NAMESPACE)
+    wait_for("two tasks on a node", lambda: 2 in _tasks_by_node(run).values(), 60)
+    kubectl("uncordon", follower.spec.node_name)
+    run.wait_live()
+    run.wait_redundant()
+
+
+def _freeze_coordinator(run: Run) -> float:
+    """Freeze the coordinator's node, which may carry the leading operator; seconds until the next
+    coordinator has a pod."""
+    run.wait_redundant()
+    run.wait_advanced()
+    selector = f"rekindle.dev/topology={run.name},rekindle.dev/role=coordinator"
+    before = {p.metadata.name for p in run.cluster.pods(selector)}
+    name = run.coordinator_pod().spec.node_name
+
+    def replaced() -> float | None:
+        now = {p.metadata.name for p in run.cluster.pods(selector)}
+        return run.observer.now() if now - before else None
+
+    began = run.observer.now()
+    run.cluster.nodes[name].freeze()
+    at_replaced = wait_for("another coordinator", replaced, 90, 0.05)
+    run.cluster.kill_nodes([name])
+    run.cluster.add_node()
+    run.wait_live()
+    run.wait_advanced()
+    return at_replaced - began
 
 
 if __name__ == "__main__":
