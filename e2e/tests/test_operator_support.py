@@ -333,6 +333,8 @@ class Operator:
         self.log = directory / f"{identity}.log"
         environment = os.environ | {
             "KUBECONFIG": str(kubeconfig),
+            # Where the client puts certificates and keys, which stay after SIGKILL.
+            "TMPDIR": str(directory),
             "REKINDLE_HTTP_BIND": "127.0.0.1",
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
