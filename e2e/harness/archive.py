@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embedded.cache import cache_root
+from rekindle.engine.spark.cds import key_file
 
 _KEY = "from rekindle.engine.spark import cds, session; print(cds.key_of(session.jvm_spec()))"
 
@@ -26,8 +27,11 @@ def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
         [sys.executable, "-c", _KEY], env=environment, check=True, capture_output=True, text=True
     )
     archive = cache_root(os.environ) / "appcds" / f"spark-{asked.stdout.strip()[:16]}.jsa"
-    if archive.exists():
+    # The key is written last: an archive without one is what an interrupted training left.
+    key = key_file(archive)
+    if archive.exists() and key.exists():
         return archive
+    key.unlink(missing_ok=True)
     report("training the AppCDS archive of Spark's JVM")
     archive.parent.mkdir(parents=True, exist_ok=True)
     trained = subprocess.run(
