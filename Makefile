@@ -7,7 +7,7 @@ export PYTHONPATH := e2e
 setup:            ## the Python environment
 	@tools/setup
 
-tools: setup      ## Kubernetes, etcd and helm built from pinned Go modules; a JDK; the AppCDS archive
+tools: setup      ## Kubernetes, etcd and helm built from pinned Go modules; a JDK
 	@$(PY) -m embedded.toolchain
 
 lint: setup       ## style, types, layers
