@@ -59,6 +59,14 @@ def flights_spec() -> dict[str, Any]:
     return dict(yaml.safe_load(_example_text())["spec"])
 
 
+def with_replicas(number: int) -> dict[str, Any]:
+    """The fields of an edit that gives every node of the example so many."""
+    spec = flights_spec()
+    for node in [*spec["sources"], *spec["operators"]]:
+        node["replicas"] = number
+    return {"sources": spec["sources"], "operators": spec["operators"]}
+
+
 class ModelCluster:
     def __init__(self) -> None:
         self.now = 1_800_000_000.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_operator_model_cluster import ModelCluster, flights_spec
+from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
 
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.names import GATE
@@ -31,6 +31,8 @@ _STEPS = st.lists(
         st.tuples(st.just("second"), st.sampled_from(["Progressive", "Blocking"])),
         st.tuples(st.just("drop"), st.integers(0, 40)),
         st.tuples(st.just("quota"), st.sampled_from([None, 0, 5, 9])),
+        st.tuples(st.just("image"), st.sampled_from(["one", "two"])),
+        st.tuples(st.just("replicas"), st.integers(1, 3)),
     ),
     max_size=14,
 )
@@ -46,6 +48,10 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             cluster.pass_time(seconds)
         case ("bind", value):
             cluster.binding = value
+        case ("image", value):
+            cluster.edit("flights", image=value)
+        case ("replicas", number):
+            cluster.edit("flights", **with_replicas(number))
         case ("quota", value):
             cluster.quota = value
         case ("suspend", value):

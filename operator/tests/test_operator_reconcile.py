@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_operator_model_cluster import ModelCluster, flights_spec
+from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
 
 from rekindle.errors import Problem
 from rekindle_operator.cluster.model import Trial
@@ -471,20 +471,13 @@ def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelClu
     assert set(running.tasks()) == before
 
 
-def _with_replicas(number: int) -> dict[str, Any]:
-    spec = flights_spec()
-    for node in [*spec["sources"], *spec["operators"]]:
-        node["replicas"] = number
-    return {"sources": spec["sources"], "operators": spec["operators"]}
-
-
 def test_a_replica_that_is_taken_away_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
-    cluster.edit("flights", **_with_replicas(3))
+    cluster.edit("flights", **with_replicas(3))
     for name in "abcd":
         cluster.add_node(name, 16_000, 64 << 30)
     cluster.settle()
     for replicas in (2, 3):
-        cluster.edit("flights", **_with_replicas(replicas))
+        cluster.edit("flights", **with_replicas(replicas))
         cluster.settle()
     assert cluster.status()["phase"] == "Running"
     assert "recovery" not in cluster.status()
@@ -495,7 +488,7 @@ def test_a_surplus_replica_stays_until_one_that_stays_is_live(running: ModelClus
     kept, surplus = "flights-alarms-0-0-1", "flights-alarms-0-1-1"
     running.stuck.add(kept)
     running.settle()
-    running.edit("flights", **_with_replicas(1))
+    running.edit("flights", **with_replicas(1))
     running.settle()
     assert surplus in running.tasks()
     running.stuck.clear()
