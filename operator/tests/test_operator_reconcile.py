@@ -8,7 +8,7 @@ import pytest
 from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
 
 from rekindle.errors import Problem
-from rekindle_operator.cluster.model import Trial
+from rekindle_operator.cluster.model import Taint, Trial
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile, take_turns
@@ -232,6 +232,17 @@ def test_the_coordinator_shares_the_tasks_tolerations_and_priority_and_not_their
     assert len(spec["tolerations"]) == 3
     assert spec["priorityClassName"] == "streams"
     assert "nodeSelector" not in spec
+
+
+def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCluster) -> None:
+    bulk = {"key": "bulk", "operator": "Exists"}
+    cluster.edit("flights", podTemplate={"spec": {"tolerations": [bulk]}})
+    taints = (Taint("bulk", "", "NoSchedule"),)
+    cluster.add_node("a", cpu_m=500, memory=8 << 30, taints=taints)  # of one task, or a coordinator
+    for _ in range(4):  # and the scheduler has not come to it
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now))
+    assert len(cluster.tasks()) == 8
+    assert all(p.gates for p in cluster.tasks().values())
 
 
 def test_no_pod_runs_as_root(running: ModelCluster) -> None:

@@ -90,13 +90,14 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
 
 
 def measure(
-    snapshot: Snapshot, judgement: Judgement, gone: Iterable[str], coordinators: int
+    snapshot: Snapshot, judgement: Judgement, gone: Iterable[str], coordinators: Iterable[Manifest]
 ) -> Room:
     """What the usable nodes have left: bound pods of any owner count until they are gone, opened
     ones until they are bound (`gone`: uids whose reservation this pass withdraws), and so do
-    coordinators that the scheduler has yet to place (`coordinators` more are made in this pass)."""
+    coordinators that the scheduler has yet to place (`coordinators`: those yet to be made)."""
     used: dict[str, list[PodView]] = defaultdict(list)
-    withdrawn, unplaced = set(gone), coordinators
+    withdrawn = set(gone)
+    unplaced = [(tolerations_of(m["spec"]), m["spec"].get("affinity")) for m in coordinators]
     for pod in snapshot.pods:
         place = pod.node or pod.pinned
         if pod.ended or (pod.node is None and pod.uid in withdrawn):
@@ -104,7 +105,7 @@ def measure(
         if place is not None:
             used[place].append(pod)
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
-            unplaced += 1
+            unplaced.append((pod.tolerations, pod.affinity))
     bins = {}
     for name, node in judgement.usable.items():
         here = used.get(name, [])
@@ -116,8 +117,10 @@ def measure(
         free = node.allocatable - total(p.requests for p in here)
         bins[name] = Bin(node, free, holds)
     room = Room(bins, total(n.allocatable for n in judgement.usable.values()))
-    for number in range(unplaced):
-        packed = pack([Item(f"coordinator {number}", ASK, f"coordinator {number}", 0)], room)
+    for number, (tolerations, affinity) in enumerate(unplaced):
+        key, terms = f"coordinator {number}", required_terms(affinity)
+        item = Item(key, ASK, key, 0, tolerations=tolerations, affinity=terms)
+        packed = pack([item], room)
         room = packed.room if packed is not None else room
     return room
 

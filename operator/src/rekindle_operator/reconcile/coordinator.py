@@ -16,6 +16,7 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.case import Case, coordinator_incarnation
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
+from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template
 from rekindle_operator.settings import Settings, Timing
 
@@ -24,13 +25,15 @@ _GRACE_S = 1  # it is stateless and fenced
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """`incarnation` is to be reserved before `create`; None: the coordinator stays."""
+    """`incarnation` is to be reserved before `create`; None: the coordinator stays. `pod`: what
+    needs a place, also while its creation waits."""
 
     why: str
     incarnation: int | None
     prepare: tuple[Action, ...] = ()
     create: tuple[Action, ...] = ()
     remove: tuple[Action, ...] = ()
+    pod: Manifest | None = None
 
 
 def keep_coordinator(
@@ -52,6 +55,7 @@ def keep_coordinator(
     prepare: list[Action] = []
     create: list[Action] = []
     remove: list[Action] = []
+    manifest: Manifest | None = None
     if lease is None:
         prepare.append(EnsureLease(view.namespace, coordinator_lease(view)))
     if why:
@@ -74,7 +78,7 @@ def keep_coordinator(
             reason = why or "a newer incarnation stands"
             remove.append(DeletePod(pod.namespace, pod.name, pod.uid, grace, reason))
     told = "" if incarnation == coordinator_incarnation(case) else why  # of a refusal: told already
-    return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove))
+    return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove), manifest)
 
 
 def coordinator_pods(case: Case, snapshot: Snapshot) -> list[PodView]:

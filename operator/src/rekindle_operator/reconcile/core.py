@@ -136,7 +136,7 @@ def _plan(
     works = [p.work for p in prepared]
     states = [s for work in works for s in work.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
-    coordinators = sum(p.succession.incarnation is not None for p in prepared)
+    coordinators = [p.succession.pod for p in prepared if p.succession.pod is not None]
     room = measure(snapshot, judgement, withdrawn, coordinators)
     return plan_all(works, room, now, settings.timing)
 
