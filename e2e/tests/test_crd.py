@@ -133,6 +133,14 @@ def test_the_epoch_interval_cannot_be_changed_nor_taken_out(api: ControlPlane) -
             api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
 
 
+def test_the_store_of_checkpoints_stays_where_it_is(api: ControlPlane) -> None:
+    name = create(api, fresh())["metadata"]["name"]
+    for field, value in (("store", "file:///elsewhere"), ("volume", "another"), ("volume", None)):
+        change = json.dumps({"spec": {"checkpoint": {field: value}}})
+        with pytest.raises(KubectlError, match=f"{field} cannot be changed"):
+            api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
+
+
 def test_the_fence_never_falls_and_the_data_plane_never_disappears(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     patch_status(api, name, {"dataPlane": {"fence": 3, "headEpoch": 5}})
