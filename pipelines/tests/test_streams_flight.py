@@ -14,6 +14,7 @@ import pytest
 
 from rekindle.errors import BelowFloor
 from rekindle.exchange.shuffle import SHARE_BYTES, SplitCache, split
+from rekindle.streams import flight
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import (
@@ -160,7 +161,9 @@ def test_no_more_is_read_for_shares_than_splits_are_kept_of() -> None:
     assert _bytes_to_read(Get("s", 0, 0, 100)) == 100
 
 
-def test_stopping_wakes_who_waits(log: OutputLog) -> None:
+def test_stopping_wakes_who_waits(log: OutputLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long that no call ends by itself within the test.
+    monkeypatch.setattr(flight, "MAX_WAIT_S", 20.0)
     server = StreamServer(ADDRESS, 0)
     server.serve_log(log)
     client = StreamClient(f"{ADDRESS}:{server.port}")
@@ -168,13 +171,15 @@ def test_stopping_wakes_who_waits(log: OutputLog) -> None:
 
     def wait() -> None:
         with contextlib.suppress(StreamUnavailable):
-            client.get(Get("s", 0, 0, 1, wait_s=1), 2)
+            client.get(Get("s", 0, 0, 1, wait_s=20), 60)
         done.set()
 
     threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.1)
+    asked = time.monotonic()
     server.stop()
-    assert done.wait(1)
+    assert done.wait(10)
+    assert time.monotonic() - asked < 10, "stopping waited for the call's own end"
 
 
 def test_a_split_is_computed_once_for_all_consumers() -> None:
