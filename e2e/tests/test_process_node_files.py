@@ -76,6 +76,14 @@ def test_a_full_log_is_rotated_and_both_files_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "log", tail_lines=12).splitlines()[-1] == b"line 14"
 
 
+def test_a_carriage_return_ends_no_line_of_a_rotated_log(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", limit_bytes=1)
+    log.add("stdout", b"10 %\r100 %\n")
+    log.close()
+    assert (tmp_path / "log.1").exists()
+    assert read(tmp_path / "log") == b"10 %\r100 %\n"
+
+
 def test_following_goes_on_over_a_rotation_until_the_container_is_over(tmp_path: Path) -> None:
     async def follow() -> list[bytes]:
         log = Log(tmp_path / "log", limit_bytes=200)

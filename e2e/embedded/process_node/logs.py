@@ -79,7 +79,8 @@ async def _lines(path: Path, query: LogQuery, is_over: Callable[[], bool]) -> As
     rotated = path.with_name(path.name + ".1")
     with path.open("rb") as file:
         head, newline, _ = file.read().rpartition(b"\n")
-        old = rotated.read_bytes().splitlines() if rotated.exists() else []
+        # By \n alone: a progress bar's \r is part of its line.
+        old = rotated.read_bytes().split(b"\n")[:-1] if rotated.exists() else []
         lines = [*old, *(head.split(b"\n") if newline else [])]
         if query.tail_lines is not None:
             lines = lines[max(0, len(lines) - query.tail_lines) :]
