@@ -433,3 +433,15 @@ DIAMOND = (
     Part("right", ("src",)),
     Part("both", ("left", "right"), query=True),
 )
+
+
+def started(epochs: int = 10) -> World:
+    world = World(DIAMOND)
+    world.start_all()
+    world.run(epochs)
+    return world
+
+
+def wishes(world: World) -> dict[Slot, Poll]:
+    found = {s: world.coordinator.poll_for(s) for s in world.tasks}
+    return {s: p for s, p in found.items() if p is not None}

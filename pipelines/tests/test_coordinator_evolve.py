@@ -1,0 +1,130 @@
+"""A new generation: where new segments and queries start, what state is kept (design §4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_coordinator_support import DIAMOND, Part, make_generation, started, wishes
+
+from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at
+from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.model import Generation, GenerationSeen
+from rekindle.topology.model import Slot
+
+
+def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first() -> None:
+    world = started()
+    head = world.head
+    parts = (
+        *[replace(p, query=True) if p.name == "right" else p for p in DIAMOND],
+        Part("new", ("left",), query=True),
+    )
+    world.change_generation(make_generation(parts, 2))
+    for slot in world.generation.topology.slots():
+        if slot not in world.tasks:
+            world.start_task(slot)
+    world.rounds(4)
+    newest = world.store[-1]
+    start = newest.entries["new/0"][0].epoch
+    assert (start + 1) % world.every == 0
+    assert start > head
+    assert newest.queries["q-new"].epoch == start + 1
+    assert newest.queries["q-right"].epoch == start + 1
+    assert newest.queries["q-left"].epoch == 0
+    assert world.tasks[Slot("new", 0, 0)].restored_from == start
+    world.start_coordinator()
+    world.rounds(4)
+    assert world.store[-1].entries["new/0"] == newest.entries["new/0"]
+    assert world.store[-1].queries == newest.queries
+
+
+def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() -> None:
+    world = started()
+    parts = [replace(p, sink="file:///y") if p.name == "left" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2))
+    world.rounds(4)
+    queries = world.store[-1].queries
+    assert queries["q-left"].epoch > world.head - world.every
+    assert (queries["q-left"].epoch % world.every, queries["q-both"].epoch) == (0, 0)
+    told = wishes(world)[Slot("left", 0, 0)].sinks
+    assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in told] == [
+        ("q-left", queries["q-left"].epoch, "file:///y")
+    ]
+
+
+def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:
+    return replace(generation, lineage={**generation.lineage, **segments})
+
+
+def manifest_of(**epochs: dict[int, bool]) -> Manifest:
+    """Segment -> epoch of each entry -> whether it has state; all of partition 0."""
+    entries = {
+        f"{name}/0": tuple(EntryRef(e, f"{name}@{e}" if o else None, "d") for e, o in refs.items())
+        for name, refs in epochs.items()
+    }
+    return Manifest(5, 29, 2, 1, "", entries)
+
+
+def fused(reader: bool) -> Generation:
+    parts = [Part("src"), Part("an", ("src",), operators=("op-A", "op-N"), query=not reader)]
+    parts += [Part("r", ("an",), query=True)] if reader else []
+    return lineage_of(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
+
+
+def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
+    generation = fused(reader=False)
+    previous = manifest_of(src={29: True, 19: True}, A={29: True, 19: True}, N={39: False})
+    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=35)
+    assert [ref.epoch for ref in found.entries["an/0"]] == [29, 19]
+    assert [a.sources for a in found.assemblies] == [("A@29",), ("A@19",)]
+    assert not found.problems
+
+
+def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
+    generation = fused(reader=True)
+    previous = manifest_of(
+        src={29: True, 9: True},
+        A={29: True, 9: True},
+        N={29: True, 19: True},
+        r={29: True, 19: True},
+    )
+    graph = build_graph(generation.topology)
+    found = evolve(previous, generation, graph, head_epoch=45)
+    assert [ref.epoch for ref in found.entries["r/0"]] == [29]
+    assert not found.problems
+    stranded = replace(previous, entries={**previous.entries, "r/0": previous.entries["r/0"][1:]})
+    found = evolve(stranded, generation, graph, head_epoch=45)
+    assert found.entries["r/0"] == (starts_at(29),)
+    assert "r/0 loses its state" in found.problems[0]
+
+
+def test_operators_in_another_segmentation_keep_their_state() -> None:
+    world = started()
+    committed = world.store[-1].epoch
+    parts = tuple(
+        replace(p, name="both2", operators=("op-both", "op-more")) if p.name == "both" else p
+        for p in DIAMOND
+    )
+    generation = make_generation(parts, 2)
+    generation = replace(generation, lineage={**world.generation.lineage, **generation.lineage})
+    world.allow_assemblies = True
+    world.change_generation(generation)
+    world.rounds(4)
+    newest = world.store[-1]
+    assert [r.epoch for r in newest.entries["both2/0"]] == [committed]
+    (assembly,) = world.assemblies
+    assert assembly.sources == (f"both/0@{committed}",)
+    assert "both/0" not in newest.entries
+
+
+@pytest.mark.parametrize(("epoch", "boundary"), [(-1, -1), (0, 3), (3, 3), (4, 7), (7, 7)])
+def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
+    assert boundary_at_or_after(epoch, 4) == boundary
+
+
+def test_a_generation_that_is_older_changes_nothing() -> None:
+    world = started()
+    world.tell(GenerationSeen(make_generation([Part("x")], 0)))
+    assert world.coordinator.generation is world.generation
