@@ -77,7 +77,7 @@ def main() -> None:
     if arguments.one:
         one(*arguments.one)
     if not arguments.archive.exists():
-        make = [sys.executable, "-m", "rekindle.engine.spark.cds", str(arguments.archive)]
+        make = [sys.executable, "-m", "rekindle.engine.spark.training", str(arguments.archive)]
         subprocess.run(make, check=True, capture_output=True)
     variants = ("pyspark", "direct", "appcds")
     results: dict[str, list[dict[str, float]]] = {v: [] for v in variants}

@@ -35,7 +35,7 @@ def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
     report("training the AppCDS archive of Spark's JVM")
     archive.parent.mkdir(parents=True, exist_ok=True)
     trained = subprocess.run(
-        [sys.executable, "-m", "rekindle.engine.spark.cds", str(archive)],
+        [sys.executable, "-m", "rekindle.engine.spark.training", str(archive)],
         env=environment,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from typing import Any
 from harness import flights
 from harness.cluster import MOUNT
 from rekindle.connectors.compare import Difference, compare_sinks
-from rekindle.connectors.source import open_source
+from rekindle.connectors.kinds import open_source
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import SourceSpec
 

@@ -102,7 +102,7 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     assert store.list("u/") == []
 
 
-def test_missing_names_what_an_entry_lacks(store: Store) -> None:
+def test_unusable_names_what_an_entry_lacks(store: Store) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     ref = states.save("s", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
     assert ref.object is not None

@@ -17,7 +17,8 @@ import pytest
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_name
 from rekindle.connectors.json_lines import json_line
-from rekindle.connectors.sink import Sink, open_sink
+from rekindle.connectors.kinds import open_sink
+from rekindle.connectors.sink import Sink
 from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.spec import QuerySpec, SinkSpec

@@ -21,7 +21,7 @@ from rekindle.connectors import files_source
 from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.files_source import FilesSource
-from rekindle.connectors.source import open_source
+from rekindle.connectors.kinds import open_source
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node

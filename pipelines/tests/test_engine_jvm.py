@@ -40,7 +40,7 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
     assert cds.flags_for(spec, None) == ()
     with caplog.at_level(logging.WARNING):
         assert cds.flags_for(spec, archive) == ()
-    assert "rekindle.engine.spark.cds" in caplog.text
+    assert "rekindle.engine.spark.training" in caplog.text
     archive.write_text("classes")
     cds.write_key(spec, archive)
     assert f"-XX:SharedArchiveFile={archive}" in cds.flags_for(spec, archive)

@@ -4,8 +4,9 @@
 """
 
 from rekindle.connectors.compare import Difference, compare_sinks, read_sink
-from rekindle.connectors.sink import Sink, open_sink
-from rekindle.connectors.source import ReplayableSource, SourceCut, open_source
+from rekindle.connectors.kinds import open_sink, open_source
+from rekindle.connectors.sink import Sink
+from rekindle.connectors.source import ReplayableSource, SourceCut
 
 __all__ = [
     "Difference",

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import pyarrow as pa
-
-from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import EpochBatch
-from rekindle.topology.spec import SinkSpec
 
 
 class Sink(Protocol):
@@ -28,15 +24,3 @@ class Sink(Protocol):
         replica, or an earlier life) or has no rows. When it returns, the epoch is durable. Raises
         SinkRefused if the outside cannot take it now; the same call may be made again."""
         ...
-
-
-def open_sink(
-    query: str, spec: SinkSpec, partition: int, topology_uid: str, schema: pa.Schema
-) -> Sink:
-    """The sink of `query` for rows of `schema`. Raises SinkRefused if the place is another's."""
-    if spec.files is not None:
-        from rekindle.connectors.files_sink import FilesSink
-
-        return FilesSink(query, spec.files, partition, topology_uid, schema)
-    kind = next((k for k in ("kafka", "stream") if getattr(spec, k) is not None), "none")
-    raise SinkRefused(f"query {query}: sinks of kind {kind} are not built yet; use files")

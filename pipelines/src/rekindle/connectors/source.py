@@ -9,14 +9,9 @@ or reference execution gets the same rows in the same epochs (design §3; FlameS
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-
-from rekindle.errors import SourceFailed
-from rekindle.topology.model import Node
-from rekindle.topology.spec import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +37,3 @@ class ReplayableSource(Protocol):
     def cut(self, epoch: int) -> SourceCut: ...
 
     def close(self) -> None: ...
-
-
-def open_source(
-    source: SourceSpec, node: Node, epoch_interval_us: int, work_dir: Path
-) -> ReplayableSource:
-    """The source of `node`; what it prepares lies in `work_dir` and is reused after a restart.
-
-    Raises SourceFailed, which names the file, row and column where it can.
-    """
-    if source.files is not None:
-        from rekindle.connectors.files_source import open_files
-
-        return open_files(source, node, epoch_interval_us, work_dir)
-    if source.generator is not None:
-        from rekindle.connectors.generator import GeneratorSource
-
-        return GeneratorSource(source, node, epoch_interval_us)
-    kind = "kafka" if source.kafka is not None else "none"
-    raise SourceFailed(
-        f"source {source.name}: sources of kind {kind} are not built yet; use files or generator"
-    )

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rekindle.connectors.sink import Sink, open_sink
-from rekindle.connectors.source import ReplayableSource, open_source
+from rekindle.connectors.kinds import open_sink, open_source
+from rekindle.connectors.sink import Sink
+from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.model import Chain
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, end_of

@@ -8,16 +8,12 @@ never leaves (invariant I5): over budget, whole segment files go to the spill, o
 
 from __future__ import annotations
 
-import json
 import logging
-import mmap
-import os
 import threading
 import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +23,7 @@ from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.records import Record
+from rekindle.streams.segments import Segment, new_segment, take_over
 
 SEGMENT_BYTES = 16 << 20
 SEGMENT_EPOCHS = 1024
@@ -42,31 +39,6 @@ class Spill(Protocol):
     def put(self, name: str, data: bytes) -> object: ...
     def get(self, name: str) -> bytes: ...
     def delete(self, name: str) -> object: ...
-
-
-class _Segment:
-    """One file `<first epoch>.log`; or, spilled, its index `<first epoch>.spilled`."""
-
-    def __init__(self, path: Path, index: list[Record], spilled: str | None = None) -> None:
-        self.path = path
-        self.index = index
-        self.spilled = spilled
-        self._mapped: pa.Buffer | None = None
-
-    @property
-    def size(self) -> int:
-        return self.index[-1].end if self.index else 0
-
-    def map(self, record: Record) -> pa.Buffer:
-        """The local file, mapped at least to the end of `record`."""
-        if self._mapped is None or self._mapped.size < record.end:
-            with pa.memory_map(str(self.path)) as file:
-                self._mapped = file.read_buffer()
-        return self._mapped
-
-    def forget(self) -> None:
-        """Give back the mapping; the next read makes it anew."""
-        self._mapped = None
 
 
 class OutputLog:
@@ -96,13 +68,14 @@ class OutputLog:
         self._appending = threading.Lock()  # held by the one appender
         self._writing = threading.Lock()  # held by whoever changes files
         self._changed = threading.Condition()  # held to look at or change the index
-        self._segments: list[_Segment] = []
-        self._next = 0
         self._closed = False
         self._floor = NO_EPOCH
         self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
         directory.mkdir(parents=True, exist_ok=True)
-        self._reopen()
+        self._segments, damage = take_over(directory, with_spilled=spill is not None)
+        if damage:
+            _log.warning("output log cut: %s; the epochs from there are computed again", damage)
+        self._next = self._segments[-1].last + 1 if self._segments else 0
 
     # -- what is there ---------------------------------------------------------------------------
 
@@ -110,7 +83,7 @@ class OutputLog:
     def base(self) -> int:
         """Lowest epoch that can be read; `last + 1` if there is none."""
         with self._changed:
-            return self._segments[0].index[0].epoch if self._segments else self._next
+            return self._segments[0].first if self._segments else self._next
 
     @property
     def last(self) -> int:
@@ -150,11 +123,11 @@ class OutputLog:
                     f"log, which begins at {self.base}; read from another replica, or restore "
                     f"from a later epoch"
                 )
-            found: list[tuple[_Segment, Record]] = []
+            found: list[tuple[Segment, Record]] = []
             size = 0
             for epoch in range(from_epoch, min(self._next, from_epoch + READ_EPOCHS)):
                 segment = self._segment_of(epoch)
-                record = segment.index[epoch - segment.index[0].epoch]
+                record = segment.find(epoch)
                 size += record.size
                 if found and size > max_bytes:
                     break
@@ -192,7 +165,7 @@ class OutputLog:
             with self._writing:
                 segment = self._writable(batch.epoch)
                 record, pieces = records.encode(batch, segment.size)
-                self._write(segment.path, record, pieces)
+                segment.write(record, pieces)
                 with self._changed:
                     segment.index.append(record)
                     if len(segment.index) == 1:
@@ -203,10 +176,10 @@ class OutputLog:
 
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` may leave; whole segment files do."""
-        gone: list[_Segment] = []
+        gone: list[Segment] = []
         with self._writing, self._changed:
             self._floor = max(self._floor, floor)
-            while self._segments and self._segments[0].index[-1].epoch <= floor:
+            while self._segments and self._segments[0].last <= floor:
                 gone.append(self._segments.pop(0))
             self._remove_files(gone)
             self._changed.notify_all()
@@ -221,15 +194,14 @@ class OutputLog:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _segment_of(self, epoch: int) -> _Segment:
-        starts = [s.index[0].epoch for s in self._segments]
+    def _segment_of(self, epoch: int) -> Segment:
+        starts = [s.first for s in self._segments]
         return self._segments[bisect_right(starts, epoch) - 1]
 
     def _find(self, epoch: int) -> Record:
-        segment = self._segment_of(epoch)
-        return segment.index[epoch - segment.index[0].epoch]
+        return self._segment_of(epoch).find(epoch)
 
-    def _fetch(self, segment: _Segment) -> pa.Buffer:
+    def _fetch(self, segment: Segment) -> pa.Buffer:
         """The bytes of a spilled segment; without the lock, for it takes the network's time."""
         assert self._spill is not None
         assert segment.spilled is not None
@@ -241,7 +213,7 @@ class OutputLog:
             )
         return fetched[1]
 
-    def _batch(self, segment: _Segment, record: Record, data: pa.Buffer) -> EpochBatch:
+    def _batch(self, segment: Segment, record: Record, data: pa.Buffer) -> EpochBatch:
         try:
             payload = data.slice(record.payload, record.length)
             rows = records.decode(payload, self.schema)
@@ -267,27 +239,14 @@ class OutputLog:
                 f"operator that is not deterministic"
             )
 
-    def _writable(self, epoch: int) -> _Segment:
+    def _writable(self, epoch: int) -> Segment:
         if self._segments:
             newest = self._segments[-1]
             full = newest.size >= self._segment_bytes or len(newest.index) >= SEGMENT_EPOCHS
             if newest.spilled is None and not full:
                 return newest
             newest.forget()
-        path = self._directory / f"{epoch:012d}.log"
-        path.unlink(missing_ok=True)
-        return _Segment(path, [])
-
-    def _write(self, path: Path, record: Record, pieces: list[bytes | pa.Buffer]) -> None:
-        with path.open("ab", buffering=0) as file:
-            try:
-                for piece in pieces:
-                    view = memoryview(piece)
-                    while len(view):
-                        view = view[file.write(view) :]
-            except OSError:
-                os.truncate(path, record.start)
-                raise
+        return new_segment(self._directory, epoch)
 
     def _make_room(self) -> None:
         """Keep local bytes below the budget: spill the oldest file, or refuse."""
@@ -304,7 +263,7 @@ class OutputLog:
                 )
             self._spill_segment(local[0], self._spill)
 
-    def _spill_segment(self, segment: _Segment, spill: Spill) -> None:
+    def _spill_segment(self, segment: Segment, spill: Spill) -> None:
         # Unique: an object of an earlier life may be there and is never replaced.
         name = f"{self._spill_prefix}{segment.path.stem}-{uuid.uuid4().hex[:12]}"
         with self._writing:
@@ -315,24 +274,17 @@ class OutputLog:
         with self._writing:
             kept = segment in self._segments
             if kept:
-                index = {"name": name, "index": [asdict(r) for r in segment.index]}
-                note = segment.path.with_suffix(".spilled")
-                whole = note.with_suffix(".tmp")
-                whole.write_text(json.dumps(index))
-                whole.replace(note)
+                note = segment.note_spilled(name)
                 with self._changed:
-                    segment.spilled = name
-                    segment.forget()
-                    segment.path.unlink(missing_ok=True)
-                    segment.path = note
+                    segment.leave(note, name)
         if not kept:  # truncated meanwhile
             self._discard(name)
 
-    def _remove_files(self, segments: list[_Segment]) -> None:
+    def _remove_files(self, segments: list[Segment]) -> None:
         for segment in segments:
             segment.path.unlink(missing_ok=True)
 
-    def _remove_spilled(self, segments: list[_Segment]) -> None:
+    def _remove_spilled(self, segments: list[Segment]) -> None:
         """To be called without locks: it takes the network's time."""
         for segment in segments:
             if segment.spilled is not None:
@@ -347,56 +299,6 @@ class OutputLog:
             self._spill.delete(name)
         except Exception as error:
             _log.warning("spilled log %s was not deleted: %s", name, error)
-
-    # -- reopening -------------------------------------------------------------------------------
-
-    def _reopen(self) -> None:
-        """Take over what a former process left; stop at the first damage and drop what follows."""
-        for path in sorted(self._directory.iterdir()):
-            half = path.suffix == ".spilled" and path.with_suffix(".log").exists()
-            if half or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
-                path.unlink()
-        paths = sorted(p for p in self._directory.iterdir() if p.suffix in (".log", ".spilled"))
-        damage: str | None = None
-        for path in paths:
-            if damage is None:
-                segment, damage = self._load(path)
-                gap = bool(self._segments and segment.index) and (
-                    segment.index[0].epoch != self._segments[-1].index[-1].epoch + 1
-                )
-                if gap:
-                    damage = f"{path} does not follow the file before it"
-                elif segment.index:
-                    self._segments.append(segment)
-                    continue
-            path.unlink()
-        if damage:
-            _log.warning("output log cut: %s; the epochs from there are computed again", damage)
-        if self._segments:
-            self._next = self._segments[-1].index[-1].epoch + 1
-
-    def _load(self, path: Path) -> tuple[_Segment, str | None]:
-        if path.suffix == ".spilled":
-            if self._spill is None:
-                return _Segment(path, []), f"{path} is in a store that is not given"
-            try:
-                note = json.loads(path.read_text())
-                index = [Record(**fields) for fields in note["index"]]
-            except (ValueError, KeyError, TypeError) as error:
-                return _Segment(path, []), f"{path} is no index: {error}"
-            return _Segment(path, index, note["name"]), None
-        if not path.stat().st_size:
-            return _Segment(path, []), None
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            index, damage = records.scan(view)
-        if damage is None:
-            return _Segment(path, index), None
-        os.truncate(path, index[-1].end if index else 0)
-        return _Segment(path, index), f"{damage} of {path}"
 
     def __iter__(self) -> Iterator[EpochBatch]:
         """All epochs, oldest first (for tests and tools)."""

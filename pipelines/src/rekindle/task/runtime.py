@@ -17,8 +17,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from rekindle.checkpoints.store import ObjectMissing
-from rekindle.connectors.sink import Sink, open_sink
-from rekindle.connectors.source import open_source
+from rekindle.connectors.kinds import open_sink, open_source
+from rekindle.connectors.sink import Sink
 from rekindle.engine.model import Chain
 from rekindle.errors import RekindleError, SourceFailed, StoreError
 from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT, Poll, RestorePoint, SinkAssignment

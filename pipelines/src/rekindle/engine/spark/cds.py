@@ -1,28 +1,20 @@
 """AppCDS: the JVM's classes, parsed and verified once at image build (recipes: 8.0 s -> 3.8 s).
 
-`python -m rekindle.engine.spark.cds OUT.jsa` runs a small topology through a session and archives
-what it loaded. An archive serves the same JVM, flags and class path only; beside it stands a key of
-these, because the JVM itself would ignore an archive that does not fit without a word.
+An archive, which `rekindle.engine.spark.training` makes, serves the same JVM, flags and class path
+only; beside it stands a key of these, because the JVM itself would ignore an archive that does not
+fit without a word.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 from rekindle.engine.spark.jvm import JvmSpec
 
 log = logging.getLogger(__name__)
-
-DUMP_TIMEOUT_S = 300.0
-"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit."""
 
 
 def key_of(spec: JvmSpec) -> str:
@@ -58,60 +50,12 @@ def flags_for(spec: JvmSpec, archive: Path | None) -> tuple[str, ...]:
         return (f"-XX:SharedArchiveFile={archive}", "-Xshare:auto")
     log.warning(
         "AppCDS archive %s is missing or was made for another JVM, flags or class path; "
-        "Spark starts slower. Make it with: python -m rekindle.engine.spark.cds %s",
+        "Spark starts slower. Make it with: python -m rekindle.engine.spark.training %s",
         archive,
         archive,
     )
     return ()
 
 
-def make_archive(archive: Path) -> None:
-    """Train in a JVM of its own and write the archive and its key."""
-    from rekindle.engine.spark import session, training
-    from rekindle.engine.spark.jvm import launch
-
-    archive = archive.resolve()
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.unlink(missing_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
-    spec = session.jvm_spec()
-    session.adopt(
-        launch(
-            spec,
-            directory=directory,
-            archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error"),
-            environment={"SPARK_LOCAL_IP": "127.0.0.1"},
-        )
-    )
-    spark = session.start_session("training", data_dir=directory)
-    training.train(spark)
-    session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
-    shutil.rmtree(directory, ignore_errors=True)
-    if not archive.exists():
-        raise SystemExit(f"the JVM wrote no archive to {archive}")
-    _check_usable(spec, archive)
-    write_key(spec, archive)
-
-
 def write_key(spec: JvmSpec, archive: Path) -> None:
     key_file(archive).write_text(json.dumps({"key": key_of(spec)}))
-
-
-def _check_usable(spec: JvmSpec, archive: Path) -> None:
-    """`-Xshare:on` makes a JVM refuse to start over an archive that does not fit."""
-    flags = (*spec.flags, "-Xshare:on", f"-XX:SharedArchiveFile={archive}")
-    command = [str(spec.java), *flags, "-cp", spec.class_path, "-version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the JVM refuses the archive {archive}: {done.stderr or done.stdout}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path, help="e.g. /opt/rekindle/spark.jsa")
-    make_archive(parser.parse_args(arguments).archive)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -69,10 +69,9 @@ def start_session(
 ) -> SparkSession:
     """Start the JVM, if there is none, and a session in it.
 
-    `conf` is the user's sparkConf and wins. `cds_archive` is one made by
-    `rekindle.engine.spark.cds`; if it does not fit, a warning is logged and the start is slower.
-    `on_death` is called in a thread with the exit status when the JVM dies unasked. Raises
-    EngineLost.
+    `conf` is the user's sparkConf and wins. `cds_archive` is one made by `engine.spark.training`;
+    if it does not fit, a warning is logged and the start is slower. `on_death` is called in a
+    thread with the exit status when the JVM dies unasked. Raises EngineLost.
     """
     global _jvm
     user = dict(conf or {})

@@ -1,18 +1,33 @@
-"""The training run of the AppCDS archive: what a task does in its first seconds."""
+"""Makes the AppCDS archive: `python -m rekindle.engine.spark.training OUT.jsa`.
+
+It runs a small topology through a session, which is what a task does in its first seconds, and
+archives the classes that were loaded.
+"""
 
 from __future__ import annotations
 
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import yaml
 from pyspark.sql import SparkSession
 
 from rekindle.engine.model import EpochInput, State
+from rekindle.engine.spark import cds, session
 from rekindle.engine.spark.chain import SparkChain
+from rekindle.engine.spark.jvm import JvmSpec, launch
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
+
+DUMP_TIMEOUT_S = 300.0
+"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit."""
 
 _TOPOLOGY = """
 checkpoint: {store: "file:///tmp/x"}
@@ -40,9 +55,34 @@ queries:
 """
 
 
-def train(session: SparkSession) -> None:
+def make_archive(archive: Path) -> None:
+    """Train in a JVM of its own and write the archive and its key."""
+    archive = archive.resolve()
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive.unlink(missing_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
+    spec = session.jvm_spec()
+    session.adopt(
+        launch(
+            spec,
+            directory=directory,
+            archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error"),
+            environment={"SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+    )
+    spark = session.start_session("training", data_dir=directory)
+    train(spark)
+    session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
+    shutil.rmtree(directory, ignore_errors=True)
+    if not archive.exists():
+        raise SystemExit(f"the JVM wrote no archive to {archive}")
+    _check_usable(spec, archive)
+    cds.write_key(spec, archive)
+
+
+def train(spark: SparkSession) -> None:
     topology = compile_topology(load_spec(yaml.safe_load(_TOPOLOGY)), "training", local=True)
-    chain = SparkChain(topology.segments[0], topology, session)
+    chain = SparkChain(topology.segments[0], topology, spark)
     state = State()
     for epoch in range(4):
         before, after = ((epoch + i) * 3_600_000_000 for i in (0, 1))
@@ -61,3 +101,23 @@ def _rows(time: int) -> pa.Table:
         "t": pa.array([time, time], pa.timestamp("us", "UTC")),
     }
     return pa.table(columns)
+
+
+def _check_usable(spec: JvmSpec, archive: Path) -> None:
+    """`-Xshare:on` makes a JVM refuse to start over an archive that does not fit."""
+    flags = (*spec.flags, "-Xshare:on", f"-XX:SharedArchiveFile={archive}")
+    command = [str(spec.java), *flags, "-cp", spec.class_path, "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the JVM refuses the archive {archive}: {done.stderr or done.stdout}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path, help="e.g. /opt/rekindle/spark.jsa")
+    make_archive(parser.parse_args(arguments).archive)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

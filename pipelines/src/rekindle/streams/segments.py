@@ -1,0 +1,136 @@
+"""The files of an output log: consecutive epochs each, on local disk or spilled to a store.
+
+A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
+`<first epoch>.spilled`, the name and the index of a file that went to the store. Knows no budget
+and no floor; `streams.log` holds whatever lock is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+
+from rekindle.streams import records
+from rekindle.streams.records import Record
+
+
+class Segment:
+    """One file: `<first epoch>.log`; or, spilled, its index `<first epoch>.spilled`."""
+
+    def __init__(self, path: Path, index: list[Record], spilled: str | None = None) -> None:
+        self.path = path
+        self.index = index
+        self.spilled = spilled
+        self._mapped: pa.Buffer | None = None
+
+    @property
+    def first(self) -> int:
+        return self.index[0].epoch
+
+    @property
+    def last(self) -> int:
+        return self.index[-1].epoch
+
+    @property
+    def size(self) -> int:
+        return self.index[-1].end if self.index else 0
+
+    def find(self, epoch: int) -> Record:
+        return self.index[epoch - self.first]
+
+    def map(self, record: Record) -> pa.Buffer:
+        """The local file, mapped at least to the end of `record`."""
+        if self._mapped is None or self._mapped.size < record.end:
+            with pa.memory_map(str(self.path)) as file:
+                self._mapped = file.read_buffer()
+        return self._mapped
+
+    def forget(self) -> None:
+        """Give back the mapping; the next read makes it anew."""
+        self._mapped = None
+
+    def write(self, record: Record, pieces: Iterable[bytes | pa.Buffer]) -> None:
+        """Add a record's bytes to the file; the index is the caller's. OSError leaves the file as
+        it was."""
+        with self.path.open("ab", buffering=0) as file:
+            try:
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while len(view):
+                        view = view[file.write(view) :]
+            except OSError:
+                os.truncate(self.path, record.start)
+                raise
+
+    def note_spilled(self, name: str) -> Path:
+        """Write the index that will stand for the file, which still exists; its path."""
+        note = self.path.with_suffix(".spilled")
+        whole = note.with_suffix(".tmp")
+        whole.write_text(json.dumps({"name": name, "index": [asdict(r) for r in self.index]}))
+        whole.replace(note)
+        return note
+
+    def leave(self, note: Path, name: str) -> None:
+        """Remove the file: its bytes are object `name` of the store, its index is `note`."""
+        self.spilled = name
+        self.forget()
+        self.path.unlink(missing_ok=True)
+        self.path = note
+
+
+def new_segment(directory: Path, epoch: int) -> Segment:
+    """An empty segment that is to begin with `epoch`."""
+    path = directory / f"{epoch:012d}.log"
+    path.unlink(missing_ok=True)
+    return Segment(path, [])
+
+
+def take_over(directory: Path, *, with_spilled: bool) -> tuple[list[Segment], str | None]:
+    """Segments that a former process left, in order and without a gap, and the damage that ended
+    them. What follows damage is removed. `with_spilled`: whether their store can be read."""
+    for path in sorted(directory.iterdir()):
+        half = path.suffix == ".spilled" and path.with_suffix(".log").exists()
+        if half or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
+            path.unlink()
+    segments: list[Segment] = []
+    damage: str | None = None
+    for path in sorted(p for p in directory.iterdir() if p.suffix in (".log", ".spilled")):
+        if damage is None:
+            segment, damage = _load(path, with_spilled)
+            if segment.index and segments and segment.first != segments[-1].last + 1:
+                damage = f"{path} does not follow the file before it"
+            elif segment.index:
+                segments.append(segment)
+                continue
+        path.unlink()
+    return segments, damage
+
+
+def _load(path: Path, with_spilled: bool) -> tuple[Segment, str | None]:
+    if path.suffix == ".spilled":
+        if not with_spilled:
+            return Segment(path, []), f"{path} is in a store that is not given"
+        try:
+            note = json.loads(path.read_text())
+            index = [Record(**fields) for fields in note["index"]]
+            return Segment(path, index, note["name"]), None
+        except (ValueError, KeyError, TypeError) as error:
+            return Segment(path, []), f"{path} is no index: {error}"
+    if not path.stat().st_size:
+        return Segment(path, []), None
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        index, damage = records.scan(view)
+    if damage is None:
+        return Segment(path, index), None
+    os.truncate(path, index[-1].end if index else 0)
+    return Segment(path, index), f"{damage} of {path}"
