@@ -1,6 +1,9 @@
 """Time of an epoch: Rekindle's engine beside Structured Streaming, same queries, interleaved.
 
-python benchmarks/engine_epochs.py [--epochs 40] [--sink arrow|noop]
+python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop]
+
+Each engine has a process and a JVM of its own, as a task has, so that neither collects the other's
+garbage; they take turns, epoch by epoch, and one waits while the other works.
 
 Rekindle's time is that of `Chain.process`, Arrow in and Arrow out. Structured Streaming reads
 Parquet files, has one shuffle partition, RocksDB, no batches without data, and its own
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +55,9 @@ class Ours:
         begin = time.perf_counter()
         self._state = self._chain.process(self._state, [one]).state
         return (time.perf_counter() - begin) * 1000
+
+    def stop(self) -> None:
+        pass
 
 
 class Streaming:
@@ -86,23 +94,65 @@ class Streaming:
         self._query.stop()
 
 
-def compare(
-    kind: str, rows: int, epochs: int, session: Any, directory: Path, sink: str
-) -> dict[str, Any]:
-    ours, theirs = Ours(kind, session), Streaming(kind, session, directory, sink)
-    rng = np.random.default_rng(rows)
-    times: dict[str, list[float]] = {"rekindle": [], "streaming": []}
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, name: str, directory: Path, archive: Path | None, sink: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, name, directory, archive, sink)
+        self._process = context.Process(target=_serve, args=arguments)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, kind: str, rows: int) -> None:
+        self._pipe.send((kind, rows))
+        self._pipe.recv()
+
+    def step(self, number: int) -> float:
+        """Milliseconds of an epoch."""
+        self._pipe.send(number)
+        return float(self._pipe.recv())
+
+    def end(self) -> None:
+        """Of the query, or, when none has begun, of the process."""
+        self._pipe.send(None)
+
+    def join(self) -> None:
+        self.end()
+        self._process.join()
+
+
+def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, sink: str) -> None:
+    session = start_session("bench", conf=STREAMING, data_dir=directory, cds_archive=archive)
+    while (task := pipe.recv()) is not None:
+        kind, rows = task
+        place = directory / f"{kind}-{rows}"
+        ours = name == "rekindle"
+        engine = Ours(kind, session) if ours else Streaming(kind, session, place, sink)
+        rng = np.random.default_rng(rows)  # both engines draw the same rows
+        pipe.send("ready")
+        while (number := pipe.recv()) is not None:
+            pipe.send(engine.step(epoch(number, rows, rng)))
+        engine.stop()
+    stop_session(session)
+
+
+def compare(engines: dict[str, Engine], kind: str, rows: int, epochs: int) -> dict[str, Any]:
+    for engine in engines.values():
+        engine.begin(kind, rows)
+    times: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(100, 100 + WARM_UP + epochs):
-        one = epoch(number, rows, rng)
-        times["rekindle"].append(ours.step(one))
-        times["streaming"].append(theirs.step(one))
-    theirs.stop()
+        for name, engine in engines.items():
+            times[name].append(engine.step(number))
+    for engine in engines.values():
+        engine.end()
     return {name: series[WARM_UP:] for name, series in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000])
     parser.add_argument("--queries", nargs="*", default=["sql", "window"])
     parser.add_argument("--sink", choices=["arrow", "noop"], default="arrow")
@@ -111,17 +161,17 @@ def main() -> None:
     results = []
     print(f"{'query':7} {'rows':>7} {'':10} {'p50 ms':>8} {'p99 ms':>8}   ratio p50, p99")
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        session = start_session(
-            "bench", conf=STREAMING, data_dir=directory, cds_archive=arguments.archive
-        )
+        engines = {
+            engine: Engine(engine, Path(name) / engine, arguments.archive, arguments.sink)
+            for engine in ("rekindle", "streaming")
+        }
         for kind in arguments.queries:
             for rows in arguments.rows:
-                place = directory / f"{kind}-{rows}"
-                series = compare(kind, rows, arguments.epochs, session, place, arguments.sink)
+                series = compare(engines, kind, rows, arguments.epochs)
                 results.append({"query": kind, "rows": rows, **summary(series)})
                 report(results[-1])
-        stop_session(session)
+        for engine in engines.values():
+            engine.join()
     OUT.mkdir(parents=True, exist_ok=True)
     name = "engine_epochs" if arguments.sink == "arrow" else f"engine_epochs_{arguments.sink}"
     (OUT / f"{name}.json").write_text(

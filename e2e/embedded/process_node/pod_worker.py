@@ -26,12 +26,13 @@ from embedded.process_node.containers import ImageError, Surroundings
 from embedded.process_node.environment import ConfigError
 from embedded.process_node.events import EventRecorder
 from embedded.process_node.fields import Json, PodFacts
+from embedded.process_node.mounts import Mounts
 from embedded.process_node.objects import ObjectReader, TokenReader
 from embedded.process_node.pod_object import PodObject
 from embedded.process_node.restarts import should_restart
 from embedded.process_node.settings import NodeSettings
 from embedded.process_node.status import PodView
-from embedded.process_node.volumes import VolumeError, Volumes
+from embedded.process_node.volumes import Volumes
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,14 @@ class PodWorker:
         self._start_time = time.time()
         self._admitted = False
         self._object = PodObject(services.api, pod)
-        self._next_refresh = 0.0
-        self._refresher: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
         self._publishing = asyncio.Lock()
-        self._volumes = Volumes(directory / "volumes", services.objects, services.tokens)
+        self._mounts = Mounts(
+            Volumes(directory / "volumes", services.objects, services.tokens),
+            services.settings.timing.volume_refresh_s,
+            lambda problem: self._event("Warning", "FailedMount", problem),
+            lambda problem: self.fail("Evicted", problem),
+        )
         spec = pod["spec"]
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
         self.main = [self._container(c, False) for c in spec["containers"]]
@@ -177,7 +181,7 @@ class PodWorker:
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
-        if (refresh_at := await self._prepare()) is None:
+        if (refresh_at := await self._mounts.keep(self.pod, self.facts)) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
         for container in self.init:
@@ -187,38 +191,6 @@ class PodWorker:
         for container in self.main:
             next_at = min(next_at, await self._drive(container, retry_failures=False))
         return next_at
-
-    async def _prepare(self) -> float | None:
-        """The volumes; the time of their next refresh, or None while one is missing."""
-        names = {v["name"] for v in self.pod["spec"].get("volumes") or []}
-        if not names:
-            return _FOREVER
-        if not names <= set(self._volumes.paths):
-            try:
-                await self._volumes.prepare(self.pod, self.facts)
-            except VolumeError as error:
-                self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
-                return None
-        elif time.time() < self._next_refresh:
-            return self._next_refresh
-        elif self._refresher is None or self._refresher.done():
-            self._refresher = asyncio.create_task(self._refresh())
-        self._next_refresh = time.time() + self._services.settings.timing.volume_refresh_s
-        return self._next_refresh
-
-    async def _refresh(self) -> None:
-        """Beside the loop, like the status: containers are driven without the API server.
-
-        A failure leaves the files as they are.
-        """
-        try:
-            await self._volumes.refresh(self.pod, self.facts)
-        except VolumeError as error:
-            self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
-        except (ApiError, Unreachable) as error:
-            log.warning("pod %s: volumes not refreshed: %s", self.pod["metadata"]["name"], error)
-        if problem := await asyncio.to_thread(self._volumes.overfull, self.pod):
-            self.fail("Evicted", problem)
 
     async def _drive(self, container: Container, *, retry_failures: bool) -> float:
         """One container: start it, start it again, or leave it; when to look again."""
@@ -290,9 +262,7 @@ class PodWorker:
             await self._publish()
             await self._object.delete()
         self._publisher.cancel()
-        if self._refresher is not None:
-            self._refresher.cancel()
-        self._volumes.remove()
+        self._mounts.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._cgroup is not None:
             with contextlib.suppress(OSError):
@@ -343,7 +313,7 @@ class PodWorker:
             host_ip=self._services.settings.address,
             start_time=self._start_time,
             failure=self.failure,
-            prepared=bool(self._volumes.paths) or not self.pod["spec"].get("volumes"),
+            prepared=bool(self._mounts.paths) or not self.pod["spec"].get("volumes"),
             conditions=self._object.conditions,
         )
 
@@ -398,7 +368,7 @@ class PodWorker:
             pod=self.pod,
             facts=self.facts,
             images=settings.images,
-            volumes=self._volumes.paths,
+            volumes=self._mounts.paths,
             service_variables=self._services.service_variables,
             hosts_file=self.directory / "hosts",
             data_directory=Path(settings.directory),

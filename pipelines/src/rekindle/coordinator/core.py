@@ -44,6 +44,7 @@ from rekindle.coordinator.routes import serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
 from rekindle.coordinator.wishes import Told
 from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 SETTLE_S = 3.0
@@ -378,10 +379,13 @@ class Coordinator:
             self._replicas,
             self._floors,
             self.is_suspected,
-            lambda task: self.committer.falls_behind(
-                task.partition,
-                task.answer.stable_epoch if task.answer else -1,
-                generation.checkpoint_every,
-            ),
+            self._falls_behind,
         )
         return poll.model_copy(update=told.wish(task))
+
+    def _falls_behind(self, task: Task) -> bool:
+        if self._generation is None:
+            return False
+        reached = task.answer.stable_epoch if task.answer else NO_EPOCH
+        every = self._generation.checkpoint_every
+        return self.committer.falls_behind(task.partition, reached, every)

@@ -39,9 +39,13 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def split_by_epoch(
     schema: pa.Schema, rows: pa.Table | None, epochs: Sequence[int]
 ) -> list[pa.Table]:
-    """Rows with a column EPOCH -> one table an epoch, order kept within each."""
+    """Rows with a column EPOCH -> one table an epoch, order kept within each. Without that column
+    there is one epoch."""
     if rows is None or not rows.num_rows:
         return [schema.empty_table() for _ in epochs]
+    if EPOCH not in rows.column_names:
+        (_,) = epochs
+        return [rows.cast(schema)]
     numbers = rows.column(EPOCH).to_numpy()
     plain = rows.drop_columns([EPOCH]).cast(schema)
     if (np.diff(numbers) < 0).any():  # a UNION ALL: each input has all epochs

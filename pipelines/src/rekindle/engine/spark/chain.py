@@ -9,7 +9,7 @@ output before its state is saved (FlameStream §V).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pyarrow as pa
@@ -69,16 +69,20 @@ class SparkChain:
         self._calls = _Calls()
         analyst = Analyst(topology, self._query)
         self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
-        sources = [name for name, _ in self._inputs]
-        self._stages: list[_Prepared] = []
-        for stage in plan_stages(segment, topology):
-            shape, float_keys = None, frozenset[str]()
-            if stage.end is not None:
-                shape, float_keys = analyst.window(stage.end)
-                self._calls.dropped[stage.end.node.name] = DroppedRows()
-            texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
-            self._stages.append(_Prepared(stage, texts, shape))
+        *stages, last = plan_stages(segment, topology)
+        prepared = [self._prepare(stage, analyst) for stage in stages]
+        self._for_many = [*prepared, self._prepare(last, analyst)]
+        self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyst)]
         self._output_schema = analyst.schema(segment.nodes[-1])
+
+    def _prepare(self, stage: Stage, analyst: Analyst) -> _Prepared:
+        shape, float_keys = None, frozenset[str]()
+        if stage.end is not None:
+            shape, float_keys = analyst.window(stage.end)
+            self._calls.dropped[stage.end.node.name] = DroppedRows()
+        sources = [name for name, _ in self._inputs]
+        texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
+        return _Prepared(stage, texts, shape)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -106,7 +110,7 @@ class SparkChain:
         }
         buckets = dict(state.buckets)
         rows: pa.Table | None = None
-        for prepared in self._stages:
+        for prepared in self._for_one if len(epochs) == 1 else self._for_many:
             rows = self._run(prepared, views, span)
             window = prepared.stage.end
             if window is not None and prepared.shape is not None:

@@ -51,8 +51,14 @@ MODULE_FLAGS = (
 OUR_FLAGS = (
     "-XX:+UseSerialGC",  # one collector thread: the smallest footprint
     "-XX:TieredStopAtLevel=1",  # C1 only: warm after seconds, no compiler memory
+    # Room for the rows of an epoch among the young, else each full collection is for them.
+    "-XX:SurvivorRatio=2",
+    "-XX:TargetSurvivorRatio=90",
     "-XX:+ExitOnOutOfMemoryError",  # a half-dead engine must die
     "-XX:-UsePerfData",  # no memory-mapped file in /tmp
+    # No check of bounds and NULL flags at each value: C1 does not inline them.
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 
@@ -31,6 +32,10 @@ class Query:
             return self._frame(sql, views).toArrow()
         except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
             raise _judge(error, what) from error
+        finally:
+            # A data frame is a cycle, by Py4J's methods: until Python finds it, which may take a
+            # dozen epochs, the JVM keeps its rows. It has just been made, so the young are enough.
+            gc.collect(1)
 
     def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
         """The Arrow schema that `run` would give, all nullable, without running anything."""

@@ -27,6 +27,8 @@ def carry(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
     `relations` are the operator's inputs; names that FROM gives them count too. `x.*` of a struct
     column x stays as it is.
     """
+    if not columns:
+        return sql
     tokens = tokenize(sql)
     names = ", ".join(map(quote, columns))
     tables = {name.lower() for name in relations} | set(_aliases(tokens))

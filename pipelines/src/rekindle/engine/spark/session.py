@@ -45,6 +45,8 @@ _CONF = {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A job's rows straight to the driver, which is the same process, not through the block store.
+    "spark.task.maxDirectResultSize": "64m",
     # What Spark remembers of past jobs, bounded: there are millions.
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
@@ -96,12 +98,16 @@ def start_session(
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **user,
     }
+    from py4j.java_gateway import java_import
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(user.get("spark.master", master)).appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = _connect(builder, _jvm)
+    # By its own name: PySpark imports packages, and Py4J then looks for the class in each of them
+    # and each of the JVM's jars, for every table that comes.
+    java_import(session._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
     session.sparkContext.setLogLevel(user.get("spark.log.level", "WARN"))
     return session
 
