@@ -47,6 +47,8 @@ _CONF = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A job's rows straight to the driver, which is the same process, not through the block store.
     "spark.task.maxDirectResultSize": "64m",
+    # Nobody reads the plans; the long form of each takes a tenth of a small epoch.
+    "spark.sql.ui.explainMode": "simple",
     # What Spark remembers of past jobs, bounded: there are millions.
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
