@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from engine_fixtures import nasty_epochs, topology
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import State
 from rekindle.engine.spark import cds, jvm
+from rekindle.engine.spark import session as sessions
 
 pyspark = pytest.importorskip("pyspark")
 
@@ -51,6 +53,19 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("chosen", ["-XX:+UseParallelGC", "-XX:+UseG1GC -XX:SurvivorRatio=8"])
+def test_a_users_choice_of_collector_wins(chosen: str) -> None:
+    spec = sessions.jvm_spec({"spark.driver.extraJavaOptions": chosen})
+    command = [str(spec.java), *spec.flags, "-XX:+PrintFlagsFinal", "-version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    flags = dict(re.findall(r" (\w+GC|SurvivorRatio) += (\w+)", printed))
+    assert flags["UseSerialGC"] == "false"
+    for flag in chosen.split():
+        name, _, value = flag.removeprefix("-XX:").lstrip("+").partition("=")
+        assert flags[name] == (value or "true")
+
+
+@pytest.mark.spark
 def test_flags_are_those_of_sparks_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path(pyspark.__file__).parent
     printed = subprocess.run(
@@ -68,7 +83,6 @@ def test_flags_are_those_of_sparks_launcher(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.spark
 def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path) -> None:
-    from rekindle.engine.spark import session as sessions
     from rekindle.engine.spark.chain import SparkChain
 
     died = threading.Event()

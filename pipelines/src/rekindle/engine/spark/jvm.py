@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import struct
@@ -60,6 +61,7 @@ OUR_FLAGS = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ class JvmSpec:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (f"-Xmx{self.heap}", *OUR_FLAGS, *MODULE_FLAGS, *self.extra_flags)
+        ours: tuple[str, ...] = OUR_FLAGS
+        if any(_COLLECTOR.fullmatch(f) for f in self.extra_flags):  # a JVM refuses to have two
+            ours = tuple(f for f in ours if not _COLLECTOR.fullmatch(f))
+        return (f"-Xmx{self.heap}", *ours, *MODULE_FLAGS, *self.extra_flags)
 
     @property
     def class_path(self) -> str:
