@@ -1,0 +1,22 @@
+"""A topology on a model of a cluster, for what reconcile decides."""
+
+from __future__ import annotations
+
+import pytest
+from test_operator_model_cluster import ModelCluster, flights_spec
+
+
+@pytest.fixture
+def cluster() -> ModelCluster:
+    made = ModelCluster()
+    made.add_topology("flights", flights_spec())
+    return made
+
+
+@pytest.fixture
+def running(cluster: ModelCluster) -> ModelCluster:
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    return cluster

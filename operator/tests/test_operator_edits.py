@@ -1,0 +1,231 @@
+"""Reconcile: what becomes of a topology that is wrong, refused, edited, or suspended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
+
+from rekindle.errors import Problem
+from rekindle_operator.cluster.model import Trial
+from rekindle_operator.reconcile.core import take_turns
+
+
+def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelCluster) -> None:
+    spec = flights_spec()
+    spec["queries"] = [{**spec["queries"][0], "from": "nowhere"}]
+    cluster.add_topology("flights", spec)
+    cluster.settle()
+    assert not cluster.raw_pods
+    assert not cluster.configs
+    valid = cluster.condition("Valid")
+    assert valid["status"] == "False"
+    assert "spec.queries[0]" in valid["message"]
+    assert cluster.status()["phase"] == "Invalid"
+    assert "Invalid" in cluster.reasons()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": None},
+        {"spec": "x"},
+        {"metadata": "x"},
+        {"metadata": {"labels": "x"}},
+        {"metadata": {"annotations": ["a"]}},
+    ],
+)
+def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
+    cluster: ModelCluster, template: Any
+) -> None:
+    cluster.add_topology("bad", flights_spec() | {"podTemplate": template})
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert cluster.condition("Valid", "bad")["reason"] == "InvalidValue"
+    assert "spec.podTemplate" in cluster.condition("Valid", "bad")["message"]
+    assert cluster.status()["phase"] == "Running"
+
+
+def test_a_topology_that_trips_a_fault_gets_nothing_and_the_others_recover(
+    running: ModelCluster,
+) -> None:
+    unhashable = {"spec": {"containers": [{"name": {}}]}}
+    running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
+    running.lose_node("a")
+    turns = take_turns(running.snapshot(), running.now)
+    assert [t.owner for t in turns if t.fault is not None] == ["default/bad"]
+    assert [t.actions for t in turns if t.fault is not None] == [()]
+    running.settle()
+    assert running.status()["redundancy"] == "8/8"
+
+
+def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
+    running: ModelCluster,
+) -> None:
+    before = running.tasks()
+    refusal = Problem("spec.podTemplate", "PodRefused", "unknown field", "correct it")
+    running.refusals["uid-flights", 2] = Trial((refusal,))
+    running.edit("flights", podTemplate={"spec": {"x": 1}})
+    running.settle()
+    assert running.condition("Valid")["reason"] == "PodRefused"
+    assert running.status()["observedGeneration"] == 2
+    assert set(running.configs) == {"flights-g1"}
+    assert running.tasks() == before
+
+
+def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: ModelCluster) -> None:
+    passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
+    cluster.refusals["uid-flights", 1] = Trial((passing,))
+    cluster.settle()
+    assert cluster.condition("Valid")["reason"] == "PodRefused"
+    cluster.refusals.clear()
+    cluster.pass_time(29.0)
+    cluster.settle()
+    assert cluster.condition("Valid")["reason"] == "PodRefused"
+    cluster.pass_time(1.0)
+    cluster.settle()
+    assert cluster.condition("Valid")["status"] == "True"
+
+
+def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
+    before = running.tasks()
+    queries = [dict(q) for q in flights_spec()["queries"]]
+    queries[0]["priority"] = 1
+    sink = {"files": {"url": "file:///var/lib/rekindle/output/again", "format": "json"}}
+    queries.append({**queries[0], "name": "again", "sink": sink})
+    running.edit("flights", queries=queries)
+    running.settle()
+    assert running.tasks() == before
+    assert running.query_states()["again"] == "Live"
+    assert "flights-g2" in running.configs
+
+
+_EDIT: dict[str, Any] = {"podTemplate": {"spec": {"nodeSelector": {"disk": "fast"}}}}
+
+
+def test_an_edit_reaches_pods_that_wait_for_a_node(cluster: ModelCluster) -> None:
+    cluster.add_node("a", labels={"disk": "slow"})
+    cluster.edit("flights", podTemplate={"spec": {"nodeSelector": {"disk": "none"}}})
+    cluster.settle()
+    assert all(p.gates for p in cluster.tasks().values())
+    cluster.edit("flights", podTemplate={"spec": {"nodeSelector": {"disk": "slow"}}})
+    cluster.settle()
+    assert any(p.node == "a" for p in cluster.tasks().values())
+    assert all(name.endswith("-2") for name in cluster.tasks())
+    assert "recovery" not in cluster.status()
+
+
+def test_an_edit_reaches_a_pod_that_has_a_node_and_does_not_start(running: ModelCluster) -> None:
+    running.stuck.add("flights-storms-0-0-1")
+    running.settle()
+    before = set(running.tasks())
+    running.edit("flights", image="rekindle/pipelines:mended")
+    running.settle()
+    assert set(running.tasks()) - before == {"flights-storms-0-0-2"}
+    assert running.status()["phase"] == "Running"
+    assert "recovery" not in running.status()
+
+
+def test_an_edit_leaves_a_task_that_crashed_to_its_kubelet(running: ModelCluster) -> None:
+    """It has a log on its node's disk, and is up again sooner than a new one."""
+    name = "flights-storms-0-0-1"
+    down = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:02:00Z"}
+    status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [down]}
+    running.raw_pods[name]["status"] |= status
+    running.stuck.add(name)
+    running.settle()
+    running.edit("flights", image="rekindle/pipelines:mended")
+    running.settle()
+    assert name in running.tasks()
+
+
+def test_an_edit_that_concerns_no_task_leaves_pods_that_wait(cluster: ModelCluster) -> None:
+    cluster.settle()
+    before = set(cluster.tasks())
+    queries = [{**q, "priority": 7} for q in flights_spec()["queries"]]
+    cluster.edit("flights", queries=queries)
+    cluster.settle()
+    assert set(cluster.tasks()) == before
+
+
+def test_an_edit_leaves_what_runs(running: ModelCluster) -> None:
+    before = running.tasks()
+    running.edit("flights", **_EDIT)
+    running.settle()
+    assert running.tasks() == before
+
+
+def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelCluster) -> None:
+    before = set(running.tasks())
+    sources = [dict(s) for s in flights_spec()["sources"]]
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    for node in [*sources, *operators]:
+        if node["name"] in ("weather", "storms"):
+            node["replicas"] = 2
+    running.edit("flights", sources=sources, operators=operators)
+    running.settle()
+    assert set(running.tasks()) == before | {"flights-storms-0-1-1"}
+    running.edit(
+        "flights", sources=flights_spec()["sources"], operators=flights_spec()["operators"]
+    )
+    running.settle()
+    assert set(running.tasks()) == before
+
+
+def test_a_replica_that_is_taken_away_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
+    cluster.edit("flights", **with_replicas(3))
+    for name in "abcd":
+        cluster.add_node(name, 16_000, 64 << 30)
+    cluster.settle()
+    for replicas in (2, 3):
+        cluster.edit("flights", **with_replicas(replicas))
+        cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert "recovery" not in cluster.status()
+    assert "BurstDetected" not in cluster.reasons()
+
+
+def test_a_surplus_replica_stays_until_one_that_stays_is_live(running: ModelCluster) -> None:
+    kept, surplus = "flights-alarms-0-0-1", "flights-alarms-0-1-1"
+    running.stuck.add(kept)
+    running.settle()
+    running.edit("flights", **with_replicas(1))
+    running.settle()
+    assert surplus in running.tasks()
+    running.stuck.clear()
+    running.settle()
+    assert surplus not in running.tasks()
+    assert kept in running.tasks()
+
+
+def test_a_changed_segment_is_replaced_and_the_others_stay(running: ModelCluster) -> None:
+    before = set(running.tasks())
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    changed = next(o for o in operators if o["name"] == "routes")
+    changed["window"] = {**changed["window"], "size": "14d"}
+    running.edit("flights", operators=operators)
+    running.settle()
+    after = running.tasks()
+    assert before - set(after) == set() or {"flights-routes-0-0-1"} >= before - set(after)
+    generations = {p.segment_name: p.generation for p in after.values()}
+    assert generations["routes"] == 2
+    assert generations["alarms"] == 1
+
+
+def test_suspension_stops_tasks_then_the_coordinator_and_resumes_without_a_recovery(
+    running: ModelCluster,
+) -> None:
+    slots = running.status()["slots"]
+    running.edit("flights", suspend=True)
+    running.settle()
+    assert not running.raw_pods
+    assert running.status()["phase"] == "Suspended"
+    assert running.status()["slots"] == slots
+    running.edit("flights", suspend=False)
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert all(name.endswith("-2") for name in running.tasks())
+    assert "recovery" not in running.status()
+    assert {"Suspended", "Resumed"} <= set(running.reasons())
