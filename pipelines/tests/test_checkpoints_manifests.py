@@ -131,6 +131,36 @@ def test_an_entry_that_cannot_be_read_is_refused_and_stops_no_clean_up(
     assert len(store.list("u/state/")) == held, "what it needs is not known"
 
 
+def test_an_entry_that_a_manifest_needs_stays_though_it_cannot_be_read(
+    store: Store, tmp_path: Path
+) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    ref = states.save("seg", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
+    assert manifests.write(manifest(0, 9, seg__0=ref))
+    assert ref.object is not None
+    (tmp_path / "store" / "u" / ref.object).write_bytes(b'{"format": 99}')
+    age(tmp_path / "store" / "u" / "entries", 1000)
+    with pytest.raises(StoreError, match="format 99"):
+        manifests.collect_garbage(retain=1)
+    assert [info.name for info in store.list("u/entries/")] == [f"u/{ref.object}"]
+
+
+def test_a_clean_up_reads_an_entry_once_and_keeps_those_in_use(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    read: list[str] = []
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda name: read.append(name) or get(name))
+    for seq in range(20):
+        tables = {"op": {0: pa.table({"x": [seq]})}}
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
+        manifests.collect_garbage(retain=2)
+    entries = [name for name in read if name.startswith("u/entries/")]
+    assert len(entries) == len(set(entries)) == 20
+
+
 @st.composite
 def histories(
     draw: st.DrawFn,

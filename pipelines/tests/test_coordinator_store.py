@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, StateStore, Store
+from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
 from rekindle.coordinator.model import Assembly, Partition, WriteManifest
 from rekindle.coordinator.store import CheckpointStore
 from rekindle.engine.model import State
@@ -84,6 +85,17 @@ def test_an_entry_is_assembled_from_those_of_an_older_segmentation(
     assert again == written, "whoever assembles it makes the same object"
     run(store.collect_garbage(1))
     assert run(store.unusable([ref.object])) == {}
+
+
+def test_nothing_is_kept_of_the_checkpoints_that_pass(store: CheckpointStore, url: str) -> None:
+    for seq in range(10):
+        ref = save(url, "a", "op-a", seq)
+        assert ref.object is not None
+        assert run(store.unusable([ref.object])) == {}
+        assert run(store.write(WriteManifest(manifest(seq, {"a/0": (ref,)})))) is not None
+        run(store.collect_garbage(1))
+    gc.collect()
+    assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
 
 def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> None:

@@ -39,12 +39,13 @@ class Cleared:
 
 
 class ManifestStore:
-    """The manifests of one topology. Used by one coordinator, in one thread."""
+    """The manifests of one topology. Used by one coordinator, in one thread, and one that cleans
+    up."""
 
     def __init__(self, store: Store, uid: str) -> None:
         self._store = store
         self._uid = uid
-        self._entries: dict[str, Entry] = {}
+        self._needed: dict[str, frozenset[str]] = {}  # by entries that the last clean-up kept
 
     def seqs(self) -> list[int]:
         """The numbers of all manifests, ascending."""
@@ -80,15 +81,12 @@ class ManifestStore:
         return self.seqs()[-1:] == [manifest.seq]
 
     def entry(self, object_name: str) -> Entry:
-        """The entry of this name; entries never change, so each is read once. Raises ObjectMissing,
-        Unreadable, StoreError."""
-        if object_name not in self._entries:
-            data = self._store.get(f"{self._uid}/{object_name}")
-            try:
-                self._entries[object_name] = decode_entry(data)
-            except (ValueError, TypeError, KeyError) as e:
-                raise Unreadable(f"{self._store.url}: {object_name}: {e}") from e
-        return self._entries[object_name]
+        """The entry of this name. Raises ObjectMissing, Unreadable, StoreError."""
+        data = self._store.get(f"{self._uid}/{object_name}")
+        try:
+            return decode_entry(data)
+        except (ValueError, TypeError, KeyError) as e:
+            raise Unreadable(f"{self._store.url}: {object_name}: {e}") from e
 
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Of these entries those that must not be committed, and why: they cannot be read, or the
@@ -111,9 +109,8 @@ class ManifestStore:
         objects = self._list("")
         manifests = [self.read(seq) for seq in self.seqs()[-retain:]]
         roots = _roots(objects, manifests)
-        references, unreadable = self._references_of(roots)
-        self._entries = {n: e for n, e in self._entries.items() if n in roots}
-        doomed = garbage(objects, manifests, references)
+        unreadable = self._learn_needs(roots)
+        doomed = garbage(objects, manifests, {n: self._needed.get(n, frozenset()) for n in roots})
         if unreadable is not None:
             doomed = [info for info in doomed if not info.name.startswith("state/")]
         for info in doomed:
@@ -128,17 +125,19 @@ class ManifestStore:
         for info in sorted(self._list(""), key=lambda i: not i.name.startswith("manifests/")):
             self._store.delete(f"{self._uid}/{info.name}")
 
-    def _references_of(
-        self, entry_names: Iterable[str]
-    ) -> tuple[dict[str, frozenset[str]], Unreadable | None]:
-        found: dict[str, frozenset[str]] = {}
+    def _learn_needs(self, entry_names: Iterable[str]) -> Unreadable | None:
+        """Of these entries and no others; they never change, so each is read once. Returns why one
+        cannot be known."""
+        needed: dict[str, frozenset[str]] = {}
         unreadable: Unreadable | None = None
         for name in entry_names:
             try:
-                found[name] = self._references(name)
+                known = self._needed.get(name)
+                needed[name] = self._references(name) if known is None else known
             except Unreadable as error:
-                found[name], unreadable = frozenset(), error
-        return found, unreadable
+                unreadable = error
+        self._needed = needed
+        return unreadable
 
     def _references(self, entry_name: str) -> frozenset[str]:
         entry = self.entry(entry_name)

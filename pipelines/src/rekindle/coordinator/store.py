@@ -60,12 +60,8 @@ class CheckpointStore:
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
 
     async def collect_garbage(self, retain: int) -> None:
-        store, _ = await self._run("opening it", lambda m, s: (s, m))
-
-        def collect() -> None:
-            ManifestStore(store, self._uid).collect_garbage(retain)
-
-        await asyncio.wrap_future(self._cleaner.submit(collect))
+        manifests = await self._run("opening it", lambda m, _: m)
+        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain))
 
     def _assemble(self, assembly: Assembly, manifests: ManifestStore, store: Store) -> EntryRef:
         sources = [manifests.entry(name) for name in assembly.sources]
