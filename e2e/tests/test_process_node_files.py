@@ -86,7 +86,7 @@ def test_a_carriage_return_ends_no_line_of_a_rotated_log(tmp_path: Path) -> None
 
 def test_following_goes_on_over_a_rotation_until_the_container_is_over(tmp_path: Path) -> None:
     async def follow() -> list[bytes]:
-        log = Log(tmp_path / "log", limit_bytes=200)
+        log = Log(tmp_path / "log", limit_bytes=400)
         over = False
         seen: list[bytes] = []
         numbers = itertools.count()
@@ -96,7 +96,7 @@ def test_following_goes_on_over_a_rotation_until_the_container_is_over(tmp_path:
             nonlocal over
             while len(seen) < 20:
                 log.add("stdout", b"line %d\n" % next(numbers))
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(0.06)
             log.close()
             over = True
 
@@ -109,6 +109,7 @@ def test_following_goes_on_over_a_rotation_until_the_container_is_over(tmp_path:
     lines = asyncio.run(follow())
     assert lines == [b"line %d\n" % number for number in range(len(lines))]
     assert len(lines) >= 20
+    assert (tmp_path / "log.1").exists(), "the log was rotated"
 
 
 def test_the_query_of_kubectl_is_understood() -> None:
