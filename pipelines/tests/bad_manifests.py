@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def bad_manifests() -> list[BadManifest]:
     return [_read(case) for case in _table()["cases"]]
 
 
+@cache
 def _table() -> Any:
     return yaml.safe_load(_TABLE.read_text())
 
@@ -62,4 +64,4 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
     if value is None:
         target.pop(last, None)
     else:
-        target[last] = value
+        target[last] = copy.deepcopy(value)
