@@ -20,7 +20,8 @@ OPERATOR_METRICS_PORT = 8080
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Digests never come twice: a cache of strings would only grow, up to 16,384 of them.
+    model_config = ConfigDict(frozen=True, extra="ignore", cache_strings=False)
 
 
 class TaskRef(_Message):
