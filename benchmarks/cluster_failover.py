@@ -187,12 +187,8 @@ def _crowd(run: Run) -> None:
 
 
 def _coordinators_node(run: Run) -> str | None:
-    pods = run.cluster.pods(_coordinators(run))
+    pods = run.coordinator_pods()
     return pods[0].spec.node_name if pods else None
-
-
-def _coordinators(run: Run) -> str:
-    return f"rekindle.dev/topology={run.name},rekindle.dev/role=coordinator"
 
 
 def _freeze_coordinator(run: Run) -> float:
@@ -200,12 +196,11 @@ def _freeze_coordinator(run: Run) -> float:
     coordinator has a pod."""
     run.wait_redundant()
     run.wait_advanced()
-    selector = _coordinators(run)
-    before = {p.metadata.name for p in run.cluster.pods(selector)}
+    before = {p.metadata.name for p in run.coordinator_pods()}
     name = run.coordinator_pod().spec.node_name
 
     def replaced() -> float | None:
-        now = {p.metadata.name for p in run.cluster.pods(selector)}
+        now = {p.metadata.name for p in run.coordinator_pods()}
         return run.observer.now() if now - before else None
 
     began = run.observer.now()

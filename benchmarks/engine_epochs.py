@@ -101,7 +101,8 @@ class Engine:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, name, directory, archive, sink)
-        self._process = context.Process(target=_serve, args=arguments)
+        # A daemon: it ends with us, also when the other one failed.
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 

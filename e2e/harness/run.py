@@ -103,10 +103,11 @@ class Run:
         alive = [p for p in pods if p.metadata.deletion_timestamp is None and p.spec.node_name]
         return sorted(alive, key=lambda p: p.metadata.name)
 
+    def coordinator_pods(self) -> list[Any]:
+        return self.cluster.pods(f"rekindle.dev/topology={self.name},rekindle.dev/role=coordinator")
+
     def coordinator_pod(self) -> Any:
-        return self.cluster.pods(
-            f"rekindle.dev/topology={self.name},rekindle.dev/role=coordinator"
-        )[0]
+        return self.coordinator_pods()[0]
 
     def incarnations(self) -> dict[str, str]:
         """Pod name -> start time of its container: equal maps mean that nothing was touched."""
