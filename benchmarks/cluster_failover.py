@@ -1,8 +1,8 @@
 """How fast a loss is noticed, replaced, and bridged, on the embedded cluster.
 
 - freeze -> `suspected` in the topology's status (bar: 2 s), -> first replacement pod (bar: 5 s),
-  for a node with two tasks, and for one with a single task, whose silence is the node's only
-  after 10 s or NotReady (docs/decisions/0024);
+  for a node with two tasks, and for one with a single task, whose silence is the node's when its
+  kubelet is silent too (docs/decisions/0025);
 - freeze of the coordinator's node -> the next coordinator's pod (no bar);
 - the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream.

@@ -17,6 +17,7 @@ from rekindle_operator.leader import Leader
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
+from rekindle_operator.probe import KubeletProbe
 from rekindle_operator.settings import Settings, read_settings
 
 
@@ -40,6 +41,9 @@ def main() -> None:
     relister = Relister(api, cluster, settings)
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
+    if settings.ask_kubelets:
+        probe = KubeletProbe(cluster, settings.timing, time.time)
+        threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
     leader.start(loop.run)
     _watch(cluster, settings)
     leader.release()

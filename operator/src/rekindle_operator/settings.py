@@ -13,6 +13,10 @@ class Timing:
     """Design §8.1 and §8.5. Seconds."""
 
     node_silent_s: float = 3.0  # every task of a node
+    kubelet_silent_s: float = 1.5  # a busy machine answers later than an idle one, within this
+    kubelet_urgent_s: float = 0.2  # between two questions to a kubelet whose tasks are silent
+    kubelet_routine_s: float = 10.0  # and to the others: it shows that they can be asked at all
+    kubelet_memory_s: float = 30.0  # its last answer says no more whether it can be asked
     task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
     coordinator_silent_s: float = 6.0  # three renewals missed
     coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease
@@ -52,6 +56,7 @@ class Settings:
     election: Election = field(default_factory=Election)
     pods: PodDefaults = field(default_factory=PodDefaults)
     namespace: str | None = None  # None: all of them
+    ask_kubelets: bool = True
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -61,7 +66,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
     defaults = Election()
     return Settings(
         election=Election(
-            enabled=env.get("REKINDLE_LEADER_ELECTION", "true").lower() != "false",
+            enabled=_is_on(env, "REKINDLE_LEADER_ELECTION"),
             namespace=env.get("REKINDLE_OPERATOR_NAMESPACE", defaults.namespace),
             identity=env.get("REKINDLE_OPERATOR_IDENTITY", defaults.identity),
             lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),
@@ -76,7 +81,12 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
         ),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
+        ask_kubelets=_is_on(env, "REKINDLE_ASK_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),
         log_level=env.get("REKINDLE_LOG_LEVEL", "INFO").upper(),
     )
+
+
+def _is_on(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "true").lower() != "false"

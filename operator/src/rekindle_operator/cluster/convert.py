@@ -12,6 +12,7 @@ from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.model import (
     ConfigView,
+    Endpoint,
     LeaseView,
     NodeView,
     PodView,
@@ -129,7 +130,15 @@ def node_view(raw: Json) -> NodeView:
         ),
         labels=meta.get("labels") or {},
         allocatable=Amounts.parse(status.get("allocatable")),
+        kubelet=_kubelet(status),
     )
+
+
+def _kubelet(status: Json) -> Endpoint | None:
+    addresses: Iterable[Json] = status.get("addresses") or ()
+    host = next((str(a["address"]) for a in addresses if a["type"] == "InternalIP"), None)
+    port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
+    return Endpoint(host, int(port)) if host and port else None
 
 
 def lease_view(raw: Json, seen_at: float) -> LeaseView:

@@ -39,6 +39,12 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     name: str
     uid: str
@@ -49,6 +55,7 @@ class NodeView:
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]
     allocatable: Amounts
+    kubelet: Endpoint | None = None  # where it says that it can be asked
 
     @property
     def zone(self) -> str:
@@ -92,6 +99,11 @@ class PodView:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def ref(self) -> SlotRef:
+        slot = self.slot.key if self.slot is not None else ""
+        return SlotRef(self.owner_uid or "", slot, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +161,29 @@ class SlotRef:
 
 
 @dataclass(frozen=True, slots=True)
+class KubeletWord:
+    """What came of asking one kubelet, one question at a time. Times are those of the questions."""
+
+    asked: float
+    answered: float | None = None  # the last that was answered
+    unanswered: float | None = None  # the first since then; also one that is still open
+
+    def after_question(self, at: float) -> KubeletWord:
+        first = self.unanswered if self.unanswered is not None else at
+        return KubeletWord(at, self.answered, first)
+
+    def after_answer(self) -> KubeletWord:
+        return KubeletWord(self.asked, self.asked, None)
+
+    def excused(self, until: float) -> KubeletWord:
+        """Silence before that moment counts for nothing."""
+        first = self.unanswered
+        return KubeletWord(
+            self.asked, self.answered, max(first, until) if first is not None else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """The API server's verdict on the pods of a generation (dry run). No problems: accepted.
     `at`: when it was given; a refusal may pass (a quota, a webhook that was away)."""
@@ -175,6 +210,7 @@ class Snapshot:
     leases: tuple[LeaseView, ...] = ()
     configs: tuple[ConfigView, ...] = ()
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
+    kubelets: Mapping[str, KubeletWord] = field(default_factory=dict)  # by the node's uid
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)

@@ -1,23 +1,26 @@
 """What is lost (design §8.1) and whether it is a burst (§8.3). Pure.
 
 Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone or
-not Ready, every task of its node (at least two) has been silent for 3 s, or it alone for 10 s.
-Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that hears none
-of its tasks is itself the suspect: its word on silence counts for nothing.
+not Ready, every task of its node has been silent for 3 s, or it alone for 10 s. One silent task
+says little of its node: that takes two of them, or the kubelet's silence beside it. Evictions are
+not waited for, and neither is a Terminating pod (I7). A coordinator that hears none of its tasks
+is itself the suspect: its word on silence counts only where the kubelet is silent too.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rekindle_operator.cluster.model import NodeView, PodView, SlotRef, Snapshot
 from rekindle_operator.names import ROLE_TASK
+from rekindle_operator.recovery.kubelets import silent_kubelets
 from rekindle_operator.settings import Timing
 
 _MOST_DOUBLINGS = 4
+_WITNESSES = 2
 
 
 class Loss(StrEnum):
@@ -64,32 +67,36 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     }
     running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
     heard = frozenset(
-        p.owner_uid for p in running if p.owner_uid and slot_ref(p) not in snapshot.silent_since
+        p.owner_uid for p in running if p.owner_uid and p.ref not in snapshot.silent_since
     )
-    audible = [p for p in running if p.owner_uid in heard]
-    silent = _silent_nodes(audible, snapshot.silent_since, now, timing) - set(lost) - shunned
+    mute = silent_kubelets(nodes.values(), snapshot.kubelets, now, timing)
+    credible = [p for p in running if p.owner_uid in heard or p.node in mute]
+    silent = _silent_nodes(credible, mute, snapshot.silent_since, now, timing)
+    silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
     usable = {name: node for name, node in nodes.items() if name not in lost and not node.cordoned}
     return Judgement(lost, frozenset(silent), heard, usable)
 
 
 def _silent_nodes(
-    pods: Iterable[PodView], silent_since: Mapping[SlotRef, float], now: float, timing: Timing
+    pods: Iterable[PodView],
+    mute: Set[str],
+    silent_since: Mapping[SlotRef, float],
+    now: float,
+    timing: Timing,
 ) -> set[str]:
-    """Nodes of which at least two tasks are silent, and none is not: one silent task says nothing
-    of its node, since it may have crashed. A task that starts counts as heard: a node busy with
-    starting is slow, not dead."""
+    """Nodes of which at least two witnesses are silent, the kubelet (`mute`) being one, and no task
+    is heard. A task that starts counts as heard: a node busy with starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
         if pod.node is not None:
-            since = silent_since.get(slot_ref(pod))
+            since = silent_since.get(pod.ref)
             quiet[pod.node].append(since is not None and now - since >= timing.node_silent_s)
-    return {node for node, flags in quiet.items() if len(flags) > 1 and all(flags)}
-
-
-def slot_ref(pod: PodView) -> SlotRef:
-    slot = pod.slot.key if pod.slot is not None else ""
-    return SlotRef(pod.owner_uid or "", slot, pod.incarnation)
+    return {
+        node
+        for node, flags in quiet.items()
+        if all(flags) and len(flags) + (node in mute) >= _WITNESSES
+    }
 
 
 def judge_pod(
@@ -104,7 +111,7 @@ def judge_pod(
         return Loss.NODE
     if pod.node is None:
         return _judge_open(pod, judgement, now, timing)
-    since = snapshot.silent_since.get(slot_ref(pod))
+    since = snapshot.silent_since.get(pod.ref)
     credible = pod.owner_uid in judgement.heard
     if credible and since is not None and now - since >= timing.task_silent_s:
         return Loss.SILENT

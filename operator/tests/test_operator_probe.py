@@ -1,0 +1,165 @@
+"""What counts as a kubelet's sign of life, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kubernetes import client
+from test_operator_kubelets import node, task
+
+from rekindle_operator.cluster.model import Endpoint, KubeletWord, NodeView, Snapshot
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.probe import KubeletProbe, answers, anyone
+from rekindle_operator.settings import Timing
+
+Serve = Callable[[Callable[[socket.socket], object]], Endpoint]
+
+
+@pytest.fixture(scope="session")
+def server_tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """Signed by itself, as most kubelets' certificates are."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-subj", "/CN=a", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(certificate)
+    return context
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Hands each connection to a function, in a thread that ends with the test."""
+    listeners: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def start(handle: Callable[[socket.socket], object]) -> Endpoint:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    handle(connection)
+
+        threads.append(threading.Thread(target=accept))
+        threads[-1].start()
+        return Endpoint(*listener.getsockname())
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+    for thread in threads:
+        thread.join()
+
+
+def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
+    def handle(connection: socket.socket) -> None:
+        try:
+            with tls.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(1)
+        except OSError:
+            pass  # as kubelets do: the next one may be better
+
+    return handle
+
+
+def ask(endpoint: Endpoint, within_s: float = 5.0) -> bool:
+    return asyncio.run(answers(endpoint, anyone(), within_s))
+
+
+def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext) -> None:
+    assert ask(serve(shake_hands(server_tls)))
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_so_is_a_refusal_of_those_without_a_certificate(
+    serve: Serve, server_tls: ssl.SSLContext, newest: ssl.TLSVersion
+) -> None:
+    server_tls.verify_mode, server_tls.maximum_version = ssl.CERT_REQUIRED, newest
+    try:
+        assert ask(serve(shake_hands(server_tls)))
+    finally:
+        server_tls.verify_mode = ssl.CERT_NONE
+        server_tls.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
+
+
+def test_a_port_that_is_open_and_says_nothing_is_none(serve: Serve) -> None:
+    """What the kernel does for a process that is frozen."""
+    told = threading.Event()
+    try:
+        assert not ask(serve(lambda _: told.wait(10)), within_s=0.3)
+    finally:
+        told.set()
+
+
+def test_neither_is_one_that_closes_or_that_nobody_listens_on(serve: Serve) -> None:
+    assert not ask(serve(lambda connection: connection.close()))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gone = Endpoint(*listener.getsockname())
+    assert not ask(gone)
+
+
+class OneNode(Cluster):
+    """A store whose mirrors hold one node and its task."""
+
+    def __init__(self, only: NodeView) -> None:
+        super().__init__(client.ApiClient(), None, time.time)
+        self.only = only
+
+    @property
+    def synced(self) -> bool:
+        return True
+
+    def snapshot(self) -> Snapshot:
+        known = super().snapshot()
+        return Snapshot(nodes=(self.only,), pods=(task(0, "a"),), kubelets=known.kubelets)
+
+
+def word_after(cluster: Cluster, settled: Callable[[KubeletWord], bool]) -> KubeletWord:
+    """What is known of the node, once it is `settled`."""
+    probe = KubeletProbe(cluster, Timing(), time.time)
+
+    async def follow() -> KubeletWord:
+        asking = asyncio.create_task(probe.ask_on())
+        try:
+            async with asyncio.timeout(10):
+                while True:
+                    word = cluster.snapshot().kubelets.get("uid-a")
+                    if word is not None and settled(word):
+                        return word
+                    await asyncio.sleep(0.01)
+        finally:
+            asking.cancel()
+
+    return asyncio.run(follow())
+
+
+def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext) -> None:
+    began = time.time()
+    cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
+    word = word_after(cluster, lambda w: w.answered is not None)
+    assert word.unanswered is None
+    assert began <= word.asked == word.answered
+
+
+def test_the_store_learns_who_is_silent_and_forgets_nodes_that_went(serve: Serve) -> None:
+    cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
+    cluster.remember_question("uid-gone", time.time())
+    word = word_after(cluster, lambda w: w.unanswered is not None)
+    assert word.answered is None
+    assert cluster.snapshot().kubelets.keys() == {"uid-a"}
