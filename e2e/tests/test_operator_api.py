@@ -51,7 +51,7 @@ def kubeconfig(plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="module")
 def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
-    made = World(plane.kubeconfig)
+    made = World(plane.kubeconfig, tmp_path_factory.mktemp("world"))
     made.add_volume("flights", tmp_path_factory.mktemp("volume"))
     yield made
     made.close()
@@ -164,6 +164,26 @@ def test_a_node_that_falls_silent_is_lost_before_kubernetes_says_so(
     wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
     wait_for("it runs again", lambda: _is_running(world))
     assert not _on(world, quiet), "a shunned node gets nothing"
+
+
+def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_not_heard(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    """A coordinator that hears nobody is believed there, and nowhere else."""
+    wait_for("it runs", lambda: _is_running(world))
+    heads = world.pods("flights", "coordinator")
+    head_node = next(iter(heads.values())).spec.node_name
+    quiet = next(n for n in nodes if n != head_node)
+    lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
+    world.kubelets[quiet].hangs = True
+    world.silent |= all_of_them
+    wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
+    assert all_of_them - lost <= set(world.pods("flights")), "their kubelets answer"
+    world.silent.clear()
+    wait_for("it runs again", lambda: _is_running(world))
+    history = world.status("flights")["recovery"]["history"]
+    assert history[0]["lostNodes"] == [quiet]
+    assert all_of_them - lost <= set(world.pods("flights"))
 
 
 def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flights: Any) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from typing import Any
 import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+
+from embedded.pki import CertificateAuthority
 
 DEADLINE_S = 60.0
 START_S = 60.0  # of a process that imports much on a busy machine
@@ -46,6 +49,41 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+class Kubelet:
+    """No more of one than a port that completes TLS handshakes, until it `hangs`."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self.hangs = False
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._held: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                break
+            if self.hangs:
+                self._held.append(connection)
+                continue
+            connection.settimeout(2)
+            try:
+                self._tls.wrap_socket(connection, server_side=True).close()
+            except OSError:
+                connection.close()
+        for connection in self._held:
+            connection.close()
+
+
 class World:
     """A control plane seen by an admin, with fake nodes, and fake coordinators and tasks on them.
 
@@ -53,8 +91,12 @@ class World:
     newest coordinator renews its Lease and reports every running task as Live).
     """
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, directory: Path) -> None:
         self.kubeconfig = kubeconfig
+        own = CertificateAuthority.create(directory / "kubelets", "kubelets").pair
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(own.certificate, own.key)
+        self.kubelets: dict[str, Kubelet] = {}
         api = config.new_client_from_config(str(kubeconfig))
         self.core = client.CoreV1Api(api)
         self.custom = client.CustomObjectsApi(api)
@@ -70,6 +112,8 @@ class World:
     def close(self) -> None:
         self._stop.set()
         self._thread.join(10)
+        for kubelet in self.kubelets.values():
+            kubelet.close()
 
     # --- nodes ----------------------------------------------------------------
 
@@ -86,7 +130,14 @@ class World:
             if error.status != 409:
                 raise
         amounts = {"cpu": cpu, "memory": memory, "pods": "50"}
-        self._set_ready(name, "True", {"capacity": amounts, "allocatable": amounts})
+        self.kubelets[name] = Kubelet(self._tls)
+        facts = {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.kubelets[name].port}},
+        }
+        self._set_ready(name, "True", facts)
         self._alive.add(name)
         wait_for(f"{name} is free of taints", lambda: not self.core.read_node(name).spec.taints)
 
@@ -102,6 +153,7 @@ class World:
     def remove_node(self, name: str) -> None:
         self._alive.discard(name)
         self.core.delete_node(name)
+        self.kubelets.pop(name).close()
 
     def _set_ready(self, name: str, status: str, more: dict[str, Any] | None = None) -> None:
         stamp = now_text()

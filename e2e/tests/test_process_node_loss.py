@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -23,6 +24,8 @@ from embedded.control_plane import ControlPlane
 from embedded.pods import Pods, condition_of, container_of, eventually
 from embedded.process_node.host import QUICK, Image, ProcessNode
 from embedded.process_node.partition import cgroup2_mount
+from rekindle_operator import probe
+from rekindle_operator.cluster.convert import node_view
 
 pytestmark = pytest.mark.cluster
 
@@ -92,6 +95,13 @@ def answers(address: str, timeout_s: float = 1.0) -> bool:
         connection.close()
 
 
+def kubelet_lives(node: ProcessNode, pods: Pods) -> bool:
+    """As the operator asks (docs/decisions/0025-kubelets-as-witnesses.md)."""
+    kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
+    assert kubelet is not None
+    return asyncio.run(probe.answers(kubelet, probe.anyone(), within_s=2.0))
+
+
 def is_closed(held: socket.socket) -> bool:
     """By FIN, or by RST if bytes were left unread: both are the end of the peer."""
     try:
@@ -146,7 +156,9 @@ def test_a_frozen_node_is_silent_and_thaws_as_it_was(
 ) -> None:
     node, address = serving("frozen")
     uid = pods.get("frozen")["metadata"]["uid"]
+    assert kubelet_lives(node, pods)
     node.freeze()
+    assert not kubelet_lives(node, pods)
     # The kernel accepts for it, and nobody answers.
     with socket.create_connection((address, 8080), timeout=1):
         assert not answers(address)
@@ -156,6 +168,7 @@ def test_a_frozen_node_is_silent_and_thaws_as_it_was(
     eventually(lambda: ready(node) == "True", "the node is back")
     pod = pods.wait_ready("frozen")
     assert answers(address)
+    assert kubelet_lives(node, pods)
     assert pod["metadata"]["uid"] == uid
     assert container_of(pod)["restartCount"] == 0
 
@@ -187,6 +200,8 @@ def test_a_partition_is_silence_on_both_sides_and_heals(
         held.sock.recv(1)
     assert not answers(address)
     assert answers(beside)
+    assert not kubelet_lives(node, pods)
+    assert kubelet_lives(other, pods)
     eventually(lambda: ready(node) == "Unknown", "its silence is noticed", within_s=20)
     assert ready(other) == "True"
     # Within the node all goes on: its own probe still succeeds, so nothing restarts.
