@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from demo.screen import Screen
@@ -24,11 +25,14 @@ def main() -> int:
         # Room for one task on each node, so that every node that returns brings back one.
         shape = NodeShape(cpu="800m", memory="2Gi")
         cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.say)
-        with cluster, contextlib.ExitStack() as on_failure:
-            on_failure.callback(cluster.keep_logs, build / "logs")
-            wrong = Story(cluster, screen, build).run()
-            if not wrong:
-                on_failure.pop_all()
+        story = Story(cluster, screen, build)
+        with ThreadPoolExecutor(1) as pool:
+            reference = pool.submit(story.execute_reference)
+            with cluster, contextlib.ExitStack() as on_failure:
+                on_failure.callback(cluster.keep_logs, build / "logs")
+                wrong = story.run(reference)
+                if not wrong:
+                    on_failure.pop_all()
     for sentence in wrong:
         screen.say(f"[red]failed[/] {sentence}")
     took = time.monotonic() - began

@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +79,7 @@ def choose_loss(
 
 
 class Story:
-    """Runs the demo on a cluster; `run` returns what failed, as sentences."""
+    """The demo; `run` returns what failed, as sentences."""
 
     def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
         self.cluster = cluster
@@ -90,11 +90,18 @@ class Story:
         name, spec = load_topology(self.document)
         self.topology = compile_topology(spec, name)
 
-    def run(self) -> list[str]:
+    def execute_reference(self) -> None:
+        """Needs the input alone, and no cluster."""
         flights.prepare_input(self.cluster.shared / "input")
+        self.screen.say("reference execution of the same input, in one process, beside it")
+        flights.run_reference(self.document, self.cluster.shared, self._reference)
+
+    def run(self, reference: Future[None]) -> list[str]:
+        """On a cluster that is up. What runs on it waits for `reference`, to have the cores."""
         self.cluster.make_volume("rekindle")
         self.screen.say("helm install rekindle")
         self.cluster.install()
+        reference.result()
         self.screen.say("kubectl apply -f examples/flights/topology.yaml")
         self.cluster.apply(self.document)
         with Observer(lambda: self.cluster.status(NAME)) as observer:
@@ -102,14 +109,7 @@ class Story:
             try:
                 lost_at_s, loss = self._lose_nodes(observer)
                 restored_from = self._recover(observer, loss)
-                self.screen.say("reference execution of the same input, in one process, beside it")
-                with ThreadPoolExecutor(1) as pool:
-                    reference = pool.submit(
-                        flights.run_reference, self.document, self.cluster.shared, self._reference
-                    )
-                    last = self._finish(observer)
-                    self._watch(observer, "the reference execution", reference.done, 240)
-                    reference.result()
+                last = self._finish(observer)
             finally:
                 self.screen.end_table()
         return self._judge(observer, lost_at_s, loss, restored_from, last)

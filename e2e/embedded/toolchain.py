@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -159,11 +160,14 @@ def main() -> int:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        binaries = ensure_control_plane(report)
-        for field in fields(binaries):
-            print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
-        print(f"helm: {ensure_helm(report)}")
-        print(f"java: {ensure_java(report)}")
+        # Side by side: one links or downloads, on one core or none, while the other compiles.
+        with ThreadPoolExecutor() as pool:
+            helm, java = pool.submit(ensure_helm, report), pool.submit(ensure_java, report)
+            binaries = ensure_control_plane(report)
+            for field in fields(binaries):
+                print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
+            print(f"helm: {helm.result()}")
+            print(f"java: {java.result()}")
     except EmbeddedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from test_coordinator_support import DIAMOND, World, address
 
+from rekindle.coordinator.core import Coordinator
 from rekindle.coordinator.membership import LEAST_SILENCE_S, Membership
-from rekindle.coordinator.model import Pod, PodsListed
+from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed
 from rekindle.topology.model import Slot
 
 SRC = Slot("src", 0, 0)
@@ -155,3 +156,23 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     del world.tasks[LEFT]
     world.rounds(20)
     assert LEFT not in suspected(world)
+
+
+def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
+    """A busy machine takes seconds to compile the generation, and until then nobody is asked."""
+    world = started()
+    world.statuses.clear()
+    world.fence += 1
+    world.coordinator = Coordinator(world.fence, wall_s=0.0)
+    world.list_pods()
+    for _ in range(40):
+        world.round()
+    assert not suspected(world)
+    world.tell(GenerationSeen(world.generation))
+    world.tell_tick()
+    assert not world.statuses, "it has heard nobody, and says nothing yet"
+    world.round()
+    assert {t["phase"] for t in world.statuses[-1].data_plane["tasks"]} == {"Live"}
+    world.tasks[LEFT].frozen = True
+    world.rounds(8)
+    assert suspected(world) == {LEFT}

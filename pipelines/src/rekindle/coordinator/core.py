@@ -64,7 +64,8 @@ class Coordinator:
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
-        self._pods_known_since: float | None = None
+        self._pods_are_known = False
+        self._asking_since: float | None = None
         self._settled = False
         self._isolated = False
         self._fenced = False
@@ -132,7 +133,7 @@ class Coordinator:
             case PodsListed():
                 return self._pods_listed(event, now)
             case GenerationSeen(generation=generation):
-                return self._generation_seen(generation)
+                return self._generation_seen(generation, now)
             case ManifestRead(manifest=manifest):
                 self._pace.hurry()
                 return self.committer.manifest_read(manifest, now)
@@ -158,7 +159,7 @@ class Coordinator:
         assert_never(event)
 
     def _ticked(self, now: float) -> list[Effect]:
-        silent = self.membership.ticked(now)
+        silent = self.membership.ticked(now) if self._asking_since is not None else []
         isolated = self._isolated
         self._isolated = coordinator_is_isolated(
             self.membership, self._readable(), self._proof_margin()
@@ -219,8 +220,6 @@ class Coordinator:
         return [PollNow(task.slot)]
 
     def _pods_listed(self, event: PodsListed, now: float) -> list[Effect]:
-        if self._pods_known_since is None:
-            self._pods_known_since = now
         before = {(t.slot, t.pod.incarnation) for t in self.membership}
         self.membership.pods_listed(event.pods, now)
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
@@ -228,16 +227,25 @@ class Coordinator:
             self.divergence.forget(slot)
         if before != after:
             self._pace.hurry()
+        self._pods_are_known = True
+        self._begin_to_ask(now)
         self._derive()
         return []
 
-    def _generation_seen(self, generation: Generation) -> list[Effect]:
+    def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
             self._graph = build_graph(generation.topology)
             self._pace.hurry()
+            self._begin_to_ask(now)
             self._derive()
         return []
+
+    def _begin_to_ask(self, now: float) -> None:
+        """Without pods and a generation nobody can be polled, and nobody has been silent."""
+        if self._asking_since is None and self._pods_are_known and self._generation is not None:
+            self._asking_since = now
+            self.membership.asked_from(now)
 
     def _problem_said(self, subject: str, message: str | None) -> list[Effect]:
         if self._said.get(subject) != message:
@@ -251,9 +259,9 @@ class Coordinator:
 
     def _settle(self, now: float) -> None:
         """Known enough to tell tasks what to do: all that may run were heard, or time is up."""
-        if self._settled or self._pods_known_since is None:
+        if self._settled or self._asking_since is None:
             return
-        waited = now - self._pods_known_since >= SETTLE_S
+        waited = now - self._asking_since >= SETTLE_S
         self._settled = waited or not any(t.unknown and t.pod.started for t in self.membership)
 
     def _derive(self) -> None:

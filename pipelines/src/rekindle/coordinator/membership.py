@@ -155,6 +155,12 @@ class Membership:
         task.position = _position(task, answer)
         return news
 
+    def asked_from(self, now: float) -> None:
+        """The first polls go out now."""
+        self._last_tick = now
+        for task in self:
+            task.known_since = now
+
     def ticked(self, now: float) -> list[Task]:
         """Suspect the silent; returns those that are newly so."""
         if self._last_tick is not None and now - self._last_tick > OWN_PAUSE_S:
