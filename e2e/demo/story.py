@@ -93,7 +93,7 @@ class Story:
     def execute_reference(self) -> None:
         """Needs the input alone, and no cluster."""
         flights.prepare_input(self.cluster.shared / "input")
-        self.screen.say("reference execution of the same input, in one process, beside it")
+        self.screen.say("reference execution of the same input, in one process")
         flights.run_reference(self.document, self.cluster.shared, self._reference)
 
     def run(self, reference: Future[None]) -> list[str]:

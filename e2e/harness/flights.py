@@ -14,6 +14,7 @@ import yaml
 from harness.cluster import MOUNT, ROOT
 
 EXAMPLE = ROOT / "examples" / "flights"
+_REFERENCE_S = 600  # at the lowest priority, beside whatever else runs
 
 
 def prepare_input(directory: Path) -> None:
@@ -60,6 +61,8 @@ def run_reference(
     command += ["--output", str(output)]
     if until_epoch is not None:
         command += ["--until-epoch", str(until_epoch)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_REFERENCE_S
+    )
     if done.returncode:
         raise RuntimeError(f"the reference execution failed:\n{done.stdout}\n{done.stderr}")

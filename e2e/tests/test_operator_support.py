@@ -103,6 +103,7 @@ class World:
         self.coordination = client.CoordinationV1Api(api)
         self._alive: set[str] = set()
         self.silent: set[str] = set()  # pods that the coordinator does not hear
+        self.deaf = False  # it hears none at all
         self.coordinators_run = True
         self._beaten_at = 0.0
         self._stop = threading.Event()
@@ -323,7 +324,7 @@ class World:
             slot = f"{label['segment']}/{label['partition']}/{label['replica']}"
             incarnation = int(label["incarnation"])
             if incarnation > tasks.get(slot, {}).get("incarnation", 0):
-                silent = pod.metadata.name in self.silent
+                silent = self.deaf or pod.metadata.name in self.silent
                 tasks[slot] = {
                     "slot": slot,
                     "incarnation": incarnation,

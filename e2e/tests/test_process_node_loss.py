@@ -99,7 +99,7 @@ def kubelet_lives(node: ProcessNode, pods: Pods) -> bool:
     """As the operator asks (docs/decisions/0025-kubelets-as-witnesses.md)."""
     kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
     assert kubelet is not None
-    return asyncio.run(probe.answers(kubelet, probe.anyone(), within_s=2.0))
+    return asyncio.run(probe.answers(kubelet, probe.unverified_tls(), within_s=2.0))
 
 
 def is_closed(held: socket.socket) -> bool:

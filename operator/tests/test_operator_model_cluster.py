@@ -46,6 +46,7 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import Settings
 
 MOST_PASSES = 12
+_WORKS = {"phase": "Live", "stableEpoch": 1}
 KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 _EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 
@@ -256,7 +257,12 @@ class ModelCluster:
         changed = False
         for name, view in self.topologies.items():
             tasks = [
-                {"slot": p.slot.key, "incarnation": p.incarnation, "phase": "Live"}
+                {
+                    "slot": p.slot.key,
+                    "incarnation": p.incarnation,
+                    "phase": "Live",
+                    "stableEpoch": 1,
+                }
                 for p in self.tasks(name).values()
                 if p.slot and p.node and p.node not in self.dead and not p.terminating
                 if p.name not in self.stuck

@@ -14,9 +14,9 @@ import pytest
 from kubernetes import client
 from test_operator_kubelets import node, task
 
-from rekindle_operator.cluster.model import Endpoint, KubeletWord, NodeView, Snapshot
+from rekindle_operator.cluster.model import Endpoint, KubeletReplies, NodeView, Snapshot
 from rekindle_operator.cluster.store import Cluster
-from rekindle_operator.probe import KubeletProbe, answers, anyone
+from rekindle_operator.probe import KubeletProbe, answers, unverified_tls
 from rekindle_operator.settings import Timing
 
 Serve = Callable[[Callable[[socket.socket], object]], Endpoint]
@@ -79,7 +79,7 @@ def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
 
 
 def ask(endpoint: Endpoint, within_s: float = 5.0) -> bool:
-    return asyncio.run(answers(endpoint, anyone(), within_s))
+    return asyncio.run(answers(endpoint, unverified_tls(), within_s))
 
 
 def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext) -> None:
@@ -130,11 +130,11 @@ class OneNode(Cluster):
         return Snapshot(nodes=(self.only,), pods=(task(0, "a"),), kubelets=known.kubelets)
 
 
-def word_after(cluster: Cluster, settled: Callable[[KubeletWord], bool]) -> KubeletWord:
+def word_after(cluster: Cluster, settled: Callable[[KubeletReplies], bool]) -> KubeletReplies:
     """What is known of the node, once it is `settled`."""
     probe = KubeletProbe(cluster, Timing(), time.time)
 
-    async def follow() -> KubeletWord:
+    async def follow() -> KubeletReplies:
         asking = asyncio.create_task(probe.ask_on())
         try:
             async with asyncio.timeout(10):
@@ -159,7 +159,7 @@ def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext)
 
 def test_the_store_learns_who_is_silent_and_forgets_nodes_that_went(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
-    cluster.remember_question("uid-gone", time.time())
+    cluster.kubelets.asked("uid-gone", time.time())
     word = word_after(cluster, lambda w: w.unanswered is not None)
     assert word.answered is None
     assert cluster.snapshot().kubelets.keys() == {"uid-a"}

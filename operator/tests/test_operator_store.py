@@ -65,3 +65,10 @@ def test_silence_while_the_operator_was_away_proves_nothing(cluster: Cluster, cl
 def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
+
+
+def test_so_does_a_kubelets(cluster: Cluster, clock: Clock) -> None:
+    cluster.kubelets.asked("uid-a", clock.now)
+    clock.now += 5
+    cluster.excuse()
+    assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now

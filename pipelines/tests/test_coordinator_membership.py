@@ -6,7 +6,7 @@ from test_coordinator_support import DIAMOND, World, address
 
 from rekindle.coordinator.core import Coordinator
 from rekindle.coordinator.membership import LEAST_SILENCE_S, Membership
-from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed
+from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemSaid
 from rekindle.topology.model import Slot
 
 SRC = Slot("src", 0, 0)
@@ -176,3 +176,14 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     world.tasks[LEFT].frozen = True
     world.rounds(8)
     assert suspected(world) == {LEFT}
+
+
+def test_a_coordinator_that_cannot_ask_says_why() -> None:
+    world = started()
+    world.statuses.clear()
+    world.fence += 1
+    world.coordinator = Coordinator(world.fence, wall_s=0.0)
+    world.list_pods()
+    world.tell(ProblemSaid("generation", "flights-g1 cannot be read"))
+    world.tell_tick()
+    assert world.statuses[-1].data_plane["problems"] == ["flights-g1 cannot be read"]

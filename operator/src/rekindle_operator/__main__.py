@@ -25,7 +25,7 @@ def main() -> None:
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()
-    cluster = Cluster(api, settings.namespace, time.time)
+    cluster = Cluster(api, settings.namespace, time.time, settings.own_node)
     leader = Leader(api, settings.election, cluster.excuse)
     executor = Executor(
         api,

@@ -20,6 +20,11 @@ class TaskReport:
     stable_epoch: int | None = None
     problem: str = ""
 
+    @property
+    def has_answered(self) -> bool:
+        """This coordinator; of a task that never did, it knows no epoch."""
+        return self.stable_epoch is not None
+
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:

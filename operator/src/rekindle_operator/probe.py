@@ -1,8 +1,9 @@
 """Asks kubelets for a sign of life: the I/O around `recovery.kubelets`.
 
-The question is a TLS handshake, which no port opened by a frozen process's kernel and no dead
-machine completes, and which needs no right in the cluster. The certificate is not verified, since
-most kubelets sign their own: nothing is sent, and nothing is believed but that somebody answers.
+The question is a TLS handshake, which needs no right in the cluster. The kernel of a frozen process
+accepts a connection and cannot shake hands; a dead machine does neither. The certificate is not
+verified, since most kubelets sign their own: nothing is sent, and nothing is believed but that
+somebody answers.
 """
 
 from __future__ import annotations
@@ -13,28 +14,26 @@ import ssl
 import time
 from collections.abc import Callable
 
+from rekindle_operator.cluster.kubelets import TICK_S
 from rekindle_operator.cluster.model import Endpoint
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
 from rekindle_operator.settings import Timing
 
-_TICK_S = 0.25
-_LATE_S = 2 * _TICK_S  # a tick that comes later: this process got no core, and sent nothing
 _FAREWELL_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class KubeletProbe:
-    """Puts the words of the kubelets into `cluster`; one question at a time to each."""
+    """Writes what kubelets answer into the book of `cluster`."""
 
     def __init__(self, cluster: Cluster, timing: Timing, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._timing = timing
         self._clock = clock
-        self._open: dict[str, asyncio.Task[None]] = {}  # by the node's uid
-        self._tls = anyone()
-        self._ticked_at = clock()
+        self._tls = unverified_tls()
+        self._asking: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
         """Ask until the process ends."""
@@ -49,46 +48,47 @@ class KubeletProbe:
         while True:
             if self._cluster.synced:
                 self._ask_those_due()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_S)
 
     def _ask_those_due(self) -> None:
-        now, snapshot = self._clock(), self._cluster.snapshot()
-        if now - self._ticked_at > _LATE_S:
-            self._cluster.excuse_kubelets()
-        self._ticked_at = now
-        self._cluster.forget_kubelets(snapshot.kubelets.keys() - {n.uid for n in snapshot.nodes})
-        for node in kubelets_to_ask(snapshot, now, self._timing):
-            if node.uid not in self._open and node.kubelet is not None:
-                self._cluster.remember_question(node.uid, now)
-                self._open[node.uid] = asyncio.create_task(self._ask(node.uid, node.kubelet))
+        book, snapshot, now = self._cluster.kubelets, self._cluster.snapshot(), self._clock()
+        book.ticked(now)
+        book.keep({node.uid for node in snapshot.nodes})
+        for node in kubelets_to_ask(snapshot, book.open, now, self._timing):
+            if node.kubelet is not None:
+                book.asked(node.uid, now)
+                asking = asyncio.create_task(self._ask(node.uid, node.kubelet))
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
 
     async def _ask(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
             # Longer than it takes to be called silent: a late answer is one all the same.
             if await answers(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
-                self._cluster.remember_answer(node_uid)
+                self._cluster.kubelets.answered(node_uid)
         finally:
-            self._open.pop(node_uid, None)
+            self._cluster.kubelets.closed(node_uid)
 
 
 async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:
+    """Whether somebody who speaks TLS is there; a refusal of the handshake is an answer too."""
     try:
         async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(
                 kubelet.host, kubelet.port, ssl=tls, ssl_shutdown_timeout=_FAREWELL_S
             )
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # cut off in the middle of it
         return False
     except ssl.SSLError:
-        return True  # it refuses us, so it lives
+        return True
     except (OSError, TimeoutError):
         return False
     writer.close()  # in its own time
     return True
 
 
-def anyone() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+def unverified_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -14,8 +14,7 @@ class Timing:
 
     node_silent_s: float = 3.0  # every task of a node
     kubelet_silent_s: float = 1.5  # a busy machine answers later than an idle one, within this
-    kubelet_urgent_s: float = 0.2  # between two questions to a kubelet whose tasks are silent
-    kubelet_routine_s: float = 10.0  # and to the others: it shows that they can be asked at all
+    kubelet_routine_s: float = 10.0  # between two questions: they show who can be asked at all
     kubelet_memory_s: float = 30.0  # its last answer says no more whether it can be asked
     task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
     coordinator_silent_s: float = 6.0  # three renewals missed
@@ -57,6 +56,7 @@ class Settings:
     pods: PodDefaults = field(default_factory=PodDefaults)
     namespace: str | None = None  # None: all of them
     ask_kubelets: bool = True
+    own_node: str = ""  # the node of this replica
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -81,6 +81,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
         ),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
+        own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
         ask_kubelets=_is_on(env, "REKINDLE_ASK_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),

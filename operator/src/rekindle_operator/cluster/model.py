@@ -161,26 +161,12 @@ class SlotRef:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletWord:
+class KubeletReplies:
     """What came of asking one kubelet, one question at a time. Times are those of the questions."""
 
     asked: float
     answered: float | None = None  # the last that was answered
     unanswered: float | None = None  # the first since then; also one that is still open
-
-    def after_question(self, at: float) -> KubeletWord:
-        first = self.unanswered if self.unanswered is not None else at
-        return KubeletWord(at, self.answered, first)
-
-    def after_answer(self) -> KubeletWord:
-        return KubeletWord(self.asked, self.asked, None)
-
-    def excused(self, until: float) -> KubeletWord:
-        """Silence before that moment counts for nothing."""
-        first = self.unanswered
-        return KubeletWord(
-            self.asked, self.answered, max(first, until) if first is not None else None
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +196,8 @@ class Snapshot:
     leases: tuple[LeaseView, ...] = ()
     configs: tuple[ConfigView, ...] = ()
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
-    kubelets: Mapping[str, KubeletWord] = field(default_factory=dict)  # by the node's uid
+    kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
+    own_node: str = ""  # where this operator runs, if it knows
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)

@@ -8,7 +8,7 @@ are stamped with this process's clock when it first sees them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kubernetes import client
@@ -22,10 +22,10 @@ from rekindle_operator.cluster.convert import (
     pod_view,
     topology_view,
 )
+from rekindle_operator.cluster.kubelets import KubeletBook
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     ConfigView,
-    KubeletWord,
     LeaseView,
     NodeView,
     PodView,
@@ -40,15 +40,20 @@ from rekindle_operator.dataplane import read_data_plane
 
 class Cluster:
     def __init__(
-        self, api: client.ApiClient, namespace: str | None, clock: Callable[[], float]
+        self,
+        api: client.ApiClient,
+        namespace: str | None,
+        clock: Callable[[], float],
+        own_node: str = "",
     ) -> None:
+        self._own_node = own_node
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self._silent_since: dict[SlotRef, float] = {}
-        self._kubelets: dict[str, KubeletWord] = {}  # by the node's uid
+        self.kubelets = KubeletBook()
         self._shunned: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
@@ -147,27 +152,6 @@ class Cluster:
         with self._lock:
             self._shunned[node] = at
 
-    def remember_question(self, node_uid: str, at: float) -> None:
-        with self._lock:
-            word = self._kubelets.get(node_uid, KubeletWord(at))
-            self._kubelets[node_uid] = word.after_question(at)
-
-    def remember_answer(self, node_uid: str) -> None:
-        with self._lock:
-            if node_uid in self._kubelets:
-                self._kubelets[node_uid] = self._kubelets[node_uid].after_answer()
-
-    def excuse_kubelets(self) -> None:
-        """This process was slow to ask: what was not answered until now proves nothing."""
-        with self._lock:
-            now = self._clock()
-            self._kubelets = {uid: word.excused(now) for uid, word in self._kubelets.items()}
-
-    def forget_kubelets(self, gone: Iterable[str]) -> None:
-        with self._lock:
-            for node_uid in gone:
-                self._kubelets.pop(node_uid, None)
-
     def remember_trial(self, uid: str, generation: int, trial: Trial) -> None:
         with self._lock:
             self._trials = {k: v for k, v in self._trials.items() if k[0] != uid}
@@ -187,13 +171,13 @@ class Cluster:
         with self._lock:
             self._excused_until = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
+            self.kubelets.excuse(self._excused_until)
 
     def snapshot(self) -> Snapshot:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, shunned = dict(self._silent_since), dict(self._shunned)
             trials, excused = dict(self._trials), self._excused_until
-            kubelets = {uid: word.excused(excused) for uid, word in self._kubelets.items()}
             refusals = self._refusals.by_ref
         leases = tuple(
             LeaseView(x.namespace, x.name, x.version, x.holder, max(x.seen_at, excused))
@@ -209,7 +193,8 @@ class Cluster:
             leases=leases,
             configs=self.configs.views(),
             silent_since=silent,
-            kubelets=kubelets,
+            kubelets=self.kubelets.replies,
+            own_node=self._own_node,
             shunned=shunned,
             trials=trials,
             refusals=refusals,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rekindle_operator.cluster.model import NodeView, PodView, SlotRef, Snapshot
+from rekindle_operator.dataplane import read_data_plane
 from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.recovery.kubelets import silent_kubelets
 from rekindle_operator.settings import Timing
@@ -66,12 +67,20 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
     }
     running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
+    answered = {
+        SlotRef(topology.uid, task.slot, task.incarnation)
+        for topology in snapshot.topologies
+        for task in read_data_plane(topology.data_plane).tasks.values()
+        if task.has_answered
+    }
     heard = frozenset(
-        p.owner_uid for p in running if p.owner_uid and p.ref not in snapshot.silent_since
+        p.owner_uid
+        for p in running
+        if p.owner_uid and p.ref in answered and p.ref not in snapshot.silent_since
     )
-    mute = silent_kubelets(nodes.values(), snapshot.kubelets, now, timing)
-    credible = [p for p in running if p.owner_uid in heard or p.node in mute]
-    silent = _silent_nodes(credible, mute, snapshot.silent_since, now, timing)
+    quiet_kubelets = silent_kubelets(snapshot, now, timing)
+    credible = [p for p in running if p.owner_uid in heard or p.node in quiet_kubelets]
+    silent = _silent_nodes(credible, quiet_kubelets, snapshot.silent_since, now, timing)
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
     usable = {name: node for name, node in nodes.items() if name not in lost and not node.cordoned}
@@ -80,13 +89,13 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
 
 def _silent_nodes(
     pods: Iterable[PodView],
-    mute: Set[str],
+    quiet_kubelets: Set[str],
     silent_since: Mapping[SlotRef, float],
     now: float,
     timing: Timing,
 ) -> set[str]:
-    """Nodes of which at least two witnesses are silent, the kubelet (`mute`) being one, and no task
-    is heard. A task that starts counts as heard: a node busy with starting is slow, not dead."""
+    """Nodes of which at least two witnesses are silent, the kubelet being one, and no task is
+    heard. A task that starts counts as heard: a node busy with starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
         if pod.node is not None:
@@ -95,7 +104,7 @@ def _silent_nodes(
     return {
         node
         for node, flags in quiet.items()
-        if all(flags) and len(flags) + (node in mute) >= _WITNESSES
+        if all(flags) and len(flags) + (node in quiet_kubelets) >= _WITNESSES
     }
 
 

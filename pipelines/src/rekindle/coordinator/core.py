@@ -115,7 +115,8 @@ class Coordinator:
             return effects
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             effects += [self._dated(e, now) for e in self.committer.step(self._scene(), now)]
-        if self._settled and self._pace.due(now):
+        # What keeps it from settling is said too: a generation that cannot be read, for one.
+        if (self._settled or self._said) and self._pace.due(now):
             effects += self._pace.offer(build_status(self._view(now), now), now)
         return effects
 
