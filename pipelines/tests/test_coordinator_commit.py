@@ -65,7 +65,7 @@ def test_a_partition_that_is_starved_stops_no_checkpoint() -> None:
 
 def test_where_the_saver_cannot_save_its_partner_does(monkeypatch: pytest.MonkeyPatch) -> None:
     world = halves()
-    monkeypatch.setattr(world.tasks[B1], "save", lambda _: None)
+    monkeypatch.setattr(world.tasks[B1], "save", lambda: None)
     world.run(60)
     assert world.store[-1].epoch >= world.head - 2 * world.every
     assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.every

@@ -182,7 +182,8 @@ class FakeTask:
         self.saved, self.wish, self.fence = {}, None, 0
         self.frozen = False
 
-    def save(self, epoch: int) -> None:
+    def save(self) -> None:
+        epoch = self.position
         key = f"{partition_of(self.slot).key}@{epoch}"
         self.saved[epoch] = CheckpointDone(
             epoch=epoch, object=key, digest=f"s{epoch}{self.lie}", bytes=10
@@ -352,25 +353,21 @@ class World:
         self.head += count
 
     def work(self, slot: Slot, epochs: int) -> None:
-        """Let a task take up to so many epochs of its inputs in one call, after which it saves the
-        last checkpoint epoch that it passed."""
+        """Let a task take up to so many epochs of its inputs."""
         task = self.tasks[slot]
         if task.phase == "Restoring" and not task.frozen:
             task.phase = "CatchingUp"
         if task.phase not in ("CatchingUp", "Live") or task.frozen:
             return
-        passed: int | None = None
         for _ in range(epochs):
             if task.log_last >= self.head - 2:
                 task.phase = "Live"  # a real task judges by its log as well
             if not self.can_take(task, task.position + 1):
                 task.phase = "Live"
-                break
+                return
             task.take()
-            if (task.position + 1) % self.every == 0:
-                passed = task.position
-        if passed is not None and task.wish and task.wish.saver:
-            task.save(passed)
+            if (task.position + 1) % self.every == 0 and task.wish and task.wish.saver:
+                task.save()
 
     def can_take(self, task: FakeTask, epoch: int) -> bool:
         inputs = self.graph.inputs[partition_of(task.slot)]
