@@ -58,7 +58,6 @@ class EpochLoop:
     ) -> None:
         self._chain = chain
         self.position = position
-        self._begun: list[EpochInput] = []  # taken, and left for the next call
         self._inputs = inputs
         self._log = log
         self._checkpoint_every = checkpoint_every
@@ -102,25 +101,9 @@ class EpochLoop:
         return (epoch + 1) % self._checkpoint_every == 0
 
     def _take(self, timeout_s: float) -> Sequence[EpochInput]:
-        """Epochs for one call: up to the next checkpoint, or to a later one if all until then are
-        there. So a task that is far behind leaves out checkpoints, which cost it calls, and never
-        puts one off for rows that have not come."""
-        every = self._checkpoint_every
-        wanted = every - (self.position.epoch + 1) % every
-        epochs, self._begun = self._begun, []
-        if epochs:
-            epochs += self._more(epochs, wanted - len(epochs))
-        else:
-            epochs = self._await(min(MAX_EPOCHS, wanted), timeout_s)
-        while epochs and self.is_checkpoint(epochs[-1].epoch) and len(epochs) + every <= MAX_EPOCHS:
-            more = self._more(epochs, every)
-            if len(more) < every:
-                self._begun = more
-                break
-            epochs += more
-        return epochs
-
-    def _await(self, limit: int, timeout_s: float) -> list[EpochInput]:
+        done = self.position.epoch + 1
+        until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
+        limit = min(MAX_EPOCHS, until_checkpoint)
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
@@ -130,18 +113,7 @@ class EpochLoop:
             except _PASSING as error:
                 back_off = self._trouble("input", error, back_off)
                 if self._wait(back_off):
-                    return []
-
-    def _more(self, epochs: Sequence[EpochInput], limit: int) -> list[EpochInput]:
-        """What is there to follow `epochs`, within the bounds of one call."""
-        rows = MAX_ROWS - sum(t.num_rows for epoch in epochs for t in epoch.inputs)
-        limit = min(limit, MAX_EPOCHS - len(epochs))
-        if limit <= 0 or rows <= 0:
-            return []
-        try:
-            return self._inputs.take(limit, rows, 0.0)
-        except _PASSING:
-            return []  # the next call will say it
+                    return ()
 
     def _append(self, batch: EpochBatch) -> bool:
         """Append, as soon as it can be; False if the task is to stop before that."""
