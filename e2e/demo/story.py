@@ -29,6 +29,7 @@ from rekindle.topology.model import Topology
 
 NAME = "flights"
 SPEEDUP = 216_000  # 2.5 days of flights each second: 147 epochs
+CHECKPOINT_INTERVAL = "20s"  # a task that is behind takes as many epochs in one Spark job
 T = TypeVar("T")
 
 
@@ -87,6 +88,7 @@ class Story:
         self.build = build
         self._reference = build / "reference"
         self.document = flights.manifest(NAME, speedup=SPEEDUP)
+        self.document["spec"]["checkpoint"]["interval"] = CHECKPOINT_INTERVAL
         name, spec = load_topology(self.document)
         self.topology = compile_topology(spec, name)
 
