@@ -36,7 +36,7 @@ def node(name: str, **more: object) -> NodeView:
     return replace(made, **{**usual, **more})  # type: ignore[arg-type]
 
 
-def task(number: int, on: str, owner: str = "uid-t") -> PodView:
+def task(number: int, on: str) -> PodView:
     """The one task of its segment."""
     return PodView(
         "default",
@@ -47,7 +47,7 @@ def task(number: int, on: str, owner: str = "uid-t") -> PodView:
         "Running",
         on,
         Amounts(),
-        owner_uid=owner,
+        owner_uid="uid-t",
         topology="t",
         role=names.ROLE_TASK,
         slot=Slot(f"s{number}", 0, 0),

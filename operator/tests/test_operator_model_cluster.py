@@ -46,7 +46,6 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import Settings
 
 MOST_PASSES = 12
-_WORKS = {"phase": "Live", "stableEpoch": 1}
 KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 _EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 

@@ -67,7 +67,7 @@ def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
 
-def test_so_does_a_kubelets(cluster: Cluster, clock: Clock) -> None:
+def test_neither_does_a_kubelets_silence(cluster: Cluster, clock: Clock) -> None:
     cluster.kubelets.asked("uid-a", clock.now)
     clock.now += 5
     cluster.excuse()

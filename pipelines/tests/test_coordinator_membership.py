@@ -20,6 +20,16 @@ def started(epochs: int = 6) -> World:
     return world
 
 
+def succeeded() -> World:
+    """Another coordinator has followed, which knows the pods and has no generation yet."""
+    world = started()
+    world.statuses.clear()
+    world.fence += 1
+    world.coordinator = Coordinator(world.fence, wall_s=0.0)
+    world.list_pods()
+    return world
+
+
 def suspected(world: World) -> set[Slot]:
     return {t.slot for t in world.coordinator.membership if world.coordinator.is_suspected(t)}
 
@@ -160,11 +170,7 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
 
 def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     """A busy machine takes seconds to compile the generation, and until then nobody is asked."""
-    world = started()
-    world.statuses.clear()
-    world.fence += 1
-    world.coordinator = Coordinator(world.fence, wall_s=0.0)
-    world.list_pods()
+    world = succeeded()
     for _ in range(40):
         world.round()
     assert not suspected(world)
@@ -179,11 +185,7 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
 
 
 def test_a_coordinator_that_cannot_ask_says_why() -> None:
-    world = started()
-    world.statuses.clear()
-    world.fence += 1
-    world.coordinator = Coordinator(world.fence, wall_s=0.0)
-    world.list_pods()
+    world = succeeded()
     world.tell(ProblemSaid("generation", "flights-g1 cannot be read"))
     world.tell_tick()
     assert world.statuses[-1].data_plane["problems"] == ["flights-g1 cannot be read"]

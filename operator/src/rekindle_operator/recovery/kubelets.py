@@ -23,15 +23,15 @@ def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset
     known = [
         (n.name, snapshot.kubelets[n.uid]) for n in snapshot.nodes if n.uid in snapshot.kubelets
     ]
-    elsewhere = [r.answered for name, r in known if name != snapshot.own_node]
+    elsewhere = [its.answered for name, its in known if name != snapshot.own_node]
     last_heard = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
-        for name, replies in known
-        if _can_be_asked(replies, now, timing)
-        and replies.unanswered is not None
-        and last_heard - replies.unanswered
-        >= timing.kubelet_silent_s  # so it is another that spoke
+        for name, its in known
+        if _can_be_asked(its, now, timing)
+        and its.unanswered is not None
+        # So it is another that spoke.
+        and last_heard - its.unanswered >= timing.kubelet_silent_s
     )
 
 
