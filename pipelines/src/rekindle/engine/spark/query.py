@@ -1,4 +1,4 @@
-"""Run one SQL text over Arrow tables on Spark; whose failure it was. Thread-bound, no state."""
+"""Run one SQL text over Arrow tables on Spark; whose failure it was. Thread-bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rekindle.engine.failure import EngineLost
-from rekindle.engine.spark.session import current_jvm
+from rekindle.engine.spark.planned import PlannedQuery, Planner
+from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
 _DEATH_S = 2.0
@@ -24,18 +25,31 @@ class Query:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+        self._planner = Planner(session)
+        self._planned: dict[tuple[object, ...], PlannedQuery | None] = {}
         self.cores: int = session.sparkContext.defaultParallelism
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, or EngineLost."""
         try:
+            # What is more than a batch is worth a plan of its own, with a task for each.
+            if all(t.num_rows <= BATCH_ROWS for t in views.values()) and (
+                planned := self._plan(sql, {n: t.schema for n, t in views.items()})
+            ):
+                return planned.run(views)
             return self._frame(sql, views).toArrow()
         except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
             raise _judge(error, what) from error
         finally:
-            # A data frame is a cycle, by Py4J's methods: until Python finds it, which may take a
-            # dozen epochs, the JVM keeps its rows. It has just been made, so the young are enough.
+            # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
+            # dozen epochs, the JVM keeps its rows. They have just been made: the young are enough.
             gc.collect(1)
+
+    def _plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
+        key = (sql, *views.items())
+        if key not in self._planned:
+            self._planned[key] = self._planner.plan(sql, views)
+        return self._planned[key]
 
     def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
         """The Arrow schema that `run` would give, all nullable, without running anything."""

@@ -1,0 +1,188 @@
+"""A query that Spark plans once and runs for the rows of each epoch.
+
+Spark's data frames hold their rows: new rows are a new frame, which Spark analyses, optimises,
+plans and turns into code anew, most of the CPU of a small epoch. A stage's text and the types of
+its rows never change, so here the plan is made once, over no rows, and an epoch's rows are put into
+the partitions of the RDDs that the plan scans (docs/decisions/0026). That is right for plans in
+which rows only flow: what would keep something from one run to the next, as a shuffle keeps its
+files, is not planned here.
+
+It uses parts of Spark that are public to Spark alone, of the version that is pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
+from pyspark.serializers import NoOpSerializer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.util import _load_from_socket
+
+log = logging.getLogger(__name__)
+
+_FLOWING = frozenset(
+    {
+        "CoalesceExec",
+        "ExpandExec",
+        "FilterExec",
+        "GenerateExec",
+        "HashAggregateExec",
+        "InputAdapter",
+        "LocalTableScanExec",
+        "ObjectHashAggregateExec",
+        "ProjectExec",
+        "RDDScanExec",
+        "SortAggregateExec",
+        "SortExec",
+        "UnionExec",
+        "WholeStageCodegenExec",
+    }
+)
+"""Classes of Spark's physical plans that keep nothing between two runs."""
+
+
+class Carrier:
+    """Brings Arrow tables into the JVM: through a file, as PySpark does it."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._directory = session.sparkContext._temp_dir
+        self._read = _jvm(session).PythonSQLUtils.readArrowStreamFromFile
+
+    def batches(self, table: pa.Table) -> JavaObject:
+        """An iterator of at least one batch."""
+        with tempfile.NamedTemporaryFile(dir=self._directory) as file:
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                for batch in table.to_batches() or [_no_rows(table.schema)]:
+                    stream.write_batch(batch)
+            file.flush()
+            return self._read(file.name)
+
+
+class Planner:
+    """Plans queries of one session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._jvm = _jvm(session)
+        self._carrier = Carrier(session)
+
+    def plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
+        """None where a plan must not be run twice. Leaves temporary views of these names.
+
+        Raises what Spark raises for SQL that it refuses.
+        """
+        self._jvm.SparkSession.setActiveSession(self._session._jsparkSession)  # whose settings hold
+        if any(_as_spark_has_it(schema) != schema for schema in views.values()):
+            return None
+        frames = {name: self._frame_without_rows(schema) for name, schema in views.items()}
+        for name, frame in frames.items():
+            frame.createOrReplaceTempView(f"`{name}`")
+        frame = self._session.sql(sql)
+        try:
+            if not _only_flows(frame._jdf.queryExecution().executedPlan()):
+                return None
+            partitions = {name: _first_partition(frame) for name, frame in frames.items()}
+            return PlannedQuery(frame, partitions, self._carrier, self._properties)
+        except Py4JError as error:
+            if type(error) is not Py4JError:  # a failure, instead of a method that is not there
+                raise
+            log.warning("this Spark plans each epoch anew, at thrice the CPU: %s", error)
+            return None
+
+    def _frame_without_rows(self, schema: pa.Schema) -> DataFrame:
+        """Over one batch of no rows: with no batch at all Spark would plan an empty relation."""
+        types = from_arrow_schema(schema, prefer_timestamp_ntz=False).json()
+        batches = self._carrier.batches(schema.empty_table())
+        to_frame = self._jvm.PythonSQLUtils.toDataFrame
+        return DataFrame(to_frame(batches, types, self._session._jsparkSession), self._session)
+
+    @cached_property
+    def _properties(self) -> JavaObject:
+        """The session's settings as Spark gives them to tasks: by the thread that runs a job."""
+        properties = self._jvm.java.util.Properties()
+        settings = self._session._jsparkSession.sessionState().conf().getAllConfs()
+        for setting in _each(settings):
+            if setting._1().startswith("spark"):
+                properties.setProperty(setting._1(), setting._2())
+        return properties
+
+
+class PlannedQuery:
+    """One SQL text over views of fixed Arrow schemas, each of which is one partition."""
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        partitions: Mapping[str, JavaObject],
+        carrier: Carrier,
+        properties: JavaObject,
+    ) -> None:
+        self._partitions = partitions
+        self._carrier = carrier
+        self._properties = properties
+        self._schema = to_arrow_schema(frame.schema, timezone="UTC")
+        self._rdd = frame._jdf.toArrowBatchRdd()
+        self._context = frame.sparkSession.sparkContext._jsc.sc()
+        self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
+        self._no_rows = {name: partition.values() for name, partition in partitions.items()}
+
+    def run(self, views: Mapping[str, pa.Table]) -> pa.Table:
+        """`views`: all of them, in the planned schemas. Raises what Spark and Py4J raise."""
+        self._context.setLocalProperties(self._properties)
+        try:
+            for name, table in views.items():
+                self._put(name, self._carrier.batches(table).toVector())
+            with _load_from_socket(self._collect(self._rdd), NoOpSerializer()) as messages:
+                batches = [pa.ipc.read_record_batch(m, self._schema) for m in messages]
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
+                for name in views:  # or it would keep the rows until the next run
+                    self._put(name, self._no_rows[name])
+        return pa.Table.from_batches(batches, self._schema)
+
+    def _put(self, view: str, batches: JavaObject) -> None:
+        getattr(self._partitions[view], "values_$eq")(batches)
+
+
+def _jvm(session: SparkSession) -> Any:
+    return session.sparkContext._jvm
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([], field.type) for field in schema], schema)
+
+
+def _as_spark_has_it(schema: pa.Schema) -> pa.Schema:
+    """What Spark makes of an Arrow schema: tables in another one would have to be converted."""
+    return to_arrow_schema(from_arrow_schema(schema, prefer_timestamp_ntz=False), timezone="UTC")
+
+
+def _only_flows(plan: JavaObject) -> bool:
+    if not plan.subqueriesAll().isEmpty():
+        return False
+    name = plan.getClass().getSimpleName()
+    return name in _FLOWING and all(_only_flows(child) for child in _each(plan.children()))
+
+
+def _first_partition(frame: DataFrame) -> JavaObject:
+    """The one partition of the collection that a frame was made of."""
+    rdd = frame._jdf.queryExecution().analyzed().rdd()
+    while not (dependencies := rdd.dependencies()).isEmpty():
+        rdd = dependencies.head().rdd()
+    (partition,) = rdd.partitions()
+    return partition
+
+
+def _each(collection: JavaObject) -> Iterator[JavaObject]:
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()

@@ -1,0 +1,148 @@
+"""Queries that are planned once: the same rows as when planned for each epoch, or not planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from rekindle.errors import OperatorFailed
+
+pytest.importorskip("pyspark")
+from pyspark.sql import SparkSession
+
+from rekindle.engine.spark.planned import Planner
+from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.session import BATCH_ROWS, start_session, stop_session
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("v", pa.float64()),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("t", pa.timestamp("us", "UTC")),
+        pa.field("d", pa.date32()),
+        pa.field("parts", pa.list_(pa.int32())),
+    ]
+)
+NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    columns = [
+        [f"k{i % 3}" if i % 5 else None for i in numbers],
+        [i / 7 if i % 4 else None for i in numbers],
+        list(numbers),
+        [NOON + timedelta(minutes=i) if i % 6 else None for i in numbers],
+        [(NOON + timedelta(days=i)).date() for i in numbers],
+        [list(range(i % 3)) for i in numbers],
+    ]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    started = start_session("test", data_dir=tmp_path_factory.mktemp("engine"))
+    yield started
+    stop_session(started)
+
+
+ROW_WISE = "SELECT k, v * 2 AS v2, n, t, date_add(d, 1) AS d, parts FROM a WHERE n % 3 != 1"
+EXPLODED = "SELECT n, monotonically_increasing_id() AS at, explode(parts) AS part FROM a"
+TWO = "SELECT n, k FROM b UNION ALL SELECT n * 10 AS n, k FROM a"
+FOLDED = "SELECT k, count(1) AS c, sum(v) AS s FROM (SELECT /*+ COALESCE(1) */ * FROM a) GROUP BY k"
+SORTED = (
+    "SELECT k, count(1) AS c, min(k) AS m FROM"
+    " (SELECT /*+ COALESCE(1) */ * FROM a SORT BY k) GROUP BY k"
+)
+FLOWING = [ROW_WISE, EXPLODED, TWO, FOLDED, SORTED]
+
+
+def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
+    for name, table in views.items():
+        session.createDataFrame(table.combine_chunks()).createOrReplaceTempView(name)
+    return session.sql(sql).toArrow()
+
+
+@pytest.mark.parametrize("sql", FLOWING)
+def test_gives_the_rows_of_a_plan_of_their_own(session: SparkSession, sql: str) -> None:
+    planned = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
+    assert planned is not None
+    chunks = pa.concat_tables([rows(50, 4), rows(60, 5)])
+    for a, b in [
+        (rows(0, 40), rows(100, 7)),
+        (rows(40, 3), rows(0, 0)),
+        (rows(0, 0), rows(0, 0)),
+        (chunks, rows(7, 1)),
+        (rows(0, 40), rows(100, 7)),
+    ]:
+        views = {"a": a, "b": b}
+        found = planned.run(views)
+        assert found.equals(at_once(session, sql, views))
+        assert found.num_rows > 0 or not a.num_rows
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT k, count(1) AS c FROM (SELECT /*+ REPARTITION(8, k) */ * FROM a) GROUP BY k",
+        "SELECT n FROM a WHERE n = (SELECT max(n) FROM b)",
+        "SELECT a.n FROM a JOIN b ON a.n = b.n",
+        "SELECT n FROM a ORDER BY n LIMIT 3",
+    ],
+)
+def test_what_would_keep_rows_of_an_earlier_run_is_planned_anew(
+    session: SparkSession, sql: str
+) -> None:
+    assert Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}) is None
+    query = Query(session.newSession())
+    for views in ({"a": rows(0, 9), "b": rows(5, 3)}, {"a": rows(2, 4), "b": rows(3, 3)}):
+        assert query.run(sql, views, "test").equals(at_once(session, sql, views))
+
+
+def test_a_schema_that_spark_would_change_is_planned_anew(session: SparkSession) -> None:
+    naive = pa.schema([pa.field("t", pa.timestamp("us"))])
+    assert Planner(session).plan("SELECT t FROM a", {"a": naive}) is None
+    dated = pa.table([pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))], schema=naive)
+    found = Query(session.newSession()).run("SELECT t FROM a", {"a": dated}, "test")
+    assert found.column("t").to_pylist() == [NOON]
+
+
+def test_more_than_a_batch_is_planned_anew(session: SparkSession) -> None:
+    many = pa.table({"n": pa.array(range(BATCH_ROWS + 1), pa.int64())})
+    query = Query(session.newSession())
+    sql = "SELECT n, spark_partition_id() AS p FROM a"
+    assert set(query.run(sql, {"a": many}, "test").column("p").to_pylist()) == {0, 1}
+    assert set(query.run(sql, {"a": many.slice(1)}, "test").column("p").to_pylist()) == {0}
+    assert query.run(sql, {"a": many}, "test").num_rows == BATCH_ROWS + 1
+
+
+def test_a_row_that_fails_names_the_operator_and_leaves_nothing(session: SparkSession) -> None:
+    query = Query(session.newSession())
+    sql = "SELECT n, if(n = 3, raise_error('three'), 'fine') AS said FROM a"
+    for _ in range(2):
+        with pytest.raises(OperatorFailed, match=r"^operator x, epoch 7: .*three"):
+            query.run(sql, {"a": rows(1, 5)}, "operator x, epoch 7")
+        found = query.run(sql, {"a": rows(4, 5)}, "operator x, epoch 8")
+        assert found.column("n").to_pylist() == [4, 5, 6, 7, 8]
+
+
+def test_sql_that_spark_refuses_names_the_operator(session: SparkSession) -> None:
+    with pytest.raises(OperatorFailed, match=r"^operator x: .*nothing_such"):
+        Query(session.newSession()).run("SELECT nothing_such", {"a": rows(1, 2)}, "operator x")
+
+
+def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
+    legacy = session.newSession()
+    legacy.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    for pattern in ("'u'", "if(n > 0, 'u', 'y')"):  # read while planning, and in a task
+        sql = f"SELECT date_format(t, {pattern}) AS day FROM a"
+        planned = Planner(legacy).plan(sql, {"a": SCHEMA})
+        assert planned is not None
+        assert planned.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
