@@ -1,5 +1,6 @@
 # The doors of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
+UNIT := -n auto -m "not process and not spark and not cluster"
 export PYTHONPATH := e2e
 
 .PHONY: setup tools lint unit test failures demo bench clean lock
@@ -17,10 +18,11 @@ lint: setup       ## style, types, layers
 	.venv/bin/lint-imports
 
 unit: setup       ## pure cores: milliseconds each
-	$(PY) -m pytest -q -m "not process and not spark and not cluster"
+	$(PY) -m pytest -q $(UNIT)
 
 test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
-	$(PY) -m pytest
+	$(PY) -m pytest -q $(UNIT)
+	$(PY) -m pytest -m "process or spark or cluster"
 
 failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
 	$(PY) -m pytest -m failures

@@ -120,6 +120,13 @@ class Story:
 
     def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
         self._watch(observer, "all queries to be Live", observer.all_live, 180)
+        # A survivor's replicas are equals only then.
+        self._watch(
+            observer,
+            "every replica to be Live",
+            lambda: observer.condition("Redundant") == "True",
+            60,
+        )
         # Of the first one a replica that lags may not be sure: its inputs keep their beginning.
         interval = self.topology.spec.checkpoint_every
         self._watch(

@@ -58,6 +58,10 @@ class Observer:
     def stable_epochs(self) -> dict[str, int]:
         return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
 
+    def condition(self, kind: str) -> str:
+        conditions = self.status.get("conditions", [])
+        return next((c["status"] for c in conditions if c["type"] == kind), "Unknown")
+
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:

@@ -55,6 +55,13 @@ class Run:
         """Until every sink is `epochs` further than now, and every query is Live."""
         now = self.observer.stable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
+        self._wait_reached(goal, timeout_s)
+
+    def wait_stable(self, epoch: int, timeout_s: float = 90) -> None:
+        """Until every sink has reached `epoch`, and every query is Live."""
+        self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
+
+    def _wait_reached(self, goal: Mapping[str, int], timeout_s: float) -> None:
         wait_for(
             f"{self.name}: sinks past {goal}, all Live",
             lambda: (
@@ -69,7 +76,7 @@ class Run:
         """Until no replica is missing."""
         wait_for(
             f"{self.name}: condition Redundant",
-            lambda: self.condition("Redundant") == "True",
+            lambda: self.observer.condition("Redundant") == "True",
             timeout_s,
             0.25,
         )
@@ -85,10 +92,6 @@ class Run:
 
     def checkpoint_epoch(self) -> int:
         return int((self.observer.status.get("checkpoint") or {}).get("epoch", -1))
-
-    def condition(self, kind: str) -> str:
-        conditions = self.observer.status.get("conditions", [])
-        return next((c["status"] for c in conditions if c["type"] == kind), "Unknown")
 
     def _all_live(self) -> bool:
         return self.observer.all_live()
@@ -156,7 +159,19 @@ class Run:
             except Exception as error:  # a pod without logs is no reason to lose the others
                 parts.append(f"{pod.metadata.name}: no logs: {error}")
         evidence.write_text("\n---\n".join(parts))
-        print(f"evidence of the failure: {evidence}")
+        print(f"evidence of the failure: {evidence}", *_summary(self.observer.status), sep="\n")
+
+
+def _summary(status: dict[str, Any]) -> list[str]:
+    """What a status says of queries and tasks, a line for each."""
+    plane = status.get("dataPlane") or {}
+    rows = [("query", row, "name") for row in status.get("queries", [])]
+    rows += [("task", row, "pod") for row in plane.get("tasks", [])]
+    lines = [f"head epoch {plane.get('headEpoch')}, problems: {plane.get('problems')}"]
+    for kind, row, name in rows:
+        details = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in (name, "slot"))
+        lines.append(f"{kind} {row.get(name)}: {details}")
+    return lines
 
 
 def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:

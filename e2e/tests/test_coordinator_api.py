@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -282,8 +283,20 @@ def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None
     wait_for(lambda: cluster.row(slot).get("suspected") is False)
 
 
+def all_are_routed(cluster: Cluster) -> bool:
+    """Whether every task was told of every replica of its inputs."""
+    topology = cluster.fleet.topology
+    replicas = Counter((topology.segment(s.segment).stream, s.partition) for s in topology.slots())
+    return all(
+        len(upstream.endpoints) == replicas[upstream.stream, upstream.partition]
+        for slot in cluster.fleet.tasks
+        for upstream in last_wish(cluster, slot).upstreams
+    )
+
+
 def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -> None:
     wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
+    wait_for(lambda: all_are_routed(cluster))  # on a slow machine the clock is ahead of the polls
     cluster.processes[0].send_signal(signal.SIGKILL)
     cluster.processes[0].wait()
     tasks = cluster.fleet.tasks

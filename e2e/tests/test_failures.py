@@ -137,13 +137,12 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
         edited = max(run.observer.stable_epochs().values())
         cluster.apply(document)
         run.wait_advanced()
-        wait_for("rows of the added query", lambda: run.written("all-flown"), 60)
-        run.wait_advanced()
+        start = wait_for("rows of the added query", lambda: run.written("all-flown"), 60)[0]
+        run.wait_stable(start + 3)
         assert run.incarnations() == before, "adding a query touched tasks"
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
         # It owes all rows from a checkpoint soon after the edit, not from where it began.
-        start = run.written("all-flown")[0]
         assert start % CHECKPOINT_EPOCHS == 0
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
         assert run.verify(tmp_path / "added", {"all-flown": start}) > 0
