@@ -79,7 +79,8 @@ def ensure_control_plane(
 
 def ensure_helm(report: Report = silent, environment: Mapping[str, str] | None = None) -> Path:
     """The helm on PATH if it is a version 3, else the pinned one."""
-    return _ensure(os.environ if environment is None else environment, report)["helm"]
+    environment = os.environ if environment is None else environment
+    return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
 
 
 def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:

@@ -214,8 +214,8 @@ def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
-    environment = assets(tmp_path, *SERVERS, "kubectl")
-    assert ensure_helm(silent, environment) == tmp_path / "path/helm"
+    helm = program(tmp_path / "helm", "v3.19.0+g3d8990f")
+    assert ensure_helm(silent, {"PATH": f"{tmp_path}:/bin"}) == helm
 
 
 def test_what_is_not_there_is_built_at_once(
@@ -228,6 +228,7 @@ def test_what_is_not_there_is_built_at_once(
         return cache / "built"
 
     monkeypatch.setattr(toolchain, "build", build)
+    monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
     environment = assets(tmp_path, "kube-apiserver", version=KUBERNETES.version())
     binaries = ensure_control_plane(silent, environment)
     assert built == [["kubernetes", "etcd"]]

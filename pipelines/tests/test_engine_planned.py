@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
+from rekindle.engine.failure import EngineLost
 from rekindle.errors import OperatorFailed
 
 pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
+from rekindle.engine.spark import planned
 from rekindle.engine.spark.planned import Planner
 from rekindle.engine.spark.query import Query
-from rekindle.engine.spark.session import BATCH_ROWS, start_session, stop_session
+from rekindle.engine.spark.session import (
+    BATCH_ROWS,
+    current_jvm,
+    start_session,
+    stop_session,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -72,8 +80,8 @@ def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> p
 
 @pytest.mark.parametrize("sql", FLOWING)
 def test_gives_the_rows_of_a_plan_of_their_own(session: SparkSession, sql: str) -> None:
-    planned = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
-    assert planned is not None
+    query = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
+    assert query is not None
     chunks = pa.concat_tables([rows(50, 4), rows(60, 5)])
     for a, b in [
         (rows(0, 40), rows(100, 7)),
@@ -83,7 +91,7 @@ def test_gives_the_rows_of_a_plan_of_their_own(session: SparkSession, sql: str) 
         (rows(0, 40), rows(100, 7)),
     ]:
         views = {"a": a, "b": b}
-        found = planned.run(views)
+        found = query.run(views)
         assert found.equals(at_once(session, sql, views))
         assert found.num_rows > 0 or not a.num_rows
 
@@ -120,7 +128,9 @@ def test_more_than_a_batch_is_planned_anew(session: SparkSession) -> None:
     sql = "SELECT n, spark_partition_id() AS p FROM a"
     assert set(query.run(sql, {"a": many}, "test").column("p").to_pylist()) == {0, 1}
     assert set(query.run(sql, {"a": many.slice(1)}, "test").column("p").to_pylist()) == {0}
-    assert query.run(sql, {"a": many}, "test").num_rows == BATCH_ROWS + 1
+    again = session.newSession()
+    assert Query(again).run(sql.replace("FROM a", "FROM `a-b`"), {"a-b": many}, "test").num_rows
+    assert again.catalog.listTables() == []  # which would keep the rows
 
 
 def test_a_row_that_fails_names_the_operator_and_leaves_nothing(session: SparkSession) -> None:
@@ -143,6 +153,34 @@ def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
     legacy.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
     for pattern in ("'u'", "if(n > 0, 'u', 'y')"):  # read while planning, and in a task
         sql = f"SELECT date_format(t, {pattern}) AS day FROM a"
-        planned = Planner(legacy).plan(sql, {"a": SCHEMA})
-        assert planned is not None
-        assert planned.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
+        query = Planner(legacy).plan(sql, {"a": SCHEMA})
+        assert query is not None
+        assert query.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
+
+
+def test_a_setting_by_which_rows_travel_otherwise_is_heeded(session: SparkSession) -> None:
+    other = session.newSession()
+    other.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    assert Planner(other).plan(ROW_WISE, {"a": SCHEMA}) is None
+    found = Query(other).run("SELECT k FROM a", {"a": rows(1, 3)}, "test")
+    assert found.column("k").to_pylist() == rows(1, 3).column("k").to_pylist()
+
+
+def test_a_jvm_that_dies_while_it_sends_is_lost_instead_of_an_epoch_without_rows(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test: it kills the module's JVM."""
+    query = Query(session.newSession())
+    assert query.run(ROW_WISE, {"a": rows(0, 9)}, "test").num_rows
+
+    @contextmanager
+    def ends_early(info: object, serializer: object) -> Iterator[Iterator[bytes]]:
+        jvm = current_jvm()
+        assert jvm is not None
+        jvm.process.kill()
+        jvm.process.wait()
+        yield iter([])
+
+    monkeypatch.setattr(planned, "_load_from_socket", ends_early)
+    with pytest.raises(EngineLost):
+        query.run(ROW_WISE, {"a": rows(0, 9)}, "test")

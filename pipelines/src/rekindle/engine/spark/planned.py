@@ -81,6 +81,8 @@ class Planner:
         Raises what Spark raises for SQL that it refuses.
         """
         self._jvm.SparkSession.setActiveSession(self._session._jsparkSession)  # whose settings hold
+        if self._rows_travel_otherwise:
+            return None
         if any(_as_spark_has_it(schema) != schema for schema in views.values()):
             return None
         frames = {name: self._frame_without_rows(schema) for name, schema in views.items()}
@@ -104,6 +106,12 @@ class Planner:
         batches = self._carrier.batches(schema.empty_table())
         to_frame = self._jvm.PythonSQLUtils.toDataFrame
         return DataFrame(to_frame(batches, types, self._session._jsparkSession), self._session)
+
+    @cached_property
+    def _rows_travel_otherwise(self) -> bool:
+        """By the user's settings: in other types, or never through a plain file."""
+        large = self._session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
+        return large == "true" or self._session.sparkContext._encryption_enabled
 
     @cached_property
     def _properties(self) -> JavaObject:
@@ -141,13 +149,20 @@ class PlannedQuery:
         try:
             for name, table in views.items():
                 self._put(name, self._carrier.batches(table).toVector())
-            with _load_from_socket(self._collect(self._rdd), NoOpSerializer()) as messages:
-                batches = [pa.ipc.read_record_batch(m, self._schema) for m in messages]
+            batches = self._batches()
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # or it would keep the rows until the next run
                     self._put(name, self._no_rows[name])
         return pa.Table.from_batches(batches, self._schema)
+
+    def _batches(self) -> list[pa.RecordBatch]:
+        port, secret, server = self._collect(self._rdd)
+        try:
+            with _load_from_socket((port, secret), NoOpSerializer()) as messages:
+                return [pa.ipc.read_record_batch(m, self._schema) for m in messages]
+        finally:
+            server.getResult()  # raises if not all was sent: the messages would only end
 
     def _put(self, view: str, batches: JavaObject) -> None:
         getattr(self._partitions[view], "values_$eq")(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ class Query:
                 planned := self._plan(sql, {n: t.schema for n, t in views.items()})
             ):
                 return planned.run(views)
-            return self._frame(sql, views).toArrow()
+            return self._run_once(sql, views)
         except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
             raise _judge(error, what) from error
         finally:
@@ -50,6 +51,14 @@ class Query:
         if key not in self._planned:
             self._planned[key] = self._planner.plan(sql, views)
         return self._planned[key]
+
+    def _run_once(self, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
+        try:
+            return self._frame(sql, views).toArrow()
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
+                for name in views:  # which hold the rows
+                    self._session.catalog.dropTempView(name)
 
     def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
         """The Arrow schema that `run` would give, all nullable, without running anything."""

@@ -124,8 +124,7 @@ def _operator(node: Node) -> OperatorSpec:
 def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: frozenset[str]) -> str:
     """One query for a stage. `sources` are the views that hold the segment's inputs.
 
-    As few query blocks as can be: Spark analyses and plans them anew in each job, which for small
-    epochs is most of the time.
+    As few query blocks as can be: a task that starts waits until Spark has planned them.
     """
     blocks: list[tuple[str, str]] = []
     if stage.begin is not None:
