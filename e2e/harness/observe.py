@@ -58,6 +58,10 @@ class Observer:
     def stable_epochs(self) -> dict[str, int]:
         return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
 
+    def checkpoint_epoch(self) -> int:
+        """Of the newest checkpoint that the status tells of; -1: none."""
+        return int((self.status.get("checkpoint") or {}).get("epoch", -1))
+
     def condition(self, kind: str) -> str:
         conditions = self.status.get("conditions", [])
         return next((c["status"] for c in conditions if c["type"] == kind), "Unknown")

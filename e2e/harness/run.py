@@ -85,13 +85,10 @@ class Run:
         """Until a checkpoint newer than `after` is committed; returns its epoch."""
         return wait_for(
             f"{self.name}: a checkpoint after epoch {after}",
-            lambda: epoch if (epoch := self.checkpoint_epoch()) > after else None,
+            lambda: epoch if (epoch := self.observer.checkpoint_epoch()) > after else None,
             timeout_s,
             0.25,
         )
-
-    def checkpoint_epoch(self) -> int:
-        return int((self.observer.status.get("checkpoint") or {}).get("epoch", -1))
 
     def _all_live(self) -> bool:
         return self.observer.all_live()

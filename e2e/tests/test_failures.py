@@ -49,7 +49,7 @@ def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
         _tear_log(run, "flown")
         run.wait_advanced()
         _take_store_away(run, seconds=10)
-        run.wait_checkpoint(after=run.checkpoint_epoch())
+        run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_advanced()
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
