@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import rekindle.early_exit  # noqa: F401
+
+# isort: split
 import threading
 import time
 from typing import Any, cast

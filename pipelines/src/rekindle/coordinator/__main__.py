@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import rekindle.early_exit  # noqa: F401
 from rekindle.coordinator.kube import KubeApi
 from rekindle.coordinator.kube_access import find_access
 from rekindle.coordinator.logs import log_json

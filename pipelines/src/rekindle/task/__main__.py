@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import rekindle.early_exit
 import rekindle.task.without_pandas  # noqa: F401
 from rekindle.errors import RekindleError
 from rekindle.task import jsonlog

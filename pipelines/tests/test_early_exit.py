@@ -1,0 +1,32 @@
+"""Programs of pods end at once when they are told to while they still import."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a PID namespace")
+@pytest.mark.parametrize("program", ["rekindle.task", "rekindle.coordinator", "rekindle_operator"])
+def test_sigterm_ends_process_1_while_it_imports(program: str) -> None:
+    """Process 1 ignores a signal without a handler; unheard, it ends by itself: no settings."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", program]
+    with subprocess.Popen(command, env={}, stderr=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for first in psutil.Process(process.pid).children():
+                        first.send_signal(signal.SIGTERM)
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
