@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+NO_BENCHMARKS = {"run", "engine_topologies"}
 
 
 def main() -> int:
-    names = sys.argv[1:] or [p.stem for p in sorted(HERE.glob("*.py")) if p.stem != "run"]
+    names = sys.argv[1:] or sorted({p.stem for p in HERE.glob("*.py")} - NO_BENCHMARKS)
     failed = []
     for name in names:
         print(f"\n== {name}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,11 @@ class Spark:
         self.data_dir = data_dir
         self.session = sessions.start_session("test", data_dir=data_dir)
 
-    def restart(self, master: str) -> None:
+    def restart(self, master: str = "local[1]", conf: Mapping[str, str] | None = None) -> None:
         sessions.stop_session(self.session, keep_jvm=True)
-        self.session = sessions.start_session("test", master=master, data_dir=self.data_dir)
+        self.session = sessions.start_session(
+            "test", master=master, conf=conf, data_dir=self.data_dir
+        )
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,51 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
     assert all(d == digests[0] for d in digests)
     assert all(s == states[0] for s in states)
     assert len(set(digests[0])) > 3
+
+
+GROUPS = 40_000
+LOST_ONES = [2.0**53, *[1.0] * 6, -(2.0**53)]
+"""Summed in order: 0.0, because each one is lost; in two parts that are then added: not so."""
+EXPLODED = (
+    f"SELECT v, t, i FROM rows LATERAL VIEW explode(sequence(1, {GROUPS})) e AS i",
+    LOST_ONES,
+)
+AS_THEY_ARE = ("SELECT v, t, n AS i FROM rows", [v for v in LOST_ONES for _ in range(GROUPS)])
+
+
+@pytest.mark.parametrize(("sql", "values"), [EXPLODED, AS_THEY_ARE], ids=["planned", "once"])
+def test_bits_do_not_depend_on_what_fits_into_memory(
+    spark: Spark, sql: str, values: list[float]
+) -> None:
+    operators = f"""
+- {{name: many, inputs: [rows], sql: "{sql}"}}
+- {{name: w, inputs: [many], window: {{size: 5m, groupBy: [i], aggregate: "sum(v) AS s"}}}}
+"""
+    columns: dict[str, Any] = {
+        "k": pa.nulls(len(values), pa.string()),
+        "g": pa.nulls(len(values), pa.float64()),
+        "v": values,
+        "n": [1 + i % GROUPS for i in range(len(values))],
+        "t": pa.array([0] * len(values)).cast(pa.timestamp("us", "UTC")),
+    }
+    epoch = EpochInput(0, -1, 10 * MINUTE, (pa.table(columns),))
+
+    def sums(chain: SparkChain) -> set[float]:
+        (output,) = chain.process(State(), [epoch]).outputs
+        assert output.rows.num_rows == GROUPS
+        return set(output.rows.column("s").to_pylist())
+
+    spark.restart(conf={"spark.memory.fraction": "0.02"})
+    try:
+        assert sums(chain_of(operators, "w", spark, fold=Fold.SORTED)) == {0.0}
+        assert sums(chain_of(operators, "w", spark, fold=Fold.HASHED)) != {0.0}
+        chain = chain_of(operators, "w", spark)
+        assert sums(chain) == {0.0}
+        assert chain.jobs == 3  # hashed, sorted, and the windows that closed
+        assert sums(chain) == {0.0}
+        assert chain.jobs == 5  # what did not fit once is not tried again
+    finally:
+        spark.restart()
 
 
 def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:

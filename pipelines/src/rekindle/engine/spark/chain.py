@@ -25,7 +25,7 @@ from rekindle.topology.model import Segment, Topology
 
 HASH_BYTES = 16 * 2**20
 """Input up to which a window is folded by hash: a fraction of the 127 MB that a heap of 512 MB
-leaves to execution, so that the hash map never spills."""
+leaves to execution, so that the hash map is rarely full."""
 MANY_ROWS = 50_000
 """Of more input than that, rows from which sorting is spread over the cores."""
 
@@ -48,6 +48,7 @@ class _Prepared:
 @dataclass(slots=True)
 class _Calls:
     jobs: int = 0
+    hash_bytes: int = HASH_BYTES
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
 
@@ -128,16 +129,27 @@ class SparkChain:
     def _run(self, prepared: _Prepared, views: dict[str, pa.Table], span: str) -> pa.Table | None:
         if not any(t.num_rows for t in views.values()):
             return None
-        self._calls.jobs += 1
-        text = prepared.texts[self._fold or self._best(prepared.shape, views)]
         hidden = [name for name in SYSTEM.names if name not in prepared.stage.system]
         views = {name: table.drop_columns(hidden) for name, table in views.items()}
-        return self._query.run(text, views, f"operator {prepared.stage.operators}, {span}")
+        size = sum(t.nbytes for t in views.values())
+        what = f"operator {prepared.stage.operators}, {span}"
+        if self._hashes(prepared.shape, size):
+            rows = self._query_once(prepared.texts[Fold.HASHED], views, what)
+            if not self._query.fell_back:
+                return rows
+            self._calls.hash_bytes = size - 1
+        return self._query_once(prepared.texts[self._fold or self._sorted(views)], views, what)
 
-    def _best(self, shape: WindowShape | None, views: Mapping[str, pa.Table]) -> Fold:
-        hashable = shape is not None and all(_in_place(kind) for _, kind, _ in shape.partials)
-        if hashable and sum(t.nbytes for t in views.values()) <= HASH_BYTES:
-            return Fold.HASHED
+    def _query_once(self, text: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
+        self._calls.jobs += 1
+        return self._query.run(text, views, what)
+
+    def _hashes(self, shape: WindowShape | None, size: int) -> bool:
+        if self._fold is not None or shape is None or size > self._calls.hash_bytes:
+            return False
+        return all(_in_place(kind) for _, kind, _ in shape.partials)
+
+    def _sorted(self, views: Mapping[str, pa.Table]) -> Fold:
         rows = sum(t.num_rows for t in views.values())
         return Fold.SPREAD if rows >= MANY_ROWS and self._query.cores > 1 else Fold.SORTED
 

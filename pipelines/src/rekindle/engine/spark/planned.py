@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,8 @@ from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.util import _load_from_socket
+
+from rekindle.engine.spark.plans import Fallbacks, class_name, each, operators
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class Planner:
         """The session's settings as Spark gives them to tasks: by the thread that runs a job."""
         properties = self._jvm.java.util.Properties()
         settings = self._session._jsparkSession.sessionState().conf().getAllConfs()
-        for setting in _each(settings):
+        for setting in each(settings):
             if setting._1().startswith("spark"):
                 properties.setProperty(setting._1(), setting._2())
         return properties
@@ -137,6 +139,7 @@ class PlannedQuery:
         self._partitions = partitions
         self._carrier = carrier
         self._properties = properties
+        self.fallbacks = Fallbacks(frame._jdf.queryExecution().executedPlan())
         self._schema = to_arrow_schema(frame.schema, timezone="UTC")
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
@@ -182,10 +185,8 @@ def _as_spark_has_it(schema: pa.Schema) -> pa.Schema:
 
 
 def _only_flows(plan: JavaObject) -> bool:
-    if not plan.subqueriesAll().isEmpty():
-        return False
-    name = plan.getClass().getSimpleName()
-    return name in _FLOWING and all(_only_flows(child) for child in _each(plan.children()))
+    without_subqueries = plan.subqueriesAll().isEmpty()
+    return without_subqueries and all(class_name(o) in _FLOWING for o in operators(plan))
 
 
 def _first_partition(frame: DataFrame) -> JavaObject:
@@ -195,9 +196,3 @@ def _first_partition(frame: DataFrame) -> JavaObject:
         rdd = dependencies.head().rdd()
     (partition,) = rdd.partitions()
     return partition
-
-
-def _each(collection: JavaObject) -> Iterator[JavaObject]:
-    iterator = collection.iterator()
-    while iterator.hasNext():
-        yield iterator.next()

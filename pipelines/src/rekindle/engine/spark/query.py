@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.spark.planned import PlannedQuery, Planner
+from rekindle.engine.spark.plans import Fallbacks
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
@@ -29,6 +30,8 @@ class Query:
         self._planner = Planner(session)
         self._planned: dict[tuple[object, ...], PlannedQuery | None] = {}
         self.cores: int = session.sparkContext.defaultParallelism
+        self.fell_back = False
+        """Whether, in the last run, a hash aggregation fell back to an order of its own."""
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, or EngineLost."""
@@ -37,7 +40,9 @@ class Query:
             if all(t.num_rows <= BATCH_ROWS for t in views.values()) and (
                 planned := self._plan(sql, {n: t.schema for n, t in views.items()})
             ):
-                return planned.run(views)
+                rows = planned.run(views)
+                self.fell_back = planned.fallbacks.any_new()
+                return rows
             return self._run_once(sql, views)
         except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
             raise _judge(error, what) from error
@@ -54,7 +59,10 @@ class Query:
 
     def _run_once(self, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
         try:
-            return self._frame(sql, views).toArrow()
+            frame = self._frame(sql, views)
+            rows = frame.toArrow()
+            self.fell_back = Fallbacks(frame._jdf.queryExecution().executedPlan()).any_new()
+            return rows
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # which hold the rows

@@ -24,8 +24,8 @@ ORDER = "__r"
 class Fold(Enum):
     """Three ways to the same bits, for rows of a (group, pane, epoch) folded in row order.
 
-    Hash aggregation folds in row order until it spills, and then merges in an order of its own; so
-    it is for inputs that cannot fill the memory, and for partials that it can hold.
+    Hash aggregation folds in row order until its map is full, and then merges in an order of its
+    own: such a result is not used (`rekindle.engine.spark.plans`).
     """
 
     HASHED = "one task, hash aggregation"
