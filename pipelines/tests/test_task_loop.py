@@ -58,9 +58,10 @@ class Rows:
     def __init__(self, per_epoch: int = 1) -> None:
         self.per_epoch = per_epoch
         self.fails = 0
+        self.fails_from = 0
 
     def cut(self, epoch: int) -> SourceCut:
-        if self.fails:
+        if self.fails and epoch >= self.fails_from:
             self.fails -= 1
             raise SourceFailed("the file is away")
         return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
@@ -221,6 +222,13 @@ def test_a_source_that_is_away_is_said_and_tried_again(world: World) -> None:
     assert said == ["the file is away"] * 2
     assert world.sums() == [0]
     assert world.report.answer(1).problem is None
+
+
+def test_what_was_cut_before_a_source_goes_away_is_not_lost(world: World) -> None:
+    world.source.fails, world.source.fails_from = 2, 3
+    world.run_to(6)
+    assert world.sums() == [sum(range(e + 1)) for e in range(6)]
+    assert [epochs[0] for epochs in world.chain.calls] == [0, 3]
 
 
 def test_phase_head_and_lag_follow_the_clock(world: World) -> None:

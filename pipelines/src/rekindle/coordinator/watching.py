@@ -113,9 +113,14 @@ class GenerationReader:
     async def _check(self) -> None:
         items = (await self._api.get(self._path, self._query))["items"]
         versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
-        if versions == self._versions:
+        if versions == self._versions and self._compiled:
             return
         found = generations_from(items, self._settings.uid)
+        if not found:
+            raise ObjectError(
+                f"no ConfigMap labelled {GENERATION_LABEL} is of this topology's uid: the operator"
+                " writes one for each generation; is it running?"
+            )
         new = [number for number in found if number not in self._compiled]
         if new:
             made = await compile_specs([found[number] for number in new])

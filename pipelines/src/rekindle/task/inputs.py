@@ -78,7 +78,12 @@ class SourceInputs:
         taken: list[EpochInput] = []
         rows = 0
         while len(taken) < max_epochs and self._next <= self.head():
-            self._peeked = self._peeked or self._cut()
+            try:
+                self._peeked = self._peeked or self._cut()
+            except Exception:
+                if not taken:
+                    raise
+                break  # the next call meets it again
             rows += self._peeked.inputs[0].num_rows
             if taken and rows > max_rows:
                 break
