@@ -1,6 +1,6 @@
 """The operator against a real API server: objects are accepted, losses are answered, nothing stays.
 
-Nodes, kubelets and the data plane are fakes (`test_operator_support`); the rest is real.
+Nodes, kubelets and the data plane are fakes (`operator_world`); the rest is real.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.client.exceptions import ApiException
-from test_operator_support import START_S, Operator, World, wait_for
+from operator_process import Operator
+from operator_world import START_S, World, wait_for
 
 from embedded.control_plane import ControlPlane
 from embedded.toolchain import ensure_helm
@@ -101,6 +102,11 @@ def _is_running(world: World) -> bool:
     return world.status("flights").get("phase") == "Running"
 
 
+def _without_coordinator(world: World, nodes: list[str]) -> str:
+    (head,) = world.pods("flights", "coordinator").values()
+    return next(n for n in nodes if n != head.spec.node_name)
+
+
 def _on(world: World, node: str) -> set[str]:
     return {n for n, p in world.pods("flights").items() if p.spec.node_name == node}
 
@@ -158,9 +164,7 @@ def test_a_node_that_falls_silent_is_lost_before_kubernetes_says_so(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
-    heads = world.pods("flights", "coordinator")
-    head_node = next(iter(heads.values())).spec.node_name
-    quiet = next(n for n in nodes if n != head_node)
+    quiet = _without_coordinator(world, nodes)
     lost = _on(world, quiet)
     world.silent |= lost
     wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
@@ -173,9 +177,7 @@ def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_
 ) -> None:
     """A coordinator that hears nobody is believed there, and nowhere else."""
     wait_for("it runs", lambda: _is_running(world))
-    heads = world.pods("flights", "coordinator")
-    head_node = next(iter(heads.values())).spec.node_name
-    quiet = next(n for n in nodes if n != head_node)
+    quiet = _without_coordinator(world, nodes)
     lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
     world.kubelets[quiet].hangs = world.deaf = True
     try:

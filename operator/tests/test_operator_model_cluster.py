@@ -10,6 +10,7 @@ import copy
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,4 @@ def _shares(pod: PodView, others: Iterable[PodView]) -> bool:
 
 
 def _rfc3339(seconds: float) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_coordinator_support import Part, World, started, wishes
+from coordinator_parts import Part
+from coordinator_world import World, started, wishes
 
 from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemSaid
 from rekindle.protocol import Poll, RestorePoint

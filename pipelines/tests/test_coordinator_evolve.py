@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_coordinator_support import DIAMOND, Part, make_generation, started, wishes
+from coordinator_parts import Part, make_generation
+from coordinator_world import DIAMOND, started, wishes
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from aiohttp import web
-from test_coordinator_support import FakeTask
+from coordinator_parts import FakeTask
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.model import State

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_coordinator_support import DIAMOND, World, address
+from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core import Coordinator
 from rekindle.coordinator.membership import LEAST_SILENCE_S, Membership

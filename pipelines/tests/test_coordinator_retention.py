@@ -6,9 +6,10 @@ restarts, with an old coordinator that lingers.
 
 from __future__ import annotations
 
+from coordinator_parts import Part, make_topology
+from coordinator_world import DIAMOND, World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_coordinator_support import DIAMOND, Part, World, make_topology
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.graph import build_graph

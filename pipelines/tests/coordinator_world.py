@@ -1,14 +1,10 @@
-"""A world for the coordinator's core: fake tasks, a store in memory, no clock and no I/O.
-
-Not tests: the other test_coordinator_* modules import it.
-"""
+"""A world for the coordinator's core: fake tasks, a store in memory, no clock and no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-import pyarrow as pa
+from coordinator_parts import FakeTask, Part, make_generation
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.core import Coordinator
@@ -37,157 +33,8 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.protocol import Answer, CheckpointDone, Poll, TaskPhase
-from rekindle.topology.model import Exchange, Input, Resources, Segment, Slot, Topology
-from rekindle.topology.spec import TopologySpec
-
-SCHEMA = pa.schema([("a", pa.int64())])
-
-
-@dataclass(frozen=True)
-class Part:
-    """One segment of a test topology, all operators stateful."""
-
-    name: str
-    inputs: tuple[str, ...] = ()
-    partitions: int = 1
-    replicas: int = 1
-    query: bool = False
-    sink: str = "file:///x"
-    operators: tuple[str, ...] = ()
-
-
-def make_topology(parts: Sequence[Part], every: int = 4) -> Topology:
-    sizes = {p.name: p.partitions for p in parts}
-    spec = TopologySpec.model_validate(
-        {
-            "epochInterval": "1s",
-            "checkpoint": {"interval": f"{every}s", "store": "memory://x"},
-            "sources": [
-                {"name": p.name, "schema": "a BIGINT", "generator": {"rowsPerSecond": 1}}
-                for p in parts
-                if not p.inputs
-            ],
-            "operators": [
-                {"name": p.name, "inputs": list(p.inputs), "sql": "SELECT * FROM x"}
-                for p in parts
-                if p.inputs
-            ],
-            "queries": [
-                {"name": f"q-{p.name}", "from": p.name, "sink": {"files": {"url": p.sink}}}
-                for p in parts
-                if p.query
-            ],
-        }
-    )
-    segments = tuple(_segment(p, sizes) for p in parts)
-    return Topology("t", spec, {}, segments)
-
-
-def _segment(part: Part, sizes: dict[str, int]) -> Segment:
-    def read(name: str) -> Input:
-        exchange = Exchange.FORWARD if sizes[name] == part.partitions else Exchange.HASH
-        return Input(f"op-{name}", name, SCHEMA, sizes[name], exchange, ())
-
-    return Segment(
-        id=part.name,
-        name=part.name,
-        nodes=(part.name,),
-        stream=f"op-{part.name}",
-        inputs=tuple(read(n) for n in part.inputs),
-        partitions=part.partitions,
-        replicas=part.replicas,
-        queries=(f"q-{part.name}",) if part.query else (),
-        resources=Resources(100, 1),
-    )
-
-
-def make_generation(parts: Sequence[Part], number: int = 1, every: int = 4) -> Generation:
-    lineage = {p.name: p.operators or (f"op-{p.name}",) for p in parts}
-    return Generation(number, make_topology(parts, every), lineage)
-
-
-@dataclass
-class FakeTask:
-    """What a task does with its input epochs, without rows: a position, a log, checkpoints."""
-
-    slot: Slot
-    incarnation: int
-    boot: int = 0
-    fence: int = 0
-    phase: TaskPhase = "Waiting"
-    position: int = -1  # of the engine
-    log_base: int = 0
-    log_last: int = -1  # ahead of the engine while it replays what an earlier boot has logged
-    restored_from: int | None = None
-    frozen: bool = False
-    saved: dict[int, CheckpointDone] = field(default_factory=dict)
-    wish: Poll | None = None
-    polls: list[Poll] = field(default_factory=list)
-    lie: str = ""
-
-    def poll(self, poll: Poll) -> Answer | None:
-        """None where it refuses: a lower fence, or another incarnation is meant."""
-        if poll.task.incarnation != self.incarnation or poll.fence < self.fence:
-            return None
-        self.fence = poll.fence
-        self.polls.append(poll)
-        if not poll.ask_only:
-            self.obey(poll)
-        return self.answer()
-
-    def obey(self, poll: Poll) -> None:
-        self.wish = poll
-        if poll.floor is not None:
-            self.log_base = max(self.log_base, min(poll.floor, self.log_last) + 1)
-        if poll.committed is not None:
-            self.saved = {e: c for e, c in self.saved.items() if e > poll.committed.epoch}
-        if self.phase == "Waiting" and poll.restore is not None:
-            self.phase = "Restoring"
-            self.restored_from = self.position = poll.restore.epoch
-            if self.log_last < self.position:
-                self.log_base, self.log_last = self.position + 1, self.position
-
-    def take(self) -> None:
-        """Process one epoch."""
-        self.position += 1
-        self.log_last = max(self.log_last, self.position)
-
-    def answer(self) -> Answer:
-        assert self.wish is not None or self.fence
-        recent = range(max(0, self.log_last - 15), self.log_last + 1)
-        return Answer(
-            task={
-                "segment": self.slot.segment,
-                "partition": self.slot.partition,
-                "replica": self.slot.replica,
-                "incarnation": self.incarnation,
-            },
-            boot_id=f"{self.incarnation}.{self.boot}",
-            fence=self.fence,
-            phase=self.phase,
-            stable_epoch=self.log_last if self.phase in ("CatchingUp", "Live") else -1,
-            head_epoch=self.log_last,
-            restored_from=self.restored_from,
-            log_base=self.log_base,
-            digests={e: f"d{e}{self.lie}" for e in recent},
-            checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
-            sinks={s.query: self.position for s in self.wish.sinks} if self.wish else {},
-        )
-
-    def reboot(self) -> None:
-        """The container restarts: same incarnation, nothing in memory, the log is still there."""
-        self.boot += 1
-        self.phase, self.restored_from, self.position = "Waiting", None, -1
-        self.saved, self.wish, self.fence = {}, None, 0
-        self.frozen = False
-
-    def save(self) -> None:
-        epoch = self.position
-        key = f"{partition_of(self.slot).key}@{epoch}"
-        self.saved[epoch] = CheckpointDone(
-            epoch=epoch, object=key, digest=f"s{epoch}{self.lie}", bytes=10
-        )
+from rekindle.protocol import CheckpointDone, Poll
+from rekindle.topology.model import Slot
 
 
 class World:
