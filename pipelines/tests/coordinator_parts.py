@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rekindle.coordinator.model import Generation, partition_of
-from rekindle.protocol import Answer, CheckpointDone, Poll, TaskPhase
+from rekindle.protocol import (
+    Answer,
+    CheckpointDone,
+    Poll,
+    SinkAssignment,
+    SinkProgress,
+    TaskPhase,
+)
 from rekindle.topology.model import Exchange, Input, Resources, Segment, Slot, Topology
 from rekindle.topology.spec import TopologySpec
 
@@ -91,6 +98,7 @@ class FakeTask:
     log_base: int = 0
     log_last: int = -1  # ahead of the engine while it replays what an earlier boot has logged
     restored_from: int | None = None
+    sink_lag: int = 0
     frozen: bool = False
     saved: dict[int, CheckpointDone] = field(default_factory=dict)
     wish: Poll | None = None
@@ -143,8 +151,12 @@ class FakeTask:
             log_base=self.log_base,
             digests={e: f"d{e}{self.lie}" for e in recent},
             checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
-            sinks={s.query: self.position for s in self.wish.sinks} if self.wish else {},
+            sinks=tuple(self._progress(s) for s in self.wish.sinks) if self.wish else (),
         )
+
+    def _progress(self, assigned: SinkAssignment) -> SinkProgress:
+        durable = max(assigned.from_epoch - 1, self.position - self.sink_lag)
+        return SinkProgress(assigned=assigned, durable=durable)
 
     def reboot(self) -> None:
         """The container restarts: same incarnation, nothing in memory, the log is still there."""

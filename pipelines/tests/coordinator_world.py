@@ -33,7 +33,9 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.protocol import CheckpointDone, Poll
+from rekindle.coordinator.owed import owed
+from rekindle.protocol import CheckpointDone, Poll, SinkAssignment
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 
@@ -59,6 +61,7 @@ class World:
         self.allow_assemblies = False
         self.assemblies: list[Assembly] = []
         self.stillborn: set[Slot] = set()
+        self.sunk: dict[tuple[Partition, SinkAssignment], int] = {}
         self.start_coordinator()
 
     # --- the cluster ---
@@ -139,6 +142,7 @@ class World:
             self.tell(ManifestRaceLost(manifest.seq), who)
         else:
             self.store.append(manifest)
+            assert not self.unwritten()
             self.tell(ManifestWritten(manifest), who)
 
     def release_writes(self) -> None:
@@ -157,6 +161,9 @@ class World:
         if answer is None:
             self.tell(PollFailed(slot, incarnation, "silence"), who)
         else:
+            for sink in answer.sinks:
+                key = (partition_of(slot), sink.assigned)
+                self.sunk[key] = max(sink.durable, self.sunk.get(key, NO_EPOCH))
             self.tell(PollAnswered(slot, incarnation, answer), who)
 
     def round(self, seconds: float = 0.25) -> None:
@@ -264,6 +271,21 @@ class World:
                 if max(bases) > min(stands):
                     found.append(f"{partition.key} at {stands} cannot read {source.key}: {bases}")
         return found
+
+    # --- I2: what is restored from an entry writes nothing again up to it ---
+
+    def unwritten(self) -> list[str]:
+        """Sinks that do not have what the newest manifest says is done."""
+        newest = self.store[-1]
+        if newest.generation != self.generation.number:
+            return []
+        return [
+            f"{partition.key} is committed at {newest.entries[partition.key][0].epoch}: {sink}"
+            for partition in self.graph.partitions
+            for sink in owed(self.graph, newest, partition.segment)
+            if self.sunk.get((partition, sink), sink.from_epoch - 1)
+            < newest.entries[partition.key][0].epoch
+        ]
 
 
 def oldest_epoch(refs: tuple[EntryRef, ...]) -> int:

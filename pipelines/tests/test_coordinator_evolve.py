@@ -55,6 +55,23 @@ def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() ->
     ]
 
 
+def test_no_entry_is_committed_that_a_query_which_its_task_has_not_heard_of_lacks() -> None:
+    world = started()
+    parts = [replace(p, query=True) if p.name == "right" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2))
+    while world.store[-1].generation != 2:
+        world.tell_tick()
+    owes = world.store[-1].queries["q-right"].epoch
+    world.start_coordinator()  # the first dies before it has told anybody
+    world.tasks[Slot("right", 0, 0)].sink_lag = 100
+    world.run(3 * world.every)
+    assert world.tasks[Slot("right", 0, 0)].position > owes
+    assert world.store[-1].entries["right/0"][0].epoch < owes
+    world.tasks[Slot("right", 0, 0)].sink_lag = 0
+    world.run(2 * world.every)
+    assert world.store[-1].entries["right/0"][0].epoch > owes
+
+
 def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:
     return replace(generation, lineage={**generation.lineage, **segments})
 

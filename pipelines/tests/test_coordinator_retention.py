@@ -1,19 +1,23 @@
 """I5: nothing is truncated, and no entry let go, that some consumer may still need (design §6, §7).
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
-restarts, with an old coordinator that lingers.
+restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest on the way
+is held to I2 as well: what it says is done, all sinks have.
 """
 
 from __future__ import annotations
 
-from coordinator_parts import Part, make_topology
+from dataclasses import replace
+from typing import Any
+
+from coordinator_parts import Part, make_generation, make_topology
 from coordinator_world import DIAMOND, World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.graph import build_graph
-from rekindle.coordinator.model import Partition, Ticked
+from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.retention import Standings, floors, keep_entries
 from rekindle.topology.model import Slot
 
@@ -21,6 +25,7 @@ ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
     + ["run"] * 7
     + ["kill", "kill", "start", "start", "reboot", "freeze", "freeze", "freeze", "thaw"]
+    + ["lag", "lag", "edit"]
     + ["coordinator", "coordinator", "linger", "zombie", "zombie", "store", "hold", "release"]
 )
 
@@ -53,6 +58,10 @@ def act(world: World, action: str, number: int) -> None:
             task.frozen = True
         case "thaw" if task:
             task.frozen = False
+        case "lag" if task:
+            task.sink_lag = number % 40
+        case "edit":
+            world.change_generation(edited(world.generation.number + 1))
         case "coordinator":
             world.start_coordinator()
         case "linger":
@@ -66,6 +75,16 @@ def act(world: World, action: str, number: int) -> None:
         case "release":
             world.hold_writes = False
             world.release_writes()
+
+
+def edited(number: int) -> Generation:
+    """Each adds the query of `right` or takes it away, and lets that of `left` write elsewhere."""
+    changes: dict[str, dict[str, Any]] = {
+        "right": {"query": number % 2 == 0},
+        "left": {"sink": f"file:///{number}"},
+    }
+    parts = [replace(p, **changes.get(p.name, {})) for p in DIAMOND]
+    return make_generation(parts, number)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
@@ -107,6 +126,7 @@ def heal(world: World) -> None:
         if slot not in world.tasks:
             world.start_task(slot)
         world.tasks[slot].frozen = False
+        world.tasks[slot].sink_lag = 0
     world.list_pods()
     world.rounds(60)
     for _ in range(40 + world.head // 4):

@@ -250,18 +250,22 @@ def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
     assert world.report.phase == "CatchingUp"
 
 
+def durable(world: World) -> dict[str, int]:
+    return {s.assigned.query: s.durable for s in world.sinks.progress()}
+
+
 def test_sinks_follow_the_log_and_start_after_what_is_outside(world: World) -> None:
     world.run_to(5)
     world.sink.epochs = [0, 1]
     world.sinks.assign([SINK])
-    eventually(lambda: world.sinks.durable() == {"q": 4})
+    eventually(lambda: durable(world) == {"q": 4})
     assert world.sink.epochs == [0, 1, 2, 3, 4]
     elsewhere = SINK.model_copy(update={"from_epoch": 3})
     world.sinks.assign([elsewhere, SINK.model_copy(update={"query": "late", "from_epoch": 8})])
-    assert set(world.sinks.durable()) == {"q", "late"}
-    assert world.sinks.durable()["late"] == 7
+    assert set(durable(world)) == {"q", "late"}
+    assert durable(world)["late"] == 7
     world.sinks.assign([])
-    assert world.sinks.durable() == {}
+    assert durable(world) == {}
 
 
 def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: World) -> None:
@@ -271,8 +275,8 @@ def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: Wor
     assert world.log.last == 11
     world.saver.offer(world.snapshots[0])
     eventually(lambda: world.sinks.problem() is not None)
-    assert world.saver.done(world.sinks.durable()["q"]) == ()
-    eventually(lambda: world.sinks.durable() == {"q": 11})
+    assert durable(world) == {"q": -1}
+    eventually(lambda: durable(world) == {"q": 11})
     assert world.sink.epochs == list(range(12))
     eventually(lambda: [d.epoch for d in world.report.answer(1).checkpoints] == [9])
     eventually(lambda: world.sinks.problem() is None)
@@ -283,11 +287,11 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     world.run_to(30)
     for snapshot in world.snapshots[:2]:
         world.saver.offer(snapshot)
-    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [9, 19])
+    eventually(lambda: [d.epoch for d in world.saver.done()] == [9, 19])
     world.saver.commit(RestorePoint(epoch=9, object="entry-9"))
-    assert [d.epoch for d in world.saver.done(None)] == [19]
+    assert [d.epoch for d in world.saver.done()] == [19]
     world.saver.offer(world.snapshots[2])
-    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [19, 29])
+    eventually(lambda: [d.epoch for d in world.saver.done()] == [19, 29])
     assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
 
 
@@ -300,7 +304,7 @@ def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
         world.saver.offer(Snapshot(epoch, 0, State()))
         time.sleep(0.02)
     gate.set()
-    eventually(lambda: [d.epoch for d in world.saver.done(None)] == [29, 39])
+    eventually(lambda: [d.epoch for d in world.saver.done()] == [29, 39])
 
 
 def test_a_log_of_an_earlier_boot_does_not_make_a_task_live(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ class SinkAssignment(_Message):
     sink: SinkSpec
 
 
+class SinkProgress(_Message):
+    """How far a task has come with an assignment that it was told of."""
+
+    assigned: SinkAssignment
+    durable: int  # newest epoch whose bundle is durable
+
+
 class RestorePoint(_Message):
     """Start after `epoch`, from the checkpoint entry `object` (None: empty state)."""
 
@@ -107,7 +114,7 @@ class Answer(_Message):
     log_base: int = 0  # lowest epoch still in the log
     digests: dict[int, str] = {}  # of the newest (at most 16) epochs
     checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
-    sinks: dict[str, int] = {}  # query -> newest epoch whose bundle is durable
+    sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     epoch_p99_s: float = 0.0

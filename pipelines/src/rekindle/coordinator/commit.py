@@ -282,6 +282,8 @@ class Committer:
         advanced = self.newest is None or manifest.epoch > self.newest.epoch
         if advanced or self._last_commit is None or self._progressed(manifest):
             self._last_commit = now
+        if self.newest is not None and manifest.generation != self.newest.generation:
+            self._reported = {}  # another generation's sinks have other epochs
         self.newest = manifest
         for partition, known in self._reported.items():
             least = self._newest_committed(partition)

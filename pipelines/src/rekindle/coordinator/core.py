@@ -39,6 +39,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
+from rekindle.coordinator.owed import committable, owed
 from rekindle.coordinator.retention import Standings, floors, oldest
 from rekindle.coordinator.routes import serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
@@ -199,7 +200,14 @@ class Coordinator:
             self._pace.hurry()
             self._derive()
         if not self.divergence.is_diverged(slot):
-            self.committer.reported(slot, answer.checkpoints)
+            self._report(slot, answer)
+
+    def _report(self, slot: Slot, answer: Answer) -> None:
+        """Not before it is written down what is owed: the task says it again until then."""
+        manifest, graph = self.committer.claimed, self._graph
+        if self.ready and manifest is not None and graph is not None:
+            sinks = owed(graph, manifest, slot.segment)
+            self.committer.reported(slot, committable(answer, sinks))
 
     def _assign_restore(self, task: Task) -> list[Effect]:
         """A restore point for a task that has just said that it has none, and for no other.

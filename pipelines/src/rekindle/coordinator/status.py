@@ -142,8 +142,8 @@ def _stable_epoch(query: str, segment: str, partitions: int, membership: Members
     for task in membership:
         where = task.partition
         if where.segment == segment and where.index < partitions and task.answer is not None:
-            durable = task.answer.sinks.get(query, NO_EPOCH)
-            best[where.index] = max(best[where.index], durable)
+            durable = [s.durable for s in task.answer.sinks if s.assigned.query == query]
+            best[where.index] = max([best[where.index], *durable])
     return min(best, default=NO_EPOCH)
 
 

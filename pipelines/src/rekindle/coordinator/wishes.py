@@ -9,8 +9,9 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Partition
+from rekindle.coordinator.owed import durable_epoch, owed
 from rekindle.coordinator.routes import Judge, saver, upstreams
-from rekindle.protocol import RestorePoint, SinkAssignment
+from rekindle.protocol import RestorePoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Told:
             # Only to one that has none: its next boot must not find an old one in a late poll.
             "restore": task.assigned if task.phase == "Waiting" else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
-            "sinks": self._sinks(task.partition),
+            "sinks": owed(self.graph, self.manifest, task.partition.segment),
             "floor": self._floor(task),
             # One that is about to catch up saves from its first checkpoint epoch on.
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
@@ -41,21 +42,11 @@ class Told:
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
         }
 
-    def _sinks(self, partition: Partition) -> tuple[SinkAssignment, ...]:
-        return tuple(
-            SinkAssignment(
-                query=query.name,
-                from_epoch=self.manifest.queries[query.name].epoch,
-                sink=query.sink,
-            )
-            for query in self.graph.queries[partition.segment]
-        )
-
     def _floor(self, task: Task) -> int | None:
         """The stream's floor, but never beyond what this task's own sinks still have to write."""
         floor = self.floors.get(task.partition)
         if floor is None or task.answer is None:
             return None
-        for sink in self._sinks(task.partition):
-            floor = min(floor, task.answer.sinks.get(sink.query, sink.from_epoch - 1))
+        for assigned in owed(self.graph, self.manifest, task.partition.segment):
+            floor = min(floor, durable_epoch(task.answer, assigned))
         return floor if floor >= 0 else None

@@ -40,8 +40,11 @@ class TaskCollector(Collector):
         yield self._gauge("uncommitted_checkpoints", "Saved, not yet committed", checkpoints)
         for phase in _PHASES:
             yield self._gauge("phase", "1 for the phase", int(phase == answer.phase), phase=phase)
-        for query, epoch in answer.sinks.items():
-            yield self._gauge("sink_epoch", "Newest durable epoch of a sink", epoch, query=query)
+        for sink in answer.sinks:
+            query = sink.assigned.query
+            yield self._gauge(
+                "sink_epoch", "Newest durable epoch of a sink", sink.durable, query=query
+            )
 
     def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:
         every = {**self._labels, **labels}

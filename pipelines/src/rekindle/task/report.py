@@ -125,14 +125,13 @@ class Report:
         )
         if parts is None:
             return base
-        durable = dict(parts.sinks.durable())
         update = {
             "stable_epoch": parts.log.last,
             "head_epoch": parts.inputs.head(),
             "log_base": parts.log.base,
             "digests": parts.log.newest(DIGESTS),
-            "checkpoints": parts.saver.done(min(durable.values(), default=None)),
-            "sinks": durable,
+            "checkpoints": parts.saver.done(),
+            "sinks": parts.sinks.progress(),
             "unreadable": parts.inputs.unreadable(),
             "log_bytes": parts.log.local_bytes,
         }

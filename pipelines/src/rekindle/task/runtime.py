@@ -235,7 +235,7 @@ class TaskRuntime:
             parts.saver.commit(wish.committed)
             self._wish = wish
         if wish.floor is not None:
-            parts.log.truncate(min([wish.floor, *parts.sinks.durable().values()]))
+            parts.log.truncate(min([wish.floor, *(s.durable for s in parts.sinks.progress())]))
         self.report.judge_phase()
 
     def _route(self, inputs: Inputs) -> None:

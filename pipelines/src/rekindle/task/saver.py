@@ -75,11 +75,10 @@ class CheckpointSaver:
             while self._saved and self._saved[0].epoch <= committed.epoch:
                 self._saved.popleft()
 
-    def done(self, durable: int | None) -> tuple[CheckpointDone, ...]:
-        """Saved and not yet committed, oldest first, as far as the sinks are durable (None: there
-        are no sinks)."""
+    def done(self) -> tuple[CheckpointDone, ...]:
+        """Saved and not yet committed, oldest first."""
         with self._changed:
-            return tuple(d for d in self._saved if durable is None or d.epoch <= durable)
+            return tuple(self._saved)
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is being saved, within the time-out."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
 from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
-from rekindle.protocol import SinkAssignment
+from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.log import OutputLog
 
 READ_BYTES = 8 << 20
@@ -31,7 +31,7 @@ OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
 
 class SinkWriter:
     """Writes one query's epochs from `from_epoch` on; those at or below `restored_from` are known
-    to be durable, because a restore point is reported only when its sinks are."""
+    to be durable, because an entry is committed only when its partition's sinks are."""
 
     def __init__(
         self, assigned: SinkAssignment, restored_from: int, log: OutputLog, open_sink: OpenSink
@@ -111,8 +111,9 @@ class SinkWriters:
             writers[query] = SinkWriter(wanted[query], self._restored_from, self._log, self._open)
         self._writers = writers
 
-    def durable(self) -> Mapping[str, int]:
-        return {query: writer.durable for query, writer in self._writers.items()}
+    def progress(self) -> tuple[SinkProgress, ...]:
+        writers = self._writers.values()
+        return tuple(SinkProgress(assigned=w.assigned, durable=w.durable) for w in writers)
 
     def problem(self) -> str | None:
         return next((w.problem for w in self._writers.values() if w.problem), None)

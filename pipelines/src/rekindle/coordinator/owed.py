@@ -1,0 +1,37 @@
+"""What a partition's sinks owe, and have. Pure.
+
+An entry may be committed only if the sinks that its partition owes have all epochs up to it: a task
+that is restored from it writes none of them again (design §7). Which sinks those are says the
+manifest, not the task, which may not have heard of a new one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.graph import Graph
+from rekindle.protocol import Answer, CheckpointDone, SinkAssignment
+
+
+def owed(graph: Graph, manifest: Manifest, segment: str) -> tuple[SinkAssignment, ...]:
+    """The same for each partition of a segment. `manifest` is of the graph's generation."""
+    return tuple(
+        SinkAssignment(
+            query=query.name, from_epoch=manifest.queries[query.name].epoch, sink=query.sink
+        )
+        for query in graph.queries.get(segment, ())
+    )
+
+
+def durable_epoch(answer: Answer, assigned: SinkAssignment) -> int:
+    """The newest epoch that needs no more writing; nothing was written for an assignment that the
+    task has not heard of, be it another one of the same query."""
+    found = (s.durable for s in answer.sinks if s.assigned == assigned)
+    return next(found, assigned.from_epoch - 1)
+
+
+def committable(answer: Answer, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
+    """What a task has saved up to the epoch that all its sinks have."""
+    through = [durable_epoch(answer, assigned) for assigned in sinks]
+    return [done for done in answer.checkpoints if all(done.epoch <= e for e in through)]
