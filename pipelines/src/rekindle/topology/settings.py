@@ -32,6 +32,9 @@ _OWN_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
     "spark.sql.caseSensitive": "results must not depend on it",
+    "spark.sql.adaptive.enabled": "rows are folded in order",
+    "spark.sql.execution.replaceHashWithSortAggregate": "rows are folded in order",
+    "spark.sql.execution.useHashAggregateExec": "rows are folded in order",
     "spark.sql.session.timeZone": "it is UTC",
 }
 _MERGED = (("spec",), ("metadata",), ("metadata", "labels"), ("metadata", "annotations"))

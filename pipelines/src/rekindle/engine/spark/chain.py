@@ -47,8 +47,8 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Calls:
-    jobs: int = 0
-    hash_bytes: int = HASH_BYTES
+    hash_bytes: dict[str, int] = field(default_factory=dict)
+    """By window operator: up to which input its map has always had room."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
 
@@ -92,7 +92,7 @@ class SparkChain:
     @property
     def jobs(self) -> int:
         """Spark jobs run so far."""
-        return self._calls.jobs
+        return self._query.jobs
 
     @property
     def dropped(self) -> dict[str, DroppedRows]:
@@ -133,21 +133,19 @@ class SparkChain:
         views = {name: table.drop_columns(hidden) for name, table in views.items()}
         size = sum(t.nbytes for t in views.values())
         what = f"operator {prepared.stage.operators}, {span}"
-        if self._hashes(prepared.shape, size):
-            rows = self._query_once(prepared.texts[Fold.HASHED], views, what)
-            if not self._query.fell_back:
+        if self._hashes(prepared, size):
+            rows = self._query.run_hashed(prepared.texts[Fold.HASHED], views, what)
+            if rows is not None:
                 return rows
-            self._calls.hash_bytes = size - 1
-        return self._query_once(prepared.texts[self._fold or self._sorted(views)], views, what)
+            self._calls.hash_bytes[prepared.stage.operators] = size - 1
+        return self._query.run(prepared.texts[self._fold or self._sorted(views)], views, what)
 
-    def _query_once(self, text: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
-        self._calls.jobs += 1
-        return self._query.run(text, views, what)
-
-    def _hashes(self, shape: WindowShape | None, size: int) -> bool:
-        if self._fold is not None or shape is None or size > self._calls.hash_bytes:
+    def _hashes(self, prepared: _Prepared, size: int) -> bool:
+        if self._fold is not None or prepared.shape is None:
             return False
-        return all(_in_place(kind) for _, kind, _ in shape.partials)
+        if not all(_in_place(kind) for _, kind, _ in prepared.shape.partials):
+            return False
+        return size <= self._calls.hash_bytes.get(prepared.stage.operators, HASH_BYTES)
 
     def _sorted(self, views: Mapping[str, pa.Table]) -> Fold:
         rows = sum(t.num_rows for t in views.values())
@@ -174,7 +172,7 @@ def _input_names(segment: Segment) -> list[str]:
 
 
 def _in_place(kind: pa.DataType) -> bool:
-    """Whether Spark's hash aggregation can hold a partial; else it sorts by an order of its own."""
+    """Whether Spark can hash a partial; for others it is not worth planning."""
     return not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
 
 

@@ -27,28 +27,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.util import _load_from_socket
 
-from rekindle.engine.spark.plans import Fallbacks, class_name, each, operators
+from rekindle.engine.spark.plans import IN_ORDER, HashAggregation, class_name, each, operators
 
 log = logging.getLogger(__name__)
 
-_FLOWING = frozenset(
-    {
-        "CoalesceExec",
-        "ExpandExec",
-        "FilterExec",
-        "GenerateExec",
-        "HashAggregateExec",
-        "InputAdapter",
-        "LocalTableScanExec",
-        "ObjectHashAggregateExec",
-        "ProjectExec",
-        "RDDScanExec",
-        "SortAggregateExec",
-        "SortExec",
-        "UnionExec",
-        "WholeStageCodegenExec",
-    }
-)
+_FLOWING = IN_ORDER | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
 """Classes of Spark's physical plans that keep nothing between two runs."""
 
 
@@ -139,12 +122,16 @@ class PlannedQuery:
         self._partitions = partitions
         self._carrier = carrier
         self._properties = properties
-        self.fallbacks = Fallbacks(frame._jdf.queryExecution().executedPlan())
+        self._plan = frame._jdf.queryExecution().executedPlan()
         self._schema = to_arrow_schema(frame.schema, timezone="UTC")
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
         self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
         self._no_rows = {name: partition.values() for name, partition in partitions.items()}
+
+    @cached_property
+    def hashing(self) -> HashAggregation:
+        return HashAggregation(self._plan)
 
     def run(self, views: Mapping[str, pa.Table]) -> pa.Table:
         """`views`: all of them, in the planned schemas. Raises what Spark and Py4J raise."""

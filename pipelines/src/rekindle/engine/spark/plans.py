@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 from py4j.java_gateway import JavaObject
+
+AGGREGATE = "HashAggregateExec"
+ROW_BY_ROW = frozenset(
+    {
+        "CoalesceExec",
+        "ExpandExec",
+        "FilterExec",
+        "GenerateExec",
+        "InputAdapter",
+        "LocalTableScanExec",
+        "ProjectExec",
+        "RDDScanExec",
+        "UnionExec",
+        "WholeStageCodegenExec",
+    }
+)
+"""Classes of physical operators that keep nothing, and hand rows on in order."""
+IN_ORDER = ROW_BY_ROW | {AGGREGATE}
 
 
 def each(collection: JavaObject) -> Iterator[JavaObject]:
@@ -25,23 +44,33 @@ def class_name(operator: JavaObject) -> str:
     return str(operator.getClass().getSimpleName())
 
 
-class Fallbacks:
-    """Notices when a plan's hash aggregation fell back to sorting, because its map was full.
+class HashAggregation:
+    """Tells rows of a plan that were folded in order from those that may not have been.
 
-    From then on it merges what it had with what follows, in an order of its own: a sum of doubles
-    may differ in its last bits. What a map will hold cannot be known before: `explode` makes rows,
-    an expression makes keys of any length.
+    Hash aggregation folds in the order of its input until its map is full. From then on it merges
+    what it has with what follows, in an order of its own: a sum of doubles may differ in its last
+    bits. What a map will hold cannot be known before: `explode` makes rows, an expression makes
+    keys of any length. But Spark counts it, and a plan that aggregates in another way, as for keys
+    that cannot be hashed, is not trusted at all.
     """
 
     def __init__(self, plan: JavaObject) -> None:
+        found = list(operators(plan))
+        names = {class_name(operator) for operator in found}
+        self._alone = AGGREGATE in names and names <= IN_ORDER
         self._metrics = [
             operator.metrics().apply("numTasksFallBacked")
-            for operator in operators(plan)
-            if class_name(operator) == "HashAggregateExec"
+            for operator in found
+            if class_name(operator) == AGGREGATE
         ]
-        self._seen = 0
 
-    def any_new(self) -> bool:
-        """Whether there were any since this was last asked."""
-        before, self._seen = self._seen, sum(metric.value() for metric in self._metrics)
-        return self._seen > before
+    def rows(self, run: Callable[[], pa.Table]) -> pa.Table | None:
+        """What `run`, a run of the plan, gives if it is in order."""
+        if not self._alone:
+            return None
+        before = self._fallbacks()
+        rows = run()
+        return rows if self._fallbacks() == before else None
+
+    def _fallbacks(self) -> int:
+        return sum(int(metric.value()) for metric in self._metrics)

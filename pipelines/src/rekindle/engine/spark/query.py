@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.spark.planned import PlannedQuery, Planner
-from rekindle.engine.spark.plans import Fallbacks
+from rekindle.engine.spark.plans import HashAggregation
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
@@ -30,26 +30,35 @@ class Query:
         self._planner = Planner(session)
         self._planned: dict[tuple[object, ...], PlannedQuery | None] = {}
         self.cores: int = session.sparkContext.defaultParallelism
-        self.fell_back = False
-        """Whether, in the last run, a hash aggregation fell back to an order of its own."""
+        self.jobs = 0
+        """Run so far."""
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, or EngineLost."""
-        try:
-            # What is more than a batch is worth a plan of its own, with a task for each.
-            if all(t.num_rows <= BATCH_ROWS for t in views.values()) and (
-                planned := self._plan(sql, {n: t.schema for n, t in views.items()})
-            ):
-                rows = planned.run(views)
-                self.fell_back = planned.fallbacks.any_new()
-                return rows
-            return self._run_once(sql, views)
-        except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
-            raise _judge(error, what) from error
-        finally:
-            # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
-            # dozen epochs, the JVM keeps its rows. They have just been made: the young are enough.
-            gc.collect(1)
+        with _failures(what):
+            if planned := self._planned_for(sql, views):
+                return self._job(lambda: planned.run(views))
+            with self._frame_of(sql, views) as frame:
+                return self._job(frame.toArrow)
+
+    def run_hashed(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
+        """As `run`; None where hash aggregation has not, or may not have, kept the rows' order."""
+        with _failures(what):
+            if planned := self._planned_for(sql, views):
+                return planned.hashing.rows(lambda: self._job(lambda: planned.run(views)))
+            with self._frame_of(sql, views) as frame:
+                hashing = HashAggregation(frame._jdf.queryExecution().executedPlan())
+                return hashing.rows(lambda: self._job(frame.toArrow))
+
+    def _job(self, run: Callable[[], pa.Table]) -> pa.Table:
+        self.jobs += 1
+        return run()
+
+    def _planned_for(self, sql: str, views: Mapping[str, pa.Table]) -> PlannedQuery | None:
+        # What is more than a batch is worth a plan of its own, with a task for each.
+        if any(table.num_rows > BATCH_ROWS for table in views.values()):
+            return None
+        return self._plan(sql, {name: table.schema for name, table in views.items()})
 
     def _plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
         key = (sql, *views.items())
@@ -57,12 +66,10 @@ class Query:
             self._planned[key] = self._planner.plan(sql, views)
         return self._planned[key]
 
-    def _run_once(self, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
+    @contextlib.contextmanager
+    def _frame_of(self, sql: str, views: Mapping[str, pa.Table]) -> Iterator[DataFrame]:
         try:
-            frame = self._frame(sql, views)
-            rows = frame.toArrow()
-            self.fell_back = Fallbacks(frame._jdf.queryExecution().executedPlan()).any_new()
-            return rows
+            yield self._frame(sql, views)
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # which hold the rows
@@ -72,17 +79,26 @@ class Query:
         """The Arrow schema that `run` would give, all nullable, without running anything."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        try:
+        with _failures(what):
             frame = self._frame(sql, {n: s.empty_table() for n, s in views.items()})
-            schema = to_arrow_schema(frame.schema, timezone="UTC")
-        except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
-            raise _judge(error, what) from error
-        return schema
+            return to_arrow_schema(frame.schema, timezone="UTC")
 
     def _frame(self, sql: str, views: Mapping[str, pa.Table]) -> DataFrame:
         for name, table in views.items():
             self._session.createDataFrame(table).createOrReplaceTempView(f"`{name}`")
         return self._session.sql(sql)
+
+
+@contextlib.contextmanager
+def _failures(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
+        raise _judge(error, what) from error
+    finally:
+        # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
+        # dozen epochs, the JVM keeps its rows. They have just been made: the young are enough.
+        gc.collect(1)
 
 
 def _judge(error: Exception, what: str) -> Exception:
