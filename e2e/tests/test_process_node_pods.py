@@ -15,6 +15,7 @@ from embedded.control_plane import ControlPlane, KubectlError
 from embedded.errors import EmbeddedError
 from embedded.pods import Pods, condition_of, container_of, eventually
 from embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_operator.resources.common import secure_container, secure_pod
 
 pytestmark = pytest.mark.cluster
 
@@ -186,6 +187,19 @@ def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pod
     assert pod["status"]["reason"] == "UnsupportedByProcessNode"
     assert "spec.hostNetwork" in pod["status"]["message"]
     eventually(lambda: "UnsupportedByProcessNode" in pods.events("host"), "an Event says so")
+
+
+def test_a_pod_that_is_secured_runs_and_is_told_what_is_not_honoured(
+    node: ProcessNode, pods: Pods
+) -> None:
+    secured = on(node, "sleep 600", securityContext=secure_container())
+    pods.create("secured", {**secured, "securityContext": secure_pod()})
+    pods.wait_ready("secured")
+    eventually(lambda: "NotHonoured" in pods.events("secured"), "an Event says so")
+    said = pods.events("secured")["NotHonoured"]
+    assert "spec.securityContext.runAsNonRoot" in said
+    assert "spec.containers[main].securityContext.capabilities.drop" in said
+    assert "spec.volumes" not in said
 
 
 def test_an_unknown_image_names_those_there_are(node: ProcessNode, pods: Pods) -> None:

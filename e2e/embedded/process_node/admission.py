@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from embedded.process_node import quantities
+from embedded.process_node import contract, quantities
 from embedded.process_node.fields import Json
 
 UNSUPPORTED = "UnsupportedByProcessNode"
-
-VOLUME_KINDS = (
-    "configMap",
-    "downwardAPI",
-    "emptyDir",
-    "hostPath",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ def requests(pod: Json) -> dict[str, Decimal]:
 
 def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> Refusal | None:
     """`others` are the admitted pods of the node that have not ended."""
-    if problems := list(unsupported(pod)):
+    if problems := contract.refused(pod):
         return Refusal(UNSUPPORTED, "; ".join(problems))
     others = list(others)
     if len(others) + 1 > quantities.whole(allocatable["pods"]):
@@ -59,51 +49,6 @@ def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> 
                 f"free: {free:f}, capacity: {allocatable.get(resource, '0')}",
             )
     return None
-
-
-def unsupported(pod: Json) -> Iterator[str]:
-    """What a process node will not pretend to do, by field path."""
-    spec = pod["spec"]
-    for field in ("hostNetwork", "hostPID", "hostIPC", "runtimeClassName", "resourceClaims"):
-        if spec.get(field):
-            yield f"spec.{field}: a process node does not offer it"
-    if (spec.get("os") or {}).get("name", "linux") != "linux":
-        yield "spec.os.name: only linux"
-    for volume in spec.get("volumes") or []:
-        yield from _unsupported_volume(volume)
-    for container in spec.get("initContainers") or []:
-        if container.get("restartPolicy"):
-            yield f"spec.initContainers[{container['name']}].restartPolicy: no sidecars"
-        yield from _unsupported_in(container, "initContainers")
-    for container in spec["containers"]:
-        yield from _unsupported_in(container, "containers")
-
-
-def _unsupported_volume(volume: Json) -> Iterator[str]:
-    path = f"spec.volumes[{volume['name']}]"
-    kinds = [kind for kind in volume if kind != "name"]
-    for kind in kinds:
-        if kind not in VOLUME_KINDS:
-            yield f"{path}.{kind}: not one of {', '.join(VOLUME_KINDS)}"
-    for source in (volume.get("projected") or {}).get("sources") or []:
-        for kind in source:
-            if kind not in ("configMap", "downwardAPI", "secret", "serviceAccountToken"):
-                yield f"{path}.projected.{kind}: not supported"
-
-
-def _unsupported_in(container: Json, group: str) -> Iterator[str]:
-    path = f"spec.{group}[{container['name']}]"
-    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
-        if "grpc" in (container.get(name) or {}):
-            yield f"{path}.{name}.grpc: use httpGet, tcpSocket or exec"
-    if container.get("volumeDevices"):
-        yield f"{path}.volumeDevices: no block devices"
-    for port in container.get("ports") or []:
-        if port.get("hostPort"):
-            yield f"{path}.ports.hostPort: a pod binds only to its own address"
-    for mount in container.get("volumeMounts") or []:
-        if mount.get("mountPropagation", "None") != "None":
-            yield f"{path}.volumeMounts.mountPropagation: only None"
 
 
 def _requests_of(container: Json) -> dict[str, Decimal]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.process_node import binding, containers, environment, status, syscalls
+from embedded.process_node import binding, containers, contract, environment, status, syscalls
 from embedded.process_node.actions import Actions
 from embedded.process_node.admission import Refusal
 from embedded.process_node.api import ApiClient, ApiError, Unreachable
@@ -105,6 +105,8 @@ class PodWorker:
         return self._admitted
 
     def update(self, pod: Json) -> None:
+        for change in contract.changes(self.pod, pod):
+            self._event("Warning", contract.NOT_HONOURED, change)
         self.pod = pod
         self._object.compare(pod)
         self._wake.set()
@@ -168,6 +170,8 @@ class PodWorker:
             return
         self._admitted = True
         self._save()
+        if ignored := contract.ignored(self.pod):
+            self._event("Warning", contract.NOT_HONOURED, "; ".join(ignored))
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
         if self._cgroup is not None:
             binding.confine_group(self._cgroup, self.pod_ip)
