@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
 import time
@@ -14,7 +15,9 @@ import pytest
 from embedded.control_plane import ControlPlane, KubectlError
 from embedded.errors import EmbeddedError
 from embedded.pods import Pods, condition_of, container_of, eventually
+from embedded.process_node.api import ApiClient
 from embedded.process_node.host import QUICK, Image, ProcessNode
+from embedded.process_node.pod_object import PodObject
 from rekindle_operator.resources.common import secure_container, secure_pod
 
 pytestmark = pytest.mark.cluster
@@ -294,6 +297,35 @@ def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) ->
     pods.wait_ready("forced")
     pods.delete("forced", grace_s=0)
     eventually(lambda: len(node.pids) == before, "its processes are gone", within_s=5)
+
+
+def test_a_late_word_about_a_pod_does_not_touch_its_successor_of_the_same_name(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    # Nobody's pods: only this test writes to them.
+    spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "machine"}]}
+    first = pods.create("heir", spec)
+    pods.delete("heir", grace_s=0)
+    second = pods.create("heir", spec)
+    kubeconfig = tmp_path / "admin.kubeconfig"
+    kubeconfig.write_bytes(control_plane.kubeconfig.read_bytes())
+
+    async def end(pod: dict[str, Any]) -> None:
+        api = ApiClient(kubeconfig)
+        try:
+            seen = PodObject(api, pod)
+            await seen.publish({"phase": "Failed", "conditions": []})
+            await seen.delete()
+        finally:
+            await api.close()
+
+    asyncio.run(end(first))
+    after = pods.get("heir")
+    assert after["metadata"]["uid"] == second["metadata"]["uid"]
+    assert "deletionTimestamp" not in after["metadata"]
+    assert after["status"]["phase"] == "Pending"
+    asyncio.run(end(second))
+    assert not pods.exists("heir")
 
 
 # --- logs -------------------------------------------------------------------

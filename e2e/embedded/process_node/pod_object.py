@@ -36,8 +36,7 @@ class PodObject:
                 f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": wanted}
             )
         except ApiError as error:
-            # The object is gone, or another has its name: the watch will say so.
-            if error.status not in (404, 409):
+            if not _is_gone(error):
                 raise
         self._published = wanted
         self.conditions = wanted["conditions"]
@@ -52,5 +51,12 @@ class PodObject:
         try:
             await self._api.delete(self._path, options)
         except ApiError as error:
-            if error.status not in (404, 409):
+            if not _is_gone(error):
                 raise
+
+
+def _is_gone(error: ApiError) -> bool:
+    """Whether there is no such object, or another has its name: the watch will say so."""
+    # A deletion of another uid is a conflict, a patch of it an attempt to change the uid.
+    changes_uid = error.status == 422 and "metadata.uid" in str(error)
+    return error.status in (404, 409) or changes_uid
