@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,39 @@ def test_kubectl_reads_logs_and_is_refused_exec(
     eventually(lambda: control_plane.kubectl("logs", "seen") == "hello\n", "kubectl shows the log")
     with pytest.raises(KubectlError):
         control_plane.kubectl("exec", "seen", "--", "true")
+
+
+def test_kubectl_reads_the_tail_the_previous_log_and_follows_to_the_end(
+    control_plane: ControlPlane, node: ProcessNode, pods: Pods, tmp_path: Path
+) -> None:
+    def logs(*options: str) -> str:
+        return control_plane.kubectl("logs", "twice", *options)
+
+    # The first attempt leaves a mark and fails; the second ends at a sign.
+    script = """
+    if ! [ -e /signs/failed ]; then touch /signs/failed; echo first; exit 1; fi
+    echo second; echo waits
+    while ! [ -e /signs/end ]; do sleep 0.05; done
+    echo ends
+    """
+    spec = on(
+        node,
+        script,
+        restartPolicy="OnFailure",
+        volumes=[{"name": "signs", "hostPath": {"path": str(tmp_path)}}],
+        volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
+    )
+    pods.create("twice", spec)
+    pods.wait("twice", "was restarted", lambda p: container_of(p)["restartCount"] == 1)
+    eventually(lambda: logs() == "second\nwaits\n", "it runs again")
+    assert logs("--tail=1") == "waits\n"
+    assert logs("-p") == "first\n"
+    with ThreadPoolExecutor(1) as follower:
+        followed = follower.submit(logs, "-f")
+        try:
+            with pytest.raises(TimeoutError):
+                followed.result(timeout=1)
+        finally:
+            (tmp_path / "end").touch()
+        assert followed.result(timeout=15) == "second\nwaits\nends\n"
+    pods.wait_phase("twice", "Succeeded")
