@@ -231,6 +231,20 @@ def test_an_edit_that_is_refused_leaves_the_accepted_generation_running(
         lambda: "restartPolicy" in world.condition("flights", "Valid").get("message", ""),
     )
 
+    def misspell_pods(spec: dict[str, Any]) -> None:
+        spec["podTemplate"] = {"spec": {"nodeSelectr": {"disk": "fast"}}}
+
+    world.edit("flights", misspell_pods)
+    wait_for(
+        "a field that the API server does not know is one that it refuses",
+        lambda: (
+            'unknown field "spec.nodeSelectr"'
+            in world.condition("flights", "Valid").get("message", "")
+        ),
+    )
+    assert world.condition("flights", "Valid")["reason"] == "PodRefused"
+    assert set(world.pods("flights")) == pods
+
     def drop_query(spec: dict[str, Any]) -> None:
         spec.pop("podTemplate")
         spec["operators"] = [o for o in spec["operators"] if o["name"] != "routes"]

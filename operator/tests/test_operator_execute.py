@@ -11,7 +11,7 @@ from kubernetes import client
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.actions import CreatePod, DeletePod, Turn
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, TryPods, Turn
 
 REF = SlotRef("uid", "seg/0/0", 2)
 
@@ -31,6 +31,7 @@ class Quota(client.ApiClient):
     """Refuses pods with `status`, and takes everything else."""
 
     status: int = 403
+    says: str = "exceeded quota: pods"
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class Quota(client.ApiClient):
     def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{method} {url.rpartition('/')[2]}")
         if method == "POST":
-            return Answer(self.status, {"message": "exceeded quota: pods"})
+            return Answer(self.status, {"message": self.says})
         return Answer(200, {"kind": "Status"})
 
 
@@ -50,6 +51,19 @@ def run(api: Quota) -> Cluster:
     create = CreatePod("default", pod, REF, lost_at=990.0)
     executor.run([Turn("default/t", (create, DeletePod("default", "old", "u", None, "why")))])
     return cluster
+
+
+def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_template() -> None:
+    api = Quota(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
+    cluster = Cluster(api, None, lambda: 1000.0)
+    pods = (("spec.podTemplate", {"kind": "Pod"}),)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
+    executor.run([Turn("default/t", (TryPods("default", "u", 3, pods),))])
+    assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
+    (problem,) = cluster.snapshot().trials["u", 3].problems
+    assert (problem.path, problem.reason) == ("spec.podTemplate", "PodRefused")
+    assert 'unknown field "spec.nodeSelectr"' in problem.message
+    assert "correct spec.podTemplate" in problem.hint
 
 
 def test_a_refused_pod_ends_no_turn_and_is_remembered() -> None:

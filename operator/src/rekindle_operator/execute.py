@@ -153,11 +153,13 @@ class Executor:
     # --- kinds of actions -----------------------------------------------------
 
     def _try_pods(self, action: TryPods) -> None:
+        """Strictly, since the API server else drops the fields that it does not know."""
+        query = [("dryRun", "All"), ("fieldValidation", "Strict")]
         problems = []
         for path, manifest in action.pods:
             try:
                 target = f"/api/v1/namespaces/{action.namespace}/pods"
-                self._call("POST", target, manifest, query=[("dryRun", "All")])
+                self._call("POST", target, manifest, query=query)
             except ApiException as error:
                 if not _is_refusal(error):
                     raise

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from rekindle.errors import Problem
+from rekindle.topology.findings import nearest
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.quantities import check_resources
 from rekindle.topology.spec import (
@@ -37,7 +38,11 @@ _OWN_CONF = {
     "spark.sql.execution.useHashAggregateExec": "rows are folded in order",
     "spark.sql.session.timeZone": "it is UTC",
 }
-_MERGED = (("spec",), ("metadata",), ("metadata", "labels"), ("metadata", "annotations"))
+_MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): ("metadata", "spec"),
+    ("metadata",): ("labels", "annotations"),
+}
+_MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
 def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
@@ -165,17 +170,30 @@ def _conf(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _template(template: Mapping[str, object]) -> Iterator[Problem]:
-    """What is merged by field; the rest of the template is the API server's to judge."""
+    """What is merged by field, and what would not be merged. The fields of the pod's spec are the
+    API server's to judge."""
     for path in _MERGED:
         *parents, last = path
-        holder: object = template
-        for part in parents:
-            holder = holder.get(part, {}) if isinstance(holder, Mapping) else {}
+        holder = _at(template, parents)
         if not isinstance(holder, Mapping) or isinstance(holder.get(last, {}), Mapping):
             continue
         what = f"{holder[last]!r} is not a mapping"
         hint = f"write the fields of {last} below it, or leave it out"
         yield Problem(".".join(("spec.podTemplate", *path)), "InvalidValue", what, hint)
+    for path, known in _MERGED_FIELDS.items():
+        holder = _at(template, path)
+        for field in holder if isinstance(holder, Mapping) else ():
+            if field not in known:
+                where = ".".join(("spec.podTemplate", *path, str(field)))
+                hint = nearest(str(field), known)
+                yield Problem(where, "UnknownField", f"unknown field {field}", hint)
+
+
+def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
+    holder: object = template
+    for part in path:
+        holder = holder.get(part, {}) if isinstance(holder, Mapping) else {}
+    return holder
 
 
 def _exactly_one(kinds: Mapping[str, object], path: str) -> Iterator[Problem]:
