@@ -76,6 +76,31 @@ def test_places_on_disk_need_a_volume_unless_the_run_is_local() -> None:
     assert problems_of(manifest, local=True) == []
 
 
+def _placed(store: str, files: str, sink: str) -> TopologySpec:
+    source_spec = source()
+    source_spec["files"]["url"] = files
+    reader = query("q", "s", sink={"files": {"url": sink}})
+    return spec_of([source_spec], [], [reader], checkpoint={"store": store})
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"])
+def test_every_store_that_creates_conditionally_can_be_named(scheme: str) -> None:
+    places = [f"{scheme}://bucket/{name}" for name in ("store", "input", "output")]
+    assert validate(_placed(*places), "t") == []
+
+
+def test_a_source_can_be_read_from_where_nothing_can_be_created_once() -> None:
+    for url in ("https://host/in.csv", "hdfs://namenode/in", "ftp://[::1]/in.csv"):
+        assert validate(_placed("s3://bucket/store", url, "s3://bucket/output"), "t") == []
+
+
+def test_places_in_memory_are_for_local_runs() -> None:
+    spec = _placed("memory://store", "memory://input", "memory://output")
+    assert set(reasons(spec).values()) == {"InvalidUrl"}
+    assert len(reasons(spec)) == 3
+    assert validate(spec, "t", local=True) == []
+
+
 def test_a_store_elsewhere_needs_no_volume() -> None:
     spec = spec_of(
         [source()],

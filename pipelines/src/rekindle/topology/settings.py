@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from urllib.parse import urlsplit
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import fsspec
 
 from rekindle.errors import Problem
+from rekindle.objects import CONDITIONAL
 from rekindle.topology.findings import nearest
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.quantities import check_resources
@@ -29,6 +31,8 @@ MAX_KEYS = 16
 MAX_PARTITIONS = 64
 MAX_REPLICAS = 8
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
+_ON_DISK = ("file", "local")
+_ONCE = frozenset(_ON_DISK) | CONDITIONAL
 _OWN_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
@@ -139,27 +143,43 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
             places.append((f"spec.queries[{at}].sink.files.url", query.sink.files.url))
     taken: dict[str, str] = {}
     for path, url in places:
-        yield from _url(url, path)
+        lacks = "cannot create an object only if it is absent"
+        yield from _url(url, path, _ONCE, lacks, local=local)
         key = url.rstrip("/")
         if key in taken:
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
         taken.setdefault(key, path)
-        on_disk = urlsplit(url).scheme in ("file", "local")
+        on_disk = url.partition("://")[0] in _ON_DISK
         if on_disk and spec.checkpoint.volume is None and not local:
             what = f"{url} lies on a node's disk, and is lost with the node"
             hint = "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
             yield Problem(path, "NoVolume", what, hint)
+    # With _ONCE, since fsspec knows some of these only where their driver is installed.
+    known, lacks = _ONCE.union(fsspec.available_protocols()), "is not a scheme that fsspec knows"
     for at, source in enumerate(spec.sources):
         if source.files is not None:
-            yield from _url(source.files.url, f"spec.sources[{at}].files.url")
+            where = f"spec.sources[{at}].files.url"
+            yield from _url(source.files.url, where, known, lacks, local=local)
 
 
-def _url(url: str, path: str) -> Iterator[Problem]:
-    parts = urlsplit(url)
-    if "://" not in url or (parts.scheme in ("file", "local")) != (not parts.netloc):
+def _url(
+    url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
+) -> Iterator[Problem]:
+    """Schemes are told apart by case, as fsspec does. Whether a driver is installed is not asked:
+    that is for the image of the tasks to say."""
+    scheme, _, rest = url.partition("://")
+    if not (scheme and rest) or (scheme in _ON_DISK) != rest.startswith("/"):
         hint = "write it like file:///path or s3://bucket/path"
         yield Problem(path, "InvalidUrl", f"{url!r} is not a URL", hint)
+        return
+    possible = sorted(s for s in schemes if local or s != "memory")
+    if scheme in possible:
+        return
+    if scheme in schemes:
+        lacks = "is the memory of one process, which other tasks do not see"
+    hint = f"use one of {', '.join(possible)}"
+    yield Problem(path, "InvalidUrl", f"{scheme}:// {lacks}", hint)
 
 
 def _conf(spec: TopologySpec) -> Iterator[Problem]:
