@@ -240,10 +240,13 @@ class World:
         return {pod.metadata.name: pod for pod in listed.items}
 
     def reasons(self, name: str) -> list[str]:
+        return [event["reason"] for event in self.events(name)]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
         # As JSON: the client's class refuses the Events of others, whose eventTime is null.
         listed: Any = self.core.list_namespaced_event("default", _preload_content=False)
         events = json.loads(listed.data)["items"]
-        return [e["reason"] for e in events if e["involvedObject"].get("name") == name]
+        return [e for e in events if e["involvedObject"].get("name") == name]
 
     def left_of(self, name: str) -> list[str]:
         selector = f"rekindle.dev/topology={name}"

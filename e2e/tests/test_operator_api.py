@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,23 @@ from operator_world import START_S, World, wait_for
 from embedded.control_plane import ControlPlane
 from embedded.toolchain import ensure_helm
 
+_ROOT = Path(__file__).parents[2]
+sys.path.append(str(_ROOT / "pipelines/tests"))  # the table is the unit tests' too
+
+from bad_manifests import bad_manifests  # type: ignore[import-not-found]  # noqa: E402
+
 pytestmark = pytest.mark.cluster
 
-_ROOT = Path(__file__).parents[2]
 _GATE = "rekindle.dev/awaiting-capacity"
 _USER = "rekindle-operator"
 _SILENT_S = 4.0  # longer than what makes a node's silence its loss
+_HINTS = {  # by name in the table of bad manifests
+    "cycle": "take one of these inputs out",
+    "duplicate-of-a-source": "see spec.sources[0].name",
+    "sql-does-not-parse": "at line 1, column 21, near 'trips'",
+    "sql-unknown-column": "did you mean city?",
+    "sql-random": "use the event-time column or a hash of the row's columns",
+}
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +312,35 @@ def test_an_invalid_topology_gets_nothing_but_an_explanation(
         wait_for("it is told", lambda: "Invalid" in world.reasons("broken"))
     finally:
         world.delete("broken", "Background")
+
+
+def test_what_only_validation_sees_is_said_by_valid_and_by_an_event_with_path_and_hint(
+    world: World, operators: list[Operator]
+) -> None:
+    bad = [b for b in bad_manifests() if b.name in _HINTS]
+    assert {b.name for b in bad} == set(_HINTS)
+    for one in bad:
+        world.create(one.manifest)
+    try:
+        for one in bad:
+            refused = wait_for(
+                f"Valid=False of {one.name}",
+                lambda name=one.name: _if_false(world.condition(name, "Valid")),
+            )
+            assert refused["reason"] == one.reason
+            assert f"{one.path}: " in refused["message"]
+            assert one.says in refused["message"]
+            assert _HINTS[one.name] in refused["message"]
+            told = ("Warning", "Invalid", refused["message"])
+            wait_for(f"{one.name} is told", lambda name=one.name, t=told: t in _told(world, name))
+            assert world.left_of(one.name) == []
+    finally:
+        for one in bad:
+            world.delete(one.name, "Background")
+
+
+def _told(world: World, name: str) -> list[tuple[str, str, str]]:
+    return [(e["type"], e["reason"], e["message"]) for e in world.events(name)]
 
 
 def test_another_replica_takes_over_and_changes_nothing_that_runs(
