@@ -28,7 +28,6 @@ from rekindle.topology.load import load_topology
 from rekindle.topology.model import Topology
 
 NAME = "flights"
-SPEEDUP = 216_000  # 2.5 days of flights each second: 147 epochs
 T = TypeVar("T")
 
 
@@ -86,7 +85,7 @@ class Story:
         self.screen = screen
         self.build = build
         self._reference = build / "reference"
-        self.document = flights.manifest(NAME, speedup=SPEEDUP)
+        self.document = flights.example()
         name, spec = load_topology(self.document)
         self.topology = compile_topology(spec, name)
 
@@ -103,7 +102,7 @@ class Story:
         self.cluster.install()
         reference.result()
         self.screen.say("kubectl apply -f examples/flights/topology.yaml")
-        self.cluster.apply(self.document)
+        self.cluster.control_plane.kubectl("apply", "-f", str(flights.TOPOLOGY))
         with Observer(lambda: self.cluster.status(NAME)) as observer:
             self.screen.begin_table()
             try:

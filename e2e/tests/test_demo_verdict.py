@@ -31,7 +31,7 @@ def _failures(history: History, **changed: object) -> list[str]:
         "comparisons": SAME,
         "last_epoch": 30,
         "restored_from": {"first": 4, "second": 0},
-        "pauses": {"keep": 9.9},
+        "pauses": {"keep": 3.9},
     }
     return failures(history, **(arguments | changed))  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
             {"survivors": ["first"], "pauses": {"first": 1.0}},
             "still stopped",
         ),
-        (_history(15, 20), {"pauses": {"keep": 10.5}}, "keep had replicas left and paused"),
+        (_history(15, 20), {"pauses": {"keep": 4.1}}, "keep had replicas left and paused"),
         (_history(15, 20), {"last_epoch": 9}, "the input ended"),
         (_history(15, 20), {"restored_from": {"first": 4}}, "second did not return from"),
         (_history(15, 20), {"restored_from": {"first": -1, "second": 4}}, "first did not"),

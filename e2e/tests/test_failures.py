@@ -6,6 +6,7 @@ would have written? The runs share one cluster; each has a topology of its own.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ pytestmark = [
 
 SPEEDUP = 86_400  # a day of flights each second: 366 epochs
 CHECKPOINT_EPOCHS = 10  # the example's checkpoint interval
+_TORN_BYTES = 7
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +67,34 @@ def _tear_log(run: Run, segment: str) -> None:
     """Kill a task, then cut the end of the newest file of its output log."""
     pod = run.task_pods(segment)[0]
     data = run.cluster.nodes[pod.spec.node_name].directory / "data"
-    files = sorted((data / "pods" / pod.metadata.uid / "volumes" / "data" / "log").rglob("*.log"))
+    log = data / "pods" / pod.metadata.uid / "volumes" / "data" / "log"
+    files = sorted(f for f in log.rglob("*.log") if f.stat().st_size > _TORN_BYTES)
     assert files, f"no output log of {pod.metadata.name}"
     run.kill_pod_processes(pod)
-    os.truncate(files[-1], max(files[-1].stat().st_size - 7, 0))
+    os.truncate(files[-1], files[-1].stat().st_size - _TORN_BYTES)
+    kubectl = run.cluster.control_plane.kubectl
+    wait_for(
+        "the torn log to be found",
+        lambda: "output log cut" in kubectl("logs", pod.metadata.name),
+        60,
+    )
 
 
 def _take_store_away(run: Run, seconds: float) -> None:
-    """Writes to the checkpoint store fail for a while; root ignores permissions, so it moves."""
+    """Writes to the checkpoint store fail for a while, until it is said at least; root ignores
+    permissions, so it moves."""
     store = run.cluster.shared / run.name / "checkpoints"
     away = store.with_name("checkpoints-away")
+
+    def is_said() -> bool:
+        text = json.dumps(run.observer.status["dataPlane"])
+        return "checkpoint store: " in text or "is not saved: " in text
+
+    assert not is_said()
     store.rename(away)
     until = run.observer.now() + seconds
     try:
+        wait_for("a write that failed to be said", is_said, 30)
         wait_for(f"{seconds} s without a store", lambda: run.observer.now() > until, seconds + 5)
     finally:
         away.rename(store)
