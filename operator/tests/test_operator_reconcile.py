@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from prometheus_client import REGISTRY
 from test_operator_model_cluster import ModelCluster, flights_spec
 
 from rekindle_operator.cluster.model import Taint
+from rekindle_operator.metrics import observe
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile
@@ -29,6 +31,24 @@ def test_with_room_for_all_everything_starts_and_nothing_more_happens(
     assert running.status()["redundancy"] == "8/8"
     assert reconcile(running.snapshot(), running.now) == []
     assert "recovery" not in running.status()
+
+
+def test_metrics_follow_the_cluster_and_every_pod_says_where_its_own_are(
+    running: ModelCluster,
+) -> None:
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"rekindle_operator_{name}", labels)
+
+    observe(running.snapshot())
+    live = {"topology": running.topologies["flights"].key, "state": "Live"}
+    assert value("task_pods", state="bound") == 8
+    assert value("nodes", state="ready") == len(running.nodes)
+    assert value("queries", **live) == 3
+    for pod in running.raw_pods.values():
+        assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8080"
+    running.topologies.clear()
+    observe(running.snapshot())
+    assert value("queries", **live) is None
 
 
 def test_a_restart_of_the_operator_changes_nothing(running: ModelCluster) -> None:

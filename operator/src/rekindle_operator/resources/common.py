@@ -35,6 +35,15 @@ def owner_reference(topology: TopologyView) -> Manifest:
     }
 
 
+def scraped(port: int) -> Manifest:
+    """Annotations by which Prometheus finds a pod's metrics, as those of the operator's own."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": "/metrics",
+    }
+
+
 def metadata(
     topology: TopologyView, name: str, labels: Mapping[str, str] | None = None
 ) -> Manifest:

@@ -17,6 +17,7 @@ from rekindle_operator.resources.common import (
     STAY,
     Manifest,
     metadata,
+    scraped,
     secure_container,
     secure_pod,
     store_credentials,
@@ -52,7 +53,8 @@ def coordinator_pod(
         names.LABEL_INCARNATION: str(incarnation),
     }
     name = names.coordinator_pod_name(topology.name, incarnation)
-    meta = metadata(topology, name, labels) | {"annotations": {names.ANNOTATION_TEMPLATE: digest}}
+    meta = metadata(topology, name, labels)
+    meta["annotations"] = {**scraped(CONTROL_PORT), names.ANNOTATION_TEMPLATE: digest}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 

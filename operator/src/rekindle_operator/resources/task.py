@@ -20,6 +20,7 @@ from rekindle_operator.resources.common import (
     TOPOLOGY_MOUNT,
     Manifest,
     metadata,
+    scraped,
     secure_container,
     secure_pod,
     store_credentials,
@@ -85,7 +86,10 @@ def _merged(
     view: TopologyView, topology: Topology, segment: Segment, generation: int, defaults: PodDefaults
 ) -> Manifest:
     template = view.spec.get("podTemplate") or {}
-    base = {"spec": _base_spec(view, topology, segment, generation, defaults)}
+    base = {
+        "metadata": {"annotations": scraped(CONTROL_PORT)},
+        "spec": _base_spec(view, topology, segment, generation, defaults),
+    }
     return merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
 
 
