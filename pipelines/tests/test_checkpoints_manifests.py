@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.codec import SavedAs, entry_name, manifest_name, state_name
+from rekindle.checkpoints.codec import (
+    SavedAs,
+    SpilledBy,
+    entry_name,
+    manifest_name,
+    parse_log_name,
+    state_name,
+)
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import ManifestStore, garbage
 from rekindle.checkpoints.state import StateStore
@@ -229,6 +236,22 @@ def test_nothing_is_garbage_without_a_manifest_and_strange_names_stay() -> None:
     assert garbage(objects, [], {}) == []
     late = [*objects, ObjectInfo(manifest_name(1), 1, 5.0)]
     assert garbage(late, [manifest(1)], {}) == []
+
+
+def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
+    ref = EntryRef(9, None, "")
+    logs = [
+        SpilledBy("s", 0, 0, 2),  # its successor spills too
+        SpilledBy("s", 0, 0, 10),
+        SpilledBy("s", 0, 1, 2),  # the other replica
+        SpilledBy("gone", 0, 0, 1),
+    ]
+    objects = [ObjectInfo(f"{log.prefix}000000000007-0a1b", 1, 1.0) for log in logs]
+    late = ObjectInfo(f"{logs[3].prefix}000000000008-0a1b", 1, 3.0)
+    objects += [late, ObjectInfo(manifest_name(1), 1, 2.0)]
+    doomed = garbage(objects, [manifest(1, s__0=ref)], {})
+    assert [parse_log_name(o.name) for o in doomed] == [logs[3], logs[0]]
+    assert late not in doomed
 
 
 def test_manifests_go_first_then_entries_then_state() -> None:

@@ -5,6 +5,7 @@ Pure. Names carry what garbage collection has to know of an object without readi
   manifests/<seq>.json
   entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
+  logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
 
 The token is the writer's: equal content saved twice lies in two objects, so that an object that a
 new entry names is never an old one that garbage collection is about to delete.
@@ -32,6 +33,9 @@ _STATE = re.compile(
     r"state/[^/]+/(?P<digest>[0-9a-f]+)-(?P<segment>[^/]+)-(?P<partition>\d+)"
     r"-(?P<epoch>\d{12})-[0-9a-f]+\.arrow"
 )
+_LOG = re.compile(
+    r"logs/(?P<segment>[^/]+)/(?P<partition>\d+)/(?P<replica>\d+)-(?P<incarnation>\d+)/[^/]+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,25 @@ class SavedAs:
     def key(self) -> str:
         """As in Manifest.entries."""
         return f"{self.segment}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledBy:
+    """What the name of a spilled file of an output log says."""
+
+    segment: str
+    partition: int
+    replica: int
+    incarnation: int
+
+    @property
+    def key(self) -> str:
+        """As in Manifest.entries."""
+        return f"{self.segment}/{self.partition}"
+
+    @property
+    def prefix(self) -> str:
+        return f"logs/{self.key}/{self.replica}-{self.incarnation}/"
 
 
 def manifest_name(seq: int) -> str:
@@ -73,6 +96,14 @@ def parse_entry_name(name: str) -> SavedAs | None:
 
 def parse_state_name(name: str) -> SavedAs | None:
     return _saved_as(_STATE.fullmatch(name))
+
+
+def parse_log_name(name: str) -> SpilledBy | None:
+    match = _LOG.fullmatch(name)
+    if match is None:
+        return None
+    partition, replica, incarnation = map(int, match.group("partition", "replica", "incarnation"))
+    return SpilledBy(match["segment"], partition, replica, incarnation)
 
 
 def _saved_as(match: re.Match[str] | None) -> SavedAs | None:

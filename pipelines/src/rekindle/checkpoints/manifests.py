@@ -18,6 +18,7 @@ from rekindle.checkpoints.codec import (
     manifest_name,
     manifest_seq,
     parse_entry_name,
+    parse_log_name,
     parse_state_name,
 )
 from rekindle.checkpoints.manifest import Entry, Manifest
@@ -162,7 +163,8 @@ def garbage(
     references: Mapping[str, frozenset[str]],
 ) -> list[ObjectInfo]:
     """The objects to delete; manifests come first, then entries, then state, so that an
-    interruption leaves nothing that refers to nothing.
+    interruption leaves nothing that refers to nothing. Then what output logs have spilled, of
+    replicas that the newest manifest has no partition for, or whose next incarnation spills too.
 
     `manifests` are the retained ones; `references` gives, for each of their entries and for each
     entry that is pending (saved, newer than its partition's committed one), the state objects it
@@ -176,7 +178,13 @@ def garbage(
     oldest = min((o.modified for o in objects if o.name in kept), default=float("-inf"))
     lowest_seq = min(m.seq for m in manifests)
     needed = kept | references.keys() | frozenset().union(*references.values())
-    committed = _committed(max(manifests, key=lambda m: m.seq))
+    newest = max(manifests, key=lambda m: m.seq)
+    committed = _committed(newest)
+    logs = {o.name: log for o in objects if (log := parse_log_name(o.name)) is not None}
+    spilling: dict[tuple[str, int], int] = {}
+    for log in logs.values():
+        slot = (log.key, log.replica)
+        spilling[slot] = max(log.incarnation, spilling.get(slot, 0))
 
     def is_garbage(info: ObjectInfo) -> bool:
         if info.name in needed or info.modified >= oldest:
@@ -184,12 +192,15 @@ def garbage(
         seq = manifest_seq(info.name)
         if seq is not None:
             return seq < lowest_seq
+        if log := logs.get(info.name):
+            old = log.incarnation < spilling[log.key, log.replica]
+            return old or log.key not in newest.entries
         saved = parse_entry_name(info.name) or parse_state_name(info.name)
         if saved is None:
             return False
         return saved.epoch <= committed[saved.key]
 
-    order = {"manifests": 0, "entries": 1, "state": 2}
+    order = {"manifests": 0, "entries": 1, "state": 2, "logs": 3}
     return sorted(
         filter(is_garbage, objects), key=lambda o: (order[o.name.partition("/")[0]], o.name)
     )

@@ -6,6 +6,7 @@ manifest before a task is told to start, so an absent store is a store that is a
 
 from __future__ import annotations
 
+from rekindle.checkpoints.codec import SpilledBy
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -26,9 +27,8 @@ class TaskStates:
         self._store: Store | None = None
         self._states: StateStore | None = None
         ref = config.ref
-        self.spill_prefix = (
-            f"{config.uid}/logs/{ref.segment}/{ref.partition}/{ref.replica}-{ref.incarnation}/"
-        )
+        spilled = SpilledBy(ref.segment, ref.partition, ref.replica, ref.incarnation)
+        self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
     def restore(self, point: RestorePoint) -> Position:
         """State and watermark at a restore point; empty where it has no object."""
