@@ -5,7 +5,7 @@ every 25 epochs. Growth is the highest figure of the last quarter over the highe
 (bar: 1.1 for memory, 1.25 for disk, which breathes with checkpoints and clean-ups). In the end the
 sinks are compared with the reference execution. Takes about half an hour.
 
-python benchmarks/cluster_soak.py [--epochs 1500]
+PYTHONPATH=e2e python benchmarks/cluster_soak.py [--epochs 1500]
 """
 
 from __future__ import annotations

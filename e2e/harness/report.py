@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+BENCH = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,23 @@ def report(name: str, rows: Sequence[Row]) -> None:
     """Print the table and write build/bench/<name>.json."""
     width = max(len(r.what) for r in rows)
     for row in rows:
-        figures = "  ".join(f"{k} {v:g}" for k, v in row.figures.items())
-        verdict = "" if row.held is None else ("  ok" if row.held else "  MISSED")
-        bar = "" if row.bar is None else f"  (bar {row.bar:g}){verdict}"
-        print(f"{row.what:{width}}  {figures}{bar}")
-    path = ROOT / "build" / "bench" / f"{name}.json"
+        print(line(row, width))
+    path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(r) for r in rows], indent=2, default=dict) + "\n")
+
+
+def line(row: Row, width: int = 0) -> str:
+    figures = "  ".join(f"{k} {v:g}" for k, v in row.figures.items())
+    verdict = "" if row.held is None else ("  ok" if row.held else "  MISSED")
+    bar = "" if row.bar is None else f"  (bar {row.bar:g}){verdict}"
+    return f"{row.what:{width}}  {figures}{bar}"
+
+
+def load_average() -> Row:
+    """What else the machine did: figures of time mean little without it."""
+    return Row("load average", {"1 min": round(os.getloadavg()[0], 1)})
+
+
+def _path(name: str) -> Path:
+    return BENCH / f"{name}.json"
