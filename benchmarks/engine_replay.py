@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from engine_topologies import epoch, topology
+from engine_parts import epoch, topology
 
 from rekindle.engine.model import EpochInput, State
 from rekindle.engine.spark.chain import SparkChain
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         session = start_session("replay", data_dir=Path(directory), cds_archive=arguments.archive)
         for kind in ("sql", "window"):
-            compiled = topology(kind)
+            compiled = topology(kind, Path(directory))
             chain = SparkChain(compiled.segments[0], compiled, session)
             replay(chain, epochs[:64], 4)
             times: dict[int, list[float]] = {size: [] for size in SIZES}

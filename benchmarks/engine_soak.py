@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from engine_topologies import epoch, topology
+from engine_parts import epoch, topology
 
 from harness.report import Row, line, report
 from rekindle.engine.model import State
@@ -55,7 +55,7 @@ def main() -> None:
     series: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         session = start_session("soak", data_dir=Path(directory), cds_archive=arguments.archive)
-        compiled = topology("window")
+        compiled = topology("window", Path(directory))
         chain = SparkChain(compiled.segments[0], compiled, session)
         rng, state = np.random.default_rng(3), State()
         for number in range(arguments.epochs + 1):

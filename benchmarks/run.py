@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NO_BENCHMARKS = {"run", "engine_topologies"}
+NO_BENCHMARKS = {"run", "engine_parts"}
 
 
 def main() -> int:

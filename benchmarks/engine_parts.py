@@ -1,0 +1,213 @@
+"""Topologies, rows and a task's loop that the engine's benchmarks share.
+
+`BenchTask` is the part of a task between its inputs and its sinks, of the task's own classes: epoch
+loop, output log on disk, saver in the background, file store. The benchmark is its supervisor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import Chain, EpochInput, State
+from rekindle.protocol import RestorePoint, TaskRef, Upstream
+from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.log import OutputLog
+from rekindle.task.config import TaskConfig
+from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
+from rekindle.task.report import Report
+from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.states import TaskStates
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Topology
+
+SAVE_TIMEOUT_S = 60.0
+POLL_S = 0.0005
+MINUTE = 60_000_000
+GROUPS = 1_000
+SCHEMA = "k STRING, v DOUBLE, n BIGINT, t TIMESTAMP"
+SQL = "SELECT k, t, v * 1.5 AS v, upper(k) AS u, n % 7 AS m FROM rows WHERE v > -1"
+AGGREGATE = "count(*) AS rows, sum(v) AS total, avg(v) AS mean, max(v) AS high"
+WINDOW = f"{{size: 5m, groupBy: [k], aggregate: '{AGGREGATE}'}}"
+OPERATORS = {
+    "sql": f'- {{name: last, inputs: [rows], sql: "{SQL}"}}',
+    "window": f"- {{name: last, inputs: [rows], window: {WINDOW}}}",
+}
+
+
+def topology(kind: str, directory: Path) -> Topology:
+    """One segment; its checkpoint store is below `directory`."""
+    text = f"""
+checkpoint: {{store: "file://{directory}/store"}}
+sources:
+- name: rows
+  schema: "{SCHEMA}"
+  eventTime: {{column: t}}
+  files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}
+operators:
+{OPERATORS[kind]}
+queries:
+- {{name: q, from: last, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
+"""
+    return compile_topology(load_spec(yaml.safe_load(text)), "bench", local=True)
+
+
+def epoch(number: int, rows: int, rng: np.random.Generator) -> EpochInput:
+    """A minute of event time; the watermark follows a minute behind."""
+    start = number * MINUTE
+    table = pa.table(
+        {
+            "k": pa.array(np.char.add("key-", rng.integers(0, GROUPS, rows).astype(str))),
+            "v": rng.standard_normal(rows) * 1000,
+            "n": rng.integers(0, 1_000_000, rows),
+            "t": pa.array(start + rng.integers(0, MINUTE, rows)).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    return EpochInput(number, start - 2 * MINUTE, start - MINUTE, (table,))
+
+
+class Prepared:
+    """`Inputs` of epochs that are in memory; at most `most` of them a call."""
+
+    def __init__(self, most: int) -> None:
+        self._epochs: deque[EpochInput] = deque()
+        self._most = most
+
+    def offer(self, epochs: Iterable[EpochInput]) -> None:
+        self._epochs.extend(epochs)
+
+    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+        taken: list[EpochInput] = []
+        rows = 0
+        while self._epochs and len(taken) < min(max_epochs, self._most):
+            rows += sum(t.num_rows for t in self._epochs[0].inputs)
+            if taken and rows > max_rows:
+                break
+            taken.append(self._epochs.popleft())
+        return taken
+
+    def head(self) -> int:
+        return self._epochs[-1].epoch
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        """There are no upstreams."""
+
+    def unreadable(self) -> tuple[str, ...]:
+        return ()
+
+    def problem(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class BenchTask:
+    """The only task of a topology, about to do epoch `first`, its log below `directory`.
+
+    At most `most` epochs go into a job, and never more than the loop allows; `checkpoint_every` is
+    in epochs, the topology's own if it is not given. `offer`, `turn` and `supervise` are called by
+    one thread.
+    """
+
+    def __init__(
+        self,
+        compiled: Topology,
+        chain: Chain,
+        directory: Path,
+        first: int,
+        *,
+        most: int = MAX_EPOCHS,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        segment = compiled.segments[0]
+        ref = TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1)
+        config = TaskConfig(
+            ref=ref,
+            bind="127.0.0.1",
+            data=directory,
+            uid=directory.name,
+            generation=1,
+            origin_us=0,
+            topology=compiled,
+            segment=segment,
+            cds_archive=None,
+        )
+        Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
+        states = TaskStates(config)
+        self._inputs = Prepared(most)
+        self._saver = CheckpointSaver(states)
+        self._offered: int | None = None
+        self._log = OutputLog(
+            directory / "log",
+            segment.stream,
+            0,
+            chain.output_schema,
+            budget=compiled.spec.log_budget,
+            spill=states,
+            spill_prefix=states.spill_prefix,
+        )
+        self._log.start_at(first)
+        self._report = Report(ref, "bench", config.origin_us, config.interval_us)
+        self._loop = EpochLoop(
+            chain=chain,
+            position=Position(first - 1, NO_WATERMARK, State()),
+            inputs=self._inputs,
+            log=self._log,
+            checkpoint_every=checkpoint_every or compiled.spec.checkpoint_every,
+            save=self._save,
+            report=self._report,
+            wait=lambda _: True,  # what a task would try again ends a benchmark
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The newest that is done: in the log, and offered to the saver if it is a checkpoint's."""
+        return self._loop.position.epoch
+
+    def offer(self, epochs: Iterable[EpochInput]) -> None:
+        self._inputs.offer(epochs)
+
+    def turn(self) -> None:
+        """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
+        epoch the hand-over to the saver. Raises RuntimeError."""
+        if not self._loop.turn(0):
+            raise RuntimeError(f"no epoch after {self.epoch}: {self._report.answer(0).problem}")
+
+    def wait_saved(self) -> None:
+        """Until the newest checkpoint is in the store. Raises TimeoutError."""
+        deadline = time.monotonic() + SAVE_TIMEOUT_S
+        while self._offered is not None and self._offered not in self._saved():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"epoch {self._offered}: {self._saver.problem or 'not saved'}")
+            time.sleep(POLL_S)
+
+    def supervise(self) -> None:
+        """The coordinator's and the supervisor's part: what is saved is committed, the next save
+        need not repeat it, and what came before it leaves the log."""
+        saved = self._saver.done(None)
+        if saved:
+            newest = saved[-1]
+            self._saver.commit(RestorePoint(epoch=newest.epoch, object=newest.object))
+            self._log.truncate(newest.epoch)
+            if newest.epoch == self._offered:
+                self._offered = None
+
+    def stop(self) -> None:
+        self._saver.stop(SAVE_TIMEOUT_S)
+        self._log.close()
+
+    def _saved(self) -> list[int]:
+        return [done.epoch for done in self._saver.done(None)]
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self._offered = snapshot.epoch
+        self._saver.offer(snapshot)
