@@ -1,4 +1,7 @@
-"""`make bench`: every benchmark in turn; tables on stdout, JSON under build/bench."""
+"""`make bench`: every benchmark in turn; tables on stdout, JSON under build/bench.
+
+In the end: which did not finish, and every bar that was missed. Exits with 1 if there is either.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.report import line, reported
+
 HERE = Path(__file__).resolve().parent
 NO_BENCHMARKS = {"run", "engine_parts"}
 
 
 def main() -> int:
     names = sys.argv[1:] or sorted({p.stem for p in HERE.glob("*.py")} - NO_BENCHMARKS)
-    failed = []
+    failed: list[str] = []
+    missed: list[str] = []
     for name in names:
         print(f"\n== {name}", flush=True)
         if subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode:
-            failed.append(name)
+            failed.append(name)  # what is under build/bench is of an earlier run
+        else:
+            missed += [f"{name}: {line(row)}" for row in reported(name) if row.held is False]
     if failed:
         print(f"\ndid not finish: {', '.join(failed)}")
-    return 1 if failed else 0
+    if missed:
+        print("\nmissed bars:", *missed, sep="\n  ")
+    return 1 if failed or missed else 0
 
 
 if __name__ == "__main__":

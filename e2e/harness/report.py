@@ -38,6 +38,11 @@ def line(row: Row, width: int = 0) -> str:
     return f"{row.what:{width}}  {figures}{bar}"
 
 
+def reported(name: str) -> list[Row]:
+    """What the newest `report` of this name wrote."""
+    return [Row(**row) for row in json.loads(_path(name).read_text())]
+
+
 def load_average() -> Row:
     """What else the machine did: figures of time mean little without it."""
     return Row("load average", {"1 min": round(os.getloadavg()[0], 1)})
