@@ -102,6 +102,20 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     assert "flights-g2" in running.configs
 
 
+def test_a_template_gives_tasks_a_larger_disk_and_takes_nothing_else_away(
+    cluster: ModelCluster,
+) -> None:
+    larger = {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}]}
+    cluster.edit("flights", podTemplate={"spec": larger})
+    cluster.settle()
+    pods = [cluster.raw_pods[name] for name in cluster.tasks()]
+    assert pods
+    for pod in pods:
+        volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+        assert volumes["data"] == larger["volumes"][0]
+        assert "topology" in volumes
+
+
 _EDIT: dict[str, Any] = {"podTemplate": {"spec": {"nodeSelector": {"disk": "fast"}}}}
 
 
