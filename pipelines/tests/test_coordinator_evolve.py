@@ -100,6 +100,14 @@ def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
     assert not found.problems
 
 
+def test_what_a_segment_that_never_began_still_owes_is_not_skipped() -> None:
+    generation = fused(reader=False)
+    previous = manifest_of(src={89: True, -1: False}, A={89: True, -1: False}, N={-1: False})
+    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=95)
+    assert found.entries["an/0"] == (starts_at(-1),)
+    assert not found.problems
+
+
 def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
     generation = fused(reader=True)
     previous = manifest_of(

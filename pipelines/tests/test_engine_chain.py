@@ -28,6 +28,7 @@ from py4j.java_gateway import JavaObject
 
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
+from rekindle.engine.spark.session import BATCH_ROWS
 from rekindle.engine.spark.stages import Fold
 
 pytestmark = pytest.mark.spark
@@ -228,9 +229,12 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
     assert state_digests(second.state) == state_digests(first.state)
 
 
-def test_python_holds_on_to_nothing_in_the_jvm(spark: Spark) -> None:
-    chain = chain_of('- {name: w, inputs: [rows], sql: "SELECT * FROM rows"}', "w", spark)
-    first, *rest = nasty_epochs(1, 5, 10)
+@pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["planned", "once"])
+@pytest.mark.parametrize("fold", [Fold.SORTED, None], ids=["sorted", "hashed"])
+def test_python_holds_on_to_nothing_in_the_jvm(spark: Spark, rows: int, fold: Fold | None) -> None:
+    spec = "{size: 1h, groupBy: [g], aggregate: 'sum(v) AS s'}"  # none closes
+    chain = chain_of(f"- {{name: w, inputs: [rows], window: {spec}}}", "w", spark, fold=fold)
+    first, *rest = nasty_epochs(1, 3, rows)
     gc.disable()
     try:
         chain.process(State(), [first])

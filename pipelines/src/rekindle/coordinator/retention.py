@@ -46,8 +46,7 @@ def floors(graph: Graph, manifest: Manifest, standings: Standings) -> dict[Parti
     holds = {p: hold(p, manifest, standings) for p in graph.partitions}
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
-        # A stream that only sinks read is held by its own restore point: the entry is reported
-        # when its sinks are durable.
+        # A stream that only sinks read is held by its own restore point, up to which they have all.
         wanted = [holds[r] for r in graph.readers[partition]] or [holds[partition]]
         known = [h for h in wanted if h is not None]
         if len(known) == len(wanted):

@@ -1,8 +1,8 @@
 """Saving checkpoints in the background (design §7): a snapshot is a reference to immutable tables.
 
 At most PENDING states wait for the store; when it is slow the older ones are dropped, for only the
-newest checkpoint that all partitions have will be committed. Reports an entry only when every sink
-of the task is durable through it. Knows neither log nor engine.
+newest checkpoint that all partitions have will be committed. What is saved is said until it is
+committed. Knows neither log, sinks nor engine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointSaver:
         self._states = states
         self._changed = threading.Condition()
         self._pending: deque[Snapshot] = deque()
-        self._saved: deque[CheckpointDone] = deque(maxlen=KEPT)
+        self._saved: deque[CheckpointDone] = deque()
         self._committed: RestorePoint | None = None
         self._previous: tuple[str, Entry] | None = None
         self._stopping = False
@@ -108,6 +108,8 @@ class CheckpointSaver:
             )
             with self._changed:
                 if self._committed is None or done.epoch > self._committed.epoch:
+                    if len(self._saved) == KEPT:
+                        self._saved.pop()  # not the oldest, which slow sinks will reach first
                     self._saved.append(done)
 
     def _next(self) -> Snapshot | None:

@@ -202,8 +202,8 @@ def _template(template: Mapping[str, object]) -> Iterator[Problem]:
         yield Problem(".".join(("spec.podTemplate", *path)), "InvalidValue", what, hint)
     for path, known in _MERGED_FIELDS.items():
         holder = _at(template, path)
-        for field in holder if isinstance(holder, Mapping) else ():
-            if field not in known:
+        for field, value in holder.items() if isinstance(holder, Mapping) else ():
+            if field not in known and value is not None:
                 where = ".".join(("spec.podTemplate", *path, str(field)))
                 hint = nearest(str(field), known)
                 yield Problem(where, "UnknownField", f"unknown field {field}", hint)

@@ -35,20 +35,47 @@ class Query:
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, or EngineLost."""
-        with _failures(what):
-            if planned := self._planned_for(sql, views):
-                return self._job(lambda: planned.run(views))
-            with self._frame_of(sql, views) as frame:
-                return self._job(frame.toArrow)
+        rows = self._run(sql, views, what, hashed=False)
+        assert rows is not None
+        return rows
 
     def run_hashed(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
         """As `run`; None where hash aggregation has not, or may not have, kept the rows' order."""
-        with _failures(what):
-            if planned := self._planned_for(sql, views):
-                return planned.hashing.rows(lambda: self._job(lambda: planned.run(views)))
-            with self._frame_of(sql, views) as frame:
-                hashing = HashAggregation(frame._jdf.queryExecution().executedPlan())
-                return hashing.rows(lambda: self._job(frame.toArrow))
+        return self._run(sql, views, what, hashed=True)
+
+    def _run(
+        self, sql: str, views: Mapping[str, pa.Table], what: str, *, hashed: bool
+    ) -> pa.Table | None:
+        try:
+            with _failures(what):
+                if planned := self._planned_for(sql, views):
+                    return self._run_planned(planned, views, hashed)
+                return self._run_once(sql, views, hashed)
+        finally:
+            # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
+            # dozen epochs, the JVM keeps its rows. They have just been made, and what holds them
+            # has just returned: the young are enough.
+            gc.collect(1)
+
+    def _run_planned(
+        self, planned: PlannedQuery, views: Mapping[str, pa.Table], hashed: bool
+    ) -> pa.Table | None:
+        def run() -> pa.Table:
+            return self._job(lambda: planned.run(views))
+
+        return planned.hashing.rows(run) if hashed else run()
+
+    def _run_once(self, sql: str, views: Mapping[str, pa.Table], hashed: bool) -> pa.Table | None:
+        try:
+            frame = self._frame(sql, views)
+            if not hashed:
+                return self._job(frame.toArrow)
+            plan = frame._jdf.queryExecution().executedPlan()
+            return HashAggregation(plan).rows(lambda: self._job(frame.toArrow))
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
+                for name in views:  # which hold the rows
+                    self._session.catalog.dropTempView(name)
 
     def _job(self, run: Callable[[], pa.Table]) -> pa.Table:
         self.jobs += 1
@@ -65,15 +92,6 @@ class Query:
         if key not in self._planned:
             self._planned[key] = self._planner.plan(sql, views)
         return self._planned[key]
-
-    @contextlib.contextmanager
-    def _frame_of(self, sql: str, views: Mapping[str, pa.Table]) -> Iterator[DataFrame]:
-        try:
-            yield self._frame(sql, views)
-        finally:
-            with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
-                for name in views:  # which hold the rows
-                    self._session.catalog.dropTempView(name)
 
     def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
         """The Arrow schema that `run` would give, all nullable, without running anything."""
@@ -95,10 +113,6 @@ def _failures(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
         raise _judge(error, what) from error
-    finally:
-        # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
-        # dozen epochs, the JVM keeps its rows. They have just been made: the young are enough.
-        gc.collect(1)
 
 
 def _judge(error: Exception, what: str) -> Exception:
