@@ -183,9 +183,10 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
 
         removed = _remove_queries(document["spec"], "all-flown", "route-report")
         cluster.apply(document)
-        wait_for(f"no tasks of {removed}", lambda: not run.task_pods(removed), 60)
+        ended = {n for n in before if f"-{removed}-" in n}
+        wait_for(f"{ended} to be gone", lambda: not ended & run.incarnations().keys(), 90)
         run.wait_advanced()
-        kept = {n: t for n, t in before.items() if f"-{removed}-" not in n}
+        kept = {n: t for n, t in before.items() if n not in ended}
         assert run.incarnations() == kept, "removing a query touched other tasks"
 
         document["spec"]["suspend"] = True

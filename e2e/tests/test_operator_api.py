@@ -67,7 +67,7 @@ def kubeconfig(plane: ControlPlane) -> Path:
 @pytest.fixture(scope="module")
 def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
     made = World(plane.kubeconfig, tmp_path_factory.mktemp("world"))
-    made.add_volume("flights", tmp_path_factory.mktemp("volume"))
+    made.add_volume("rekindle", tmp_path_factory.mktemp("volume"))
     yield made
     made.close()
 
