@@ -193,7 +193,7 @@ class BenchTask:
     def supervise(self) -> None:
         """The coordinator's and the supervisor's part: what is saved is committed, the next save
         need not repeat it, and what came before it leaves the log."""
-        saved = self._saver.done(None)
+        saved = self._saver.done()
         if saved:
             newest = saved[-1]
             self._saver.commit(RestorePoint(epoch=newest.epoch, object=newest.object))
@@ -206,7 +206,7 @@ class BenchTask:
         self._log.close()
 
     def _saved(self) -> list[int]:
-        return [done.epoch for done in self._saver.done(None)]
+        return [done.epoch for done in self._saver.done()]
 
     def _save(self, snapshot: Snapshot) -> None:
         self._offered = snapshot.epoch
