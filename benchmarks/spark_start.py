@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from harness.report import Row, load_average, report
 
@@ -47,7 +48,7 @@ def one(variant: str, archive: str, directory: str) -> None:
     os._exit(0)  # the JVM ends with us
 
 
-def _plain(directory: str):
+def _plain(directory: str) -> Any:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -67,7 +68,7 @@ def measure(variant: str, archive: Path) -> dict[str, float]:
         command = [sys.executable, __file__, "--one", variant, str(archive), directory]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT"))
-    return json.loads(line.removeprefix("RESULT"))
+    return dict(json.loads(line.removeprefix("RESULT")))
 
 
 def main() -> None:
