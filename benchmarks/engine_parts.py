@@ -21,6 +21,7 @@ from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
+from rekindle.task.inputs import take_ready
 from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
 from rekindle.task.report import Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
@@ -85,14 +86,7 @@ class Prepared:
         self._epochs.extend(epochs)
 
     def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
-        taken: list[EpochInput] = []
-        rows = 0
-        while self._epochs and len(taken) < min(max_epochs, self._most):
-            rows += sum(t.num_rows for t in self._epochs[0].inputs)
-            if taken and rows > max_rows:
-                break
-            taken.append(self._epochs.popleft())
-        return taken
+        return take_ready(self._epochs, min(max_epochs, self._most), max_rows)
 
     def head(self) -> int:
         return self._epochs[-1].epoch

@@ -25,7 +25,8 @@ def test_sigterm_ends_process_1_while_it_imports(program: str) -> None:
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", program]
     with subprocess.Popen(command, env={}, stderr=subprocess.DEVNULL) as process:
         try:
-            while process.poll() is None:
+            deadline = time.monotonic() + 30
+            while process.poll() is None and time.monotonic() < deadline:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     for first in psutil.Process(process.pid).children():
                         first.send_signal(signal.SIGTERM)

@@ -295,6 +295,20 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
 
 
+def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.task.saver.KEPT", 3)
+
+    def saved() -> list[int]:
+        return [d.epoch for d in world.saver.done()]
+
+    for epoch in (9, 19, 29, 39, 49):
+        world.saver.offer(Snapshot(epoch, 0, State()))
+        eventually(lambda e=epoch: saved()[-1:] == [e])  # type: ignore[misc]
+    assert saved() == [9, 19, 49]
+
+
 def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
     world.states.away = 1
     gate = threading.Event()

@@ -127,10 +127,11 @@ class _Evolver:
         begun = [refs for refs in ancestors.values() if any(ref.object for ref in refs)]
         by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or ancestors.values()]
         common = set.intersection(*(set(refs) for refs in by_epoch))
-        # It is empty up to its start; of what follows it owes all.
-        starts = [r[0].epoch for r in ancestors.values() if not any(ref.object for ref in r)]
+        for refs in ancestors.values():
+            if refs not in begun:  # empty up to its start; of what follows it owes all
+                common = {epoch for epoch in common if epoch <= refs[0].epoch}
         kept: list[EntryRef] = []
-        for epoch in sorted((e for e in common if e <= min(starts, default=e)), reverse=True):
+        for epoch in sorted(common, reverse=True):
             objects = [refs[epoch].object for refs in by_epoch]
             sources = tuple(o for o in objects if o is not None)
             if sources:

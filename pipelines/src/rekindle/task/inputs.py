@@ -181,14 +181,8 @@ class StreamInputs:
             self._changed.wait_for(lambda: self._ready or self._error or self._closed, timeout_s)
             if self._error is not None:
                 raise self._error
-            taken: list[EpochInput] = []
-            rows = 0
-            while self._ready and len(taken) < max_epochs:
-                rows += sum(t.num_rows for t in self._ready[0].inputs)
-                if taken and rows > max_rows:
-                    break
-                taken.append(self._ready.popleft())
-                self._ready_bytes -= _bytes(taken[-1])
+            taken = take_ready(self._ready, max_epochs, max_rows)
+            self._ready_bytes -= sum(map(_bytes, taken))
             return taken
 
     def head(self) -> int:
@@ -214,6 +208,18 @@ class StreamInputs:
 
     def _all(self) -> list[PartitionReader]:
         return [reader for readers in self._readers.values() for reader in readers]
+
+
+def take_ready(ready: deque[EpochInput], max_epochs: int, max_rows: int) -> list[EpochInput]:
+    """From the front, as `Inputs.take` promises."""
+    taken: list[EpochInput] = []
+    rows = 0
+    while ready and len(taken) < max_epochs:
+        rows += sum(t.num_rows for t in ready[0].inputs)
+        if taken and rows > max_rows:
+            break
+        taken.append(ready.popleft())
+    return taken
 
 
 def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
