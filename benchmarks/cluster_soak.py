@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
+from harness.oracle import Reference
 from harness.report import Row, report
 from harness.run import Run
 from harness.usage import Usage, usage
@@ -42,7 +43,9 @@ def main() -> None:
             incarnations = run.incarnations()
             samples = [_sample(run, epoch) for epoch in range(EVERY, epochs, EVERY)]
             assert run.incarnations() == incarnations, "a task was restarted"
-            compared = run.verify(Path(directory) / "oracle")
+            reference = Reference(run.document, cluster.shared, Path(directory) / "oracle")
+            reference.execute()
+            compared = run.verify(reference)
     rows = [
         _growth(kind, [s.memory.get(kind, 0.0) for s in samples], "MiB", MEMORY_BAR)
         for kind in ("jvm", "task", "coordinator", "operator")

@@ -20,7 +20,7 @@ from demo.verdict import failures, result
 from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
-from harness.oracle import compare, last_epoch
+from harness.oracle import Reference
 from harness.sinks import longest_pause, written
 from rekindle.connectors.compare import Difference
 from rekindle.topology.compile import compile_topology
@@ -84,16 +84,16 @@ class Story:
         self.cluster = cluster
         self.screen = screen
         self.build = build
-        self._reference = build / "reference"
-        self.document = flights.example()
-        name, spec = load_topology(self.document)
+        self._document = flights.example()
+        self._reference = Reference(self._document, cluster.shared, build)
+        name, spec = load_topology(self._document)
         self.topology = compile_topology(spec, name)
 
     def execute_reference(self) -> None:
         """Needs the input alone, and no cluster."""
         flights.prepare_input(self.cluster.shared / "input")
         self.screen.say("reference execution of the same input, in one process")
-        flights.run_reference(self.document, self.cluster.shared, self._reference)
+        self._reference.execute()
 
     def run(self, reference: Future[None]) -> list[str]:
         """On a cluster that is up. What runs on it waits for `reference`, to have the cores."""
@@ -185,7 +185,7 @@ class Story:
 
     def _finish(self, observer: Observer) -> int:
         """Wait until the whole input has gone through every query; returns its last epoch."""
-        last = last_epoch(self.topology, self.cluster.shared, self.build / "oracle")
+        last = self._reference.last_epoch
         self._watch(
             observer,
             f"epoch {last} in every sink",
@@ -203,7 +203,7 @@ class Story:
         last: int,
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
-        comparisons = compare(self.document, self.cluster.shared, self._reference)
+        comparisons = self._reference.compare(self._document)
         plan = observer.history.plan_before_return(lost_at_s, loss.lost)
         wrong = failures(
             observer.history,

@@ -45,9 +45,7 @@ def manifest(name: str, speedup: int) -> dict[str, Any]:
     return document
 
 
-def run_reference(
-    document: dict[str, Any], shared: Path, output: Path, until_epoch: int | None = None
-) -> None:
+def run_reference(document: dict[str, Any], shared: Path, output: Path) -> None:
     """`rekindle run`: the oracle. Sinks go to `output`/<query>."""
     local = json.loads(json.dumps(document).replace(f"file://{MOUNT}", f"file://{shared}"))
     path = output.with_suffix(".yaml")
@@ -56,8 +54,6 @@ def run_reference(
     rekindle = str(Path(sys.executable).parent / "rekindle")
     command = ["nice", "-n", "19", rekindle, "run", str(path)]
     command += ["--output", str(output)]
-    if until_epoch is not None:
-        command += ["--until-epoch", str(until_epoch)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_REFERENCE_S
     )

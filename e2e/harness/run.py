@@ -1,4 +1,4 @@
-"""One topology on an embedded cluster, from `kubectl apply` to the comparison of its sinks."""
+"""One topology on an embedded cluster, from `kubectl apply` to the comparisons of its sinks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from harness import oracle
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
+from harness.oracle import Reference
 from rekindle.connectors.files_sink import parse_name
-from rekindle.topology.compile import compile_topology
-from rekindle.topology.load import load_topology
 
 
 class Run:
@@ -121,23 +119,20 @@ class Run:
         self.observer.mark("lost", f"processes of {pod.metadata.name}")
         kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- what the sinks hold -------------------------------------------------------------------
 
-    def verify(self, scratch: Path, since: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Compare what the sinks hold with the reference execution; returns rows compared.
-        `since`: the first epochs of queries that were added later."""
-        self._check_lost_in_time(scratch / "sources")
+    def verify(self, reference: Reference, since: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Compare what the sinks hold by now with the reference execution; returns the rows that
+        were compared. `since`: the first epochs of queries that were added later."""
+        self._check_lost_in_time(reference.last_epoch)
         stable = self.observer.stable_epochs()
         until = min(stable[query] for query in self.queries())
-        return oracle.check(self.document, self.cluster.shared, scratch, until, since)
+        return reference.check(self.document, until, since)
 
-    def _check_lost_in_time(self, scratch: Path) -> None:
+    def _check_lost_in_time(self, last: int) -> None:
         """What was lost after the input had ended could change nothing."""
         lost = [m for m in self.observer.history.marks if m.kind == "lost"]
         if lost:
-            name, spec = load_topology(self.document)
-            topology = compile_topology(spec, name)
-            last = oracle.last_epoch(topology, self.cluster.shared, scratch)
             newest = self.observer.history.newest_epoch(lost[-1].at_s)
             assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
 

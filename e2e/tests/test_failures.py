@@ -1,7 +1,7 @@
 """Failures on the embedded cluster: real control plane, real Spark, real kills.
 
-Every test ends with the same question: did the sinks get, row by row, what a run without failures
-would have written? The runs share one cluster; each has a topology of its own.
+After every failure comes the same question: did the sinks get, row by row, what a run without
+failures would have written? The runs share one cluster; each has a topology of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 from embedded.control_plane import KubectlError
 from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
+from harness.oracle import Reference
 from harness.run import Run
 
 pytestmark = [
@@ -42,8 +42,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Of all topologies here: they differ in their names and folders only, and in one query."""
+    document = flights.manifest("reference", speedup=SPEEDUP)
+    _add_query_and_raise_priority(document["spec"])
+    found = Reference(document, cluster.shared, tmp_path_factory.mktemp("oracle"))
+    found.execute()
+    return found
+
+
 def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
-    cluster: EmbeddedCluster, tmp_path: Path
+    cluster: EmbeddedCluster, reference: Reference
 ) -> None:
     with Run(cluster, flights.manifest("processes", speedup=SPEEDUP)) as run:
         run.wait_live()
@@ -51,19 +61,23 @@ def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
         for segment in ("alarms", "routes", "storms"):
             run.kill_pod_processes(run.task_pods(segment)[0])
             run.wait_advanced()
+            run.verify(reference)
         _tear_log(run, "flown")
         run.wait_advanced()
+        run.verify(reference)
         _take_store_away(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_advanced()
+        run.verify(reference)
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_advanced(epochs=5)
+        run.verify(reference)
         operator = cluster.leading_operator_pod()
         run.kill_pod_processes(operator)
         run.wait_advanced(epochs=5)
         assert run.incarnations() == before, "killing coordinator or operator touched tasks"
-        assert run.verify(tmp_path) > 0
+        run.verify(reference)
 
 
 def _tear_log(run: Run, segment: str) -> None:
@@ -118,7 +132,7 @@ def _take_store_away(run: Run, seconds: float) -> None:
 
 
 def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothing(
-    cluster: EmbeddedCluster, tmp_path: Path
+    cluster: EmbeddedCluster, reference: Reference
 ) -> None:
     with Run(cluster, flights.manifest("nodes", speedup=SPEEDUP)) as run:
         run.wait_live()
@@ -129,6 +143,7 @@ def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothi
         run.wait_advanced()
         cluster.add_node()
         run.wait_redundant()
+        run.verify(reference)
 
         zombie = run.task_pods("storms")[0].spec.node_name
         cluster.nodes[zombie].freeze()
@@ -137,6 +152,7 @@ def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothi
         run.observer.mark("joined", f"{zombie} wakes")
         run.wait_advanced(timeout_s=120)
         run.wait_redundant()
+        run.verify(reference)
 
         island = run.task_pods("alarms")[0].spec.node_name
         cluster.nodes[island].partition()  # its tasks go on, and still reach the sinks
@@ -145,6 +161,7 @@ def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothi
         run.observer.mark("joined", f"{island} is back")
         run.wait_advanced(timeout_s=120)
         run.wait_redundant()
+        run.verify(reference)
 
         victims = sorted(cluster.nodes)[:3]
         cluster.kill_nodes(victims)
@@ -153,7 +170,7 @@ def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothi
             cluster.add_node()
         run.wait_advanced(timeout_s=180)
         run.wait_redundant()
-        assert run.verify(tmp_path) > 0
+        run.verify(reference)
 
 
 def _pass(run: Run, seconds: float, what: str) -> None:
@@ -161,7 +178,7 @@ def _pass(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, reference: Reference) -> None:
     document = flights.manifest("edited", speedup=SPEEDUP)
     with Run(cluster, document) as run:
         run.wait_live()
@@ -179,7 +196,7 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
         # It owes all rows from a checkpoint soon after the edit, not from where it began.
         assert start % CHECKPOINT_EPOCHS == 0
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
-        assert run.verify(tmp_path / "added", {"all-flown": start}) > 0
+        run.verify(reference, {"all-flown": start})
 
         removed = _remove_queries(document["spec"], "all-flown", "route-report")
         cluster.apply(document)
@@ -188,6 +205,7 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
         run.wait_advanced()
         kept = {n: t for n, t in before.items() if n not in ended}
         assert run.incarnations() == kept, "removing a query touched other tasks"
+        run.verify(reference)
 
         document["spec"]["suspend"] = True
         cluster.apply(document)
@@ -195,7 +213,7 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, tmp_path: P
         document["spec"]["suspend"] = False
         cluster.apply(document)
         run.wait_advanced(timeout_s=180)
-        assert run.verify(tmp_path / "resumed") > 0
+        run.verify(reference)
 
 
 def _add_query_and_raise_priority(spec: dict[str, Any]) -> None:

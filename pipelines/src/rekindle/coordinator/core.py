@@ -279,21 +279,7 @@ class Coordinator:
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        self._floors = floors(graph, manifest, self._standings())
-
-    def _standings(self) -> Standings:
-        positions: dict[Partition, tuple[int, ...]] = {}
-        restoring: dict[Partition, tuple[int, ...]] = {}
-        unknown: set[Partition] = set()
-        for task in self.membership:
-            partition = task.partition
-            if task.unknown:
-                unknown.add(partition)
-            elif task.position is not None:
-                positions[partition] = (*positions.get(partition, ()), task.position)
-                if task.phase in ("Waiting", "Restoring"):
-                    restoring[partition] = (*restoring.get(partition, ()), task.position)
-        return Standings(positions, restoring, frozenset(unknown))
+        self._floors = floors(graph, manifest, Standings.of(self.membership))
 
     def _scene(self) -> Scene | None:
         if not self._settled or self._generation is None or self._graph is None:
@@ -301,7 +287,7 @@ class Coordinator:
         return Scene(
             generation=self._generation,
             graph=self._graph,
-            standings=self._standings(),
+            standings=Standings.of(self.membership),
             running=self._running(),
             head_epoch=max((t.answer.head_epoch for t in self.membership if t.answer), default=-1),
         )

@@ -9,11 +9,13 @@ partition can regenerate what the consumer needs (progressive recovery §4). Pur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Partition
 
 Refs = tuple[EntryRef, ...]
@@ -27,6 +29,21 @@ class Standings:
     positions: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
     restoring: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
     unknown: frozenset[Partition] = frozenset()
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task]) -> Self:
+        positions: dict[Partition, tuple[int, ...]] = {}
+        restoring: dict[Partition, tuple[int, ...]] = {}
+        unknown: set[Partition] = set()
+        for task in tasks:
+            partition = task.partition
+            if task.unknown:
+                unknown.add(partition)
+            elif task.position is not None:
+                positions[partition] = (*positions.get(partition, ()), task.position)
+                if task.phase in ("Waiting", "Restoring"):
+                    restoring[partition] = (*restoring.get(partition, ()), task.position)
+        return cls(positions, restoring, frozenset(unknown))
 
 
 def oldest(refs: Refs) -> EntryRef:
