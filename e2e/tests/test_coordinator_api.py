@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from embedded.control_plane import ControlPlane, KubectlError
+from rekindle.coordinator.objects import API_VERSION, KIND
 from rekindle.protocol import Endpoint, Poll
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
@@ -124,6 +125,14 @@ class Cluster:
                 "metadata": {
                     "name": name,
                     "labels": {f"rekindle.dev/{k}": v for k, v in labels.items()},
+                    "ownerReferences": [
+                        {
+                            "apiVersion": API_VERSION,
+                            "kind": KIND,
+                            "name": self.name,
+                            "uid": self.uid,
+                        }
+                    ],
                 },
                 "spec": {"containers": [{"name": "task", "image": "none"}]},
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -243,3 +244,64 @@ def test_suspension_stops_tasks_then_the_coordinator_and_resumes_without_a_recov
     assert all(name.endswith("-2") for name in running.tasks())
     assert "recovery" not in running.status()
     assert {"Suspended", "Resumed"} <= set(running.reasons())
+
+
+def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
+    cluster: ModelCluster,
+) -> None:
+    """The replica that is to stay may not stand beside it, and there is no other node."""
+    cluster.edit("flights", **with_replicas(2))
+    for name in "ab":
+        cluster.add_node(name, 16_000, 64 << 30)
+    cluster.settle()
+    victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
+    cluster.lose_node(victim or "")
+    cluster.settle()
+    cluster.edit("flights", **with_replicas(1))
+    for _ in range(5):
+        cluster.settle()
+        cluster.pass_time(70.0)
+    assert set(cluster.query_states().values()) == {"Live"}
+    assert any(p.slot.replica == 1 for p in cluster.tasks().values() if p.slot)
+    cluster.add_node("c", 16_000, 64 << 30)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert all(p.slot.replica == 0 for p in cluster.tasks().values() if p.slot)
+
+
+def test_what_edits_leave_behind_does_not_pile_up(running: ModelCluster) -> None:
+    """`status.slots` has a limit, and one write that is refused would end all that follow."""
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    changed = next(o for o in operators if o["name"] == "routes")
+    sizes = []
+    for days in range(2, 12):
+        changed["window"] = {**changed["window"], "size": f"{days * 7}d"}
+        running.edit("flights", operators=operators)
+        running.settle()
+        sizes.append(len(running.status()["slots"]))
+    assert sizes[-1] == sizes[0]
+    assert running.status()["phase"] == "Running"
+    running.edit("flights", operators=flights_spec()["operators"])
+    running.settle()
+    assert running.status()["phase"] == "Running"
+
+
+def test_a_generation_that_this_operator_cannot_compile_stops_no_recovery_and_no_correction(
+    running: ModelCluster,
+) -> None:
+    for name in "abc":
+        running.lose_node(name)
+    running.settle()
+    record = running.configs["flights-g1"]
+    text = json.loads(record["data"]["topology.json"])
+    text["spec"]["queries"][0]["from"] = "nowhere"
+    record["data"]["topology.json"] = json.dumps(text)
+    before = running.status()["recovery"]
+    assert "finishedAt" not in before["history"][0]
+    running.settle()
+    assert running.status()["recovery"] == before
+    running.edit("flights", image="rekindle/pipelines:another")
+    for name in "xyz":
+        running.add_node(name, 16_000, 64 << 30)
+    running.settle()
+    assert running.status()["phase"] == "Running"

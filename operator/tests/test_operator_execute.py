@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from kubernetes import client
 
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.actions import CreatePod, DeletePod, TryPods, Turn
+from rekindle_operator.reconcile.actions import CreateConfig, CreatePod, DeletePod, TryPods, Turn
 
 REF = SlotRef("uid", "seg/0/0", 2)
 
@@ -44,12 +45,15 @@ class Quota(client.ApiClient):
         return Answer(200, {"kind": "Status"})
 
 
-def run(api: Quota) -> Cluster:
+_REMOVAL = DeletePod("default", "old", "u", None, "why")
+
+
+def run(api: client.ApiClient) -> Cluster:
     cluster = Cluster(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
-    pod = {"kind": "Pod", "metadata": {"name": "new"}}
-    create = CreatePod("default", pod, REF, lost_at=990.0)
-    executor.run([Turn("default/t", (create, DeletePod("default", "old", "u", None, "why")))])
+    meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
+    create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, lost_at=990.0)
+    executor.run([Turn("default/t", (create, _REMOVAL))])
     return cluster
 
 
@@ -78,3 +82,39 @@ def test_an_api_server_in_trouble_ends_the_turn_since_the_pod_may_have_been_made
     api = Quota(status=500)
     assert run(api).snapshot().refusals == {}
     assert api.calls == ["POST pods"]
+
+
+@dataclass
+class Taken(client.ApiClient):
+    """Every name is taken, by an object of `owner`."""
+
+    owner: str = "uid"
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
+        self.calls.append(f"{method} {url.rpartition('/')[2]}")
+        if method == "POST":
+            return Answer(409, {"message": "already exists"})
+        return Answer(200, {"metadata": {"ownerReferences": [{"uid": self.owner}]}})
+
+
+@pytest.mark.parametrize(("owner", "goes_on"), [("uid", True), ("of the topology before", False)])
+def test_a_record_of_the_topology_that_had_the_name_before_is_not_taken_for_ones_own(
+    owner: str, goes_on: bool
+) -> None:
+    api = Taken(owner=owner)
+    executor = Executor(api, Cluster(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True)
+    meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
+    actions = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta}), _REMOVAL
+    executor.run([Turn("default/t", actions)])
+    assert api.calls == ["POST configmaps", "GET t-g1", *["DELETE old"] * goes_on]
+
+
+def test_a_pod_of_the_topology_that_had_the_name_before_is_waited_for_alone() -> None:
+    api = Taken(owner="of the topology before")
+    refusal = run(api).snapshot().refusals[REF]
+    assert "must be deleted first" in refusal.message
+    assert api.calls == ["POST pods", "GET new", "DELETE old"]

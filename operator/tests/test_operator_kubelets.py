@@ -44,6 +44,7 @@ def task(number: int, on: str) -> PodView:
         f"uid-t-{number}",
         1,
         START,
+        START,
         "Running",
         on,
         Amounts(),

@@ -89,6 +89,7 @@ class ModelCluster:
         self.frozen_at: dict[str, float] = {}
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
+        self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
 
     # --- what happens to it -----------------------------------------------------
@@ -234,7 +235,7 @@ class ModelCluster:
         for name, node in sorted(self.nodes.items()):
             if not node.ready or node.cordoned or not _allows(raw, name):
                 continue
-            here = [p for p in self.pods() if p.node == name]
+            here = [p for p in self.pods() if p.node == name and not p.ended]
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):
                 # A coordinator came first: its pods are not part of the plan.
                 assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)
@@ -243,6 +244,8 @@ class ModelCluster:
             assert all(pod.selector[k] == node.labels.get(k) for k in pod.selector)
             raw["spec"]["nodeName"] = name
             raw["status"] = {"phase": "Running"}
+            if self.refusing and pod.segment_name == self.refusing:
+                raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
             raw["metadata"]["resourceVersion"] = str(self._next())
             if pod.role == names.ROLE_COORDINATOR:
                 lease = names.coordinator_name(pod.topology or "")
@@ -264,7 +267,8 @@ class ModelCluster:
                     "stableEpoch": 1,
                 }
                 for p in self.tasks(name).values()
-                if p.slot and p.node and p.node not in self.dead and not p.terminating
+                if p.slot and p.node and p.node not in self.dead
+                if not (p.terminating or p.ended)
                 if p.name not in self.stuck
             ]
             report = {"fence": 1, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
@@ -365,7 +369,7 @@ class ModelCluster:
         view = self.topologies[name]
         before = {s["slot"]: s["incarnation"] for s in view.status.get("slots") or ()}
         after = {s["slot"]: s["incarnation"] for s in status.get("slots") or ()}
-        assert all(after.get(k, 0) >= v for k, v in before.items()), "an incarnation fell"
+        assert all(v >= before.get(k, 0) for k, v in after.items()), "an incarnation fell"
         if view.data_plane:
             status["dataPlane"] = view.data_plane
         self.topologies[name] = replace(view, status=status, version=self._next())

@@ -33,6 +33,7 @@ _STEPS = st.lists(
         st.tuples(st.just("quota"), st.sampled_from([None, 0, 5, 9])),
         st.tuples(st.just("image"), st.sampled_from(["one", "two"])),
         st.tuples(st.just("replicas"), st.integers(1, 3)),
+        st.tuples(st.just("refuse"), st.sampled_from(["", "storms", "flown"])),
     ),
     max_size=14,
 )
@@ -52,6 +53,8 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             cluster.edit("flights", image=value)
         case ("replicas", number):
             cluster.edit("flights", **with_replicas(number))
+        case ("refuse", segment):
+            cluster.refusing = segment
         case ("quota", value):
             cluster.quota = value
         case ("suspend", value):
@@ -90,6 +93,7 @@ def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> N
         cluster.settle()
     cluster.binding = True
     cluster.quota = None
+    cluster.refusing = ""
     cluster.edit("flights", suspend=False)
     for name in ("x", "y", "z"):
         cluster.add_node(name, 16_000, 64 << 30)
@@ -117,7 +121,7 @@ def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
 def _check_capacity(cluster: ModelCluster) -> None:
     """I6: what is bound and what is promised fits."""
     for name, node in cluster.nodes.items():
-        here = [p for p in cluster.pods() if name in (p.node, p.pinned)]
+        here = [p for p in cluster.pods() if name in (p.node, p.pinned) and not p.ended]
         coordinators = [p for p in here if p.role == "coordinator"]
         tasks = [p for p in here if p not in coordinators]
         if tasks:

@@ -369,3 +369,25 @@ def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
     cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
     cluster.topologies["flights"] = replace(view, status={**view.status, "dataPlane": report})
     return cluster
+
+
+def test_a_pod_that_its_kubelet_refuses_is_said_and_tried_less_and_less(
+    running: ModelCluster,
+) -> None:
+    """No recovery begins for what never ran, and nothing else is planned anew for it."""
+    running.refusing = "storms"
+    name = next(n for n, p in running.tasks().items() if p.segment_name == "storms")
+    running.lose_node(running.tasks()[name].node or "")
+    began = running.now
+    while running.now - began < 600.0:
+        running.settle()
+        running.pass_time(0.5)
+    tried = [p.incarnation for p in running.tasks().values() if p.segment_name == "storms"]
+    assert 6 < max(tried) < 18
+    waiting = next(q for q in running.status()["queries"] if q["name"] == "storm-watch")
+    assert "SysctlForbidden: no" in waiting["waitingFor"]
+    running.refusing = ""
+    running.pass_time(100.0)
+    running.settle()
+    assert running.query_states()["storm-watch"] == "Live"
+    assert len(running.status()["recovery"]["history"]) == 1

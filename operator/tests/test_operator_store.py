@@ -9,6 +9,7 @@ from kubernetes import client
 
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 
 SILENT = SlotRef("uid", "seg/0/0", 2)
 
@@ -72,3 +73,27 @@ def test_neither_does_a_kubelets_silence(cluster: Cluster, clock: Clock) -> None
     clock.now += 5
     cluster.excuse()
     assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now
+
+
+def test_tasks_of_namespaces_that_are_not_watched_are_nobodys_and_take_room(clock: Clock) -> None:
+    cluster = Cluster(client.ApiClient(), "watched", clock)
+    for namespace in ("watched", "other"):
+        cluster.pods.put(
+            {
+                "metadata": {
+                    "name": "t-0",
+                    "namespace": namespace,
+                    "uid": f"uid-{namespace}",
+                    "resourceVersion": "1",
+                    "creationTimestamp": "2026-01-01T00:00:00Z",
+                    "labels": {LABEL_TOPOLOGY: "t", LABEL_ROLE: ROLE_TASK},
+                },
+                "spec": {
+                    "nodeName": "a",
+                    "containers": [{"resources": {"requests": {"cpu": "1"}}}],
+                },
+            }
+        )
+    pods = {p.namespace: p for p in cluster.snapshot().pods}
+    assert {n: p.topology for n, p in pods.items()} == {"watched": "t", "other": None}
+    assert {p.requests.cpu_m for p in pods.values()} == {1000}

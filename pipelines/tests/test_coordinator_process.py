@@ -49,7 +49,9 @@ class FakeApi:
         self.too_old = False
         self._version = 1
 
-    def add_pod(self, name: str, slot: Slot, incarnation: int, address: str) -> None:
+    def add_pod(
+        self, name: str, slot: Slot, incarnation: int, address: str, owner: str = UID
+    ) -> None:
         labels = {
             "rekindle.dev/segment": slot.segment,
             "rekindle.dev/partition": str(slot.partition),
@@ -57,7 +59,12 @@ class FakeApi:
             "rekindle.dev/incarnation": str(incarnation),
         }
         self._version += 1
-        meta = {"name": name, "labels": labels, "resourceVersion": str(self._version)}
+        meta = {
+            "name": name,
+            "labels": labels,
+            "ownerReferences": [{"uid": owner}],
+            "resourceVersion": str(self._version),
+        }
         ready = [{"type": "Ready", "status": "True"}]
         status = {"phase": "Running", "podIP": address, "conditions": ready}
         self.pods[name] = {"metadata": meta, "status": status}
@@ -228,6 +235,25 @@ def test_the_watch_survives_a_version_that_is_too_old_and_a_broken_connection(
                 scene.api.add_pod(f"new-{incarnation}", slot, incarnation, "127.9.9.9")
                 await until(lambda i=incarnation: scene.row(slot).get("incarnation") == i)
                 assert scene.api.lists == lists + too_old
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_of_the_topology_that_had_the_name_before_is_not_taken_for_a_task(
+    tmp_path: Path,
+) -> None:
+    """It ends within its grace, and its incarnation may be higher than any that there is now."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as scene:
+            await all_live(scene)
+            slot, task = next(iter(scene.fleet.tasks.items()))
+            await until(lambda: scene.api.watches)
+            scene.api.add_pod("ending", slot, 99, "127.9.9.9", owner="of the topology before")
+            other = next(s for s in scene.fleet.tasks if s != slot)
+            scene.api.add_pod("next", other, 7, "127.9.9.9")
+            await until(lambda: scene.row(other).get("incarnation") == 7)
+            assert scene.row(slot)["incarnation"] == task.incarnation
 
     asyncio.run(scenario())
 

@@ -250,9 +250,11 @@ class Executor:
     # --- the API --------------------------------------------------------------
 
     def _create(self, path: str, manifest: Manifest) -> None:
-        """Names are deterministic: what exists already is what was wanted."""
+        """Names are deterministic: what exists already, and is this topology's, is what was wanted.
+        Raises ApiException for what is not, as after a deletion that is not yet through."""
         answer = self._call("POST", path, manifest, ok=409)
         if answer is None:
+            self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
             return
         match answer["kind"]:
             case "Pod":
@@ -261,6 +263,14 @@ class Executor:
                 self._cluster.configs.put(answer)
             case "Lease":
                 self._cluster.leases.put(answer)
+
+    def _check_owner(self, path: str, manifest: Manifest) -> None:
+        found = self._call("GET", path, ok=404)
+        owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
+        wanted = {owner["uid"] for owner in manifest["metadata"]["ownerReferences"]}
+        if not wanted & {owner["uid"] for owner in owners}:
+            reason = f"{path} exists and is not of this topology; it must be deleted first"
+            raise ApiException(status=409, reason=reason)
 
     def _apply(self, namespace: str, manifest: Manifest) -> None:
         kind, version = manifest["kind"].lower() + "s", manifest["apiVersion"]
@@ -300,8 +310,9 @@ _OWNERSHIP = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
 
 
 def _is_refusal(error: Exception) -> bool:
-    """The API server has understood and will not have it; nothing was made."""
-    return isinstance(error, ApiException) and error.status in (400, 403, 422)
+    """The API server has understood and will not have it (409: another's object has the name);
+    nothing was made."""
+    return isinstance(error, ApiException) and error.status in (400, 403, 409, 422)
 
 
 def _message(error: ApiException) -> str:

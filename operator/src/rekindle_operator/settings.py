@@ -67,6 +67,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         election=Election(
             enabled=_is_on(env, "REKINDLE_LEADER_ELECTION"),
+            name=env.get("REKINDLE_LEASE_NAME", defaults.name),
             namespace=env.get("REKINDLE_OPERATOR_NAMESPACE", defaults.namespace),
             identity=env.get("REKINDLE_OPERATOR_IDENTITY", defaults.identity),
             lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),

@@ -76,6 +76,7 @@ def pod_view(raw: Json) -> PodView:
         uid=meta["uid"],
         version=version_of(raw),
         created_at=parse_time(meta.get("creationTimestamp")),
+        bound_at=_bound_at(meta, status),
         phase=status.get("phase", "Pending"),
         node=bound,
         requests=pod_requests(spec),
@@ -94,7 +95,7 @@ def pod_view(raw: Json) -> PodView:
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),
         attempt=_integer(annotations.get(names.ANNOTATION_ATTEMPT)),
-        refusal="" if bound else _refusal(status),
+        refusal=_last_word(status) if bound else _refusal(status),
         lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
         selector={} if bound else spec.get("nodeSelector") or {},
@@ -227,6 +228,20 @@ def _refusal(status: Json) -> str:
     conditions: Iterable[Json] = status.get("conditions") or ()
     unschedulable = (c for c in conditions if c.get("reason") == "Unschedulable")
     return next((str(c.get("message", "")) for c in unschedulable), "")
+
+
+def _bound_at(meta: Json, status: Json) -> float:
+    conditions: Iterable[Json] = status.get("conditions") or ()
+    bound = (c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "True")
+    since = next((c.get("lastTransitionTime") for c in bound), None)
+    return parse_time(since or meta.get("creationTimestamp"))
+
+
+def _last_word(status: Json) -> str:
+    """What the kubelet says of a pod that has failed."""
+    if status.get("phase") != "Failed":
+        return ""
+    return ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
 
 
 def _integer(text: str | None) -> int:

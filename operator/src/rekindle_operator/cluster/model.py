@@ -8,7 +8,7 @@ process first saw the fact (design §13), so that a skewed clock cannot make a l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import Problem
@@ -71,6 +71,7 @@ class PodView:
     uid: str
     version: int
     created_at: float
+    bound_at: float  # created_at, until it has a node
     phase: str  # Pending | Running | Succeeded | Failed | Unknown
     node: str | None
     requests: Amounts
@@ -88,8 +89,8 @@ class PodView:
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires
-    attempt: int = 0  # incarnations before it that were opened and that no node took
-    refusal: str = ""  # what the scheduler says of it
+    attempt: int = 0  # incarnations before it that no node took, or whose kubelet refused them
+    refusal: str = ""  # what the scheduler says of it, or its kubelet if it has failed
     lost_at: float | None = None  # when the pod it replaces was lost
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -99,6 +100,12 @@ class PodView:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    def as_foreign(self) -> PodView:
+        """As a pod that is no topology's: what is left is the room that it takes."""
+        if self.topology is None:
+            return self
+        return replace(self, topology=None, role=None, slot=None)
 
     @property
     def ref(self) -> SlotRef:

@@ -185,7 +185,8 @@ class Cluster:
         )
         pods = self.pods.views()
         if self._namespace is not None:
-            pods = tuple(p for p in pods if p.topology is None or p.namespace == self._namespace)
+            # Another operator's tasks take room as anyone's pods do.
+            pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)
         return Snapshot(
             topologies=topologies,
             pods=pods,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
@@ -44,11 +45,12 @@ class Work:
     case: Case
     states: tuple[SlotState, ...]
     made: tuple[Replacement, ...] = ()
+    surplus: tuple[PodView, ...] = ()  # that serve until others do
     candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by slot key
 
 
-def partition_key(uid: str, state: SlotState) -> str:
-    return f"{uid}/{state.slot.segment}/{state.slot.partition}"
+def partition_key(uid: str, slot: Slot) -> str:
+    return f"{uid}/{slot.segment}/{slot.partition}"
 
 
 def with_candidates(work: Work) -> Work:
@@ -61,14 +63,14 @@ def with_candidates(work: Work) -> Work:
             found[key] = Candidate(state, _item_of_manifest(uid, state, manifest), None)
         elif state.stand is Stand.GATED and state.loss is None and state.pod is not None:
             found[key] = Candidate(state, _item_of_pod(uid, state, state.pod), state.pod)
-    return Work(work.case, work.states, work.made, found)
+    return replace(work, candidates=found)
 
 
 def _item_of_pod(uid: str, state: SlotState, pod: PodView) -> Item:
     return Item(
         key=f"{uid}/{state.slot.key}",
         ask=pod.requests,
-        group=partition_key(uid, state),
+        group=partition_key(uid, state.slot),
         replica=state.slot.replica,
         selector=tuple(sorted(pod.selector.items())),
         tolerations=pod.tolerations,
@@ -81,7 +83,7 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
     return Item(
         key=f"{uid}/{state.slot.key}",
         ask=pod_requests(spec),
-        group=partition_key(uid, state),
+        group=partition_key(uid, state.slot),
         replica=state.slot.replica,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         tolerations=tolerations_of(spec),
@@ -168,7 +170,8 @@ def _demand_by_query(
 ) -> None:
     assert work.case.running is not None
     uid, topology = work.case.view.uid, work.case.running.topology
-    held = {partition_key(uid, s) for s in work.states if s.holds}
+    held = {partition_key(uid, s.slot) for s in work.states if s.holds}
+    held |= {partition_key(uid, p.slot) for p in work.surplus if p.slot is not None}
     first: dict[str, Candidate] = {}
     for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
         key = candidate.item.group
@@ -196,7 +199,7 @@ def _partitions(work: Work, query: QuerySpec) -> set[str]:
     assert work.case.running is not None
     uid = work.case.view.uid
     wanted = {s.id for s in work.case.running.topology.ancestry(query)}
-    return {partition_key(uid, s) for s in work.states if s.slot.segment in wanted}
+    return {partition_key(uid, s.slot) for s in work.states if s.slot.segment in wanted}
 
 
 def _is_patient(candidates: Iterable[Candidate], now: float, timing: Timing) -> bool:

@@ -22,6 +22,7 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
+_NO_MORE = "-"  # in place of a segment's id
 _TRIAL_AGAIN_S = 30.0  # what the API server refused may be due to a quota or a webhook that passes
 
 
@@ -131,12 +132,30 @@ def _forgotten(case: Case, configs: list[ConfigView], snapshot: Snapshot) -> lis
     ]
 
 
-def reservation(case: Case, taken: Mapping[str, int]) -> list[dict[str, object]]:
-    """`status.slots` with the incarnations that this pass takes: counters never go back."""
+def reservation(
+    case: Case, taken: Mapping[str, int], snapshot: Snapshot
+) -> list[dict[str, object]]:
+    """`status.slots` with the incarnations that this pass takes: counters never go back.
+
+    Slots that edits have left behind, and that have no pod any more, are folded into one for each
+    partition and replica, with the highest of their incarnations.
+    """
     highest = dict(case.reserved)
     for slot, incarnation in taken.items():
         highest[slot] = max(incarnation, highest.get(slot, 0))
+    if case.running is not None:
+        pods = (p for p in snapshot.pods if p.owner_uid == case.view.uid)
+        kept = {names.COORDINATOR_SLOT, *(p.slot.key for p in pods if p.slot is not None)}
+        kept |= {slot.key for slot in case.running.topology.slots()}
+        for slot in highest.keys() - kept:
+            incarnation, folded = highest.pop(slot), f"{_NO_MORE}/{place_of(slot)}"
+            highest[folded] = max(incarnation, highest.get(folded, 0))
     return [{"slot": slot, "incarnation": highest[slot]} for slot in sorted(highest)]
+
+
+def place_of(slot: str) -> str:
+    """Partition and replica of a slot's key."""
+    return slot.partition("/")[2]
 
 
 def coordinator_incarnation(case: Case) -> int:

@@ -109,7 +109,7 @@ def _loss(
     if lease is not None and _is_stale(pod, lease, now, timing):
         return "its Lease is not renewed"
     never = lease is None or lease.holder != str(pod.incarnation)
-    if never and pod.node is not None and now - pod.created_at > timing.coordinator_start_s:
+    if never and pod.node is not None and now - pod.bound_at > timing.coordinator_start_s:
         return "it never took its Lease"
     return ""
 

@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.capacity import (
 )
 from rekindle_operator.reconcile.case import Case, open_case, reservation
 from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
-from rekindle_operator.reconcile.health import examine
+from rekindle_operator.reconcile.health import examine, still_needed
 from rekindle_operator.reconcile.progress import follow
 from rekindle_operator.reconcile.slots import (
     SlotState,
@@ -33,6 +33,7 @@ from rekindle_operator.reconcile.slots import (
     incarnations,
     leftovers,
     replacements,
+    surplus,
     suspension,
     withdraw_open,
     zombies,
@@ -68,7 +69,8 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         case, states = surveyed.case, surveyed.states
         made = replacements(case, states, judgement, now, settings)
         succession = keep_coordinator(case, snapshot, judgement, now, settings)
-        work = with_candidates(Work(case, states, tuple(made)))
+        serving = surplus(case, states, snapshot, judgement)
+        work = with_candidates(Work(case, states, tuple(made), serving))
         return Prepared(surveyed.accepting, work, succession)
 
     def act(prepared: Prepared) -> Turn:
@@ -82,12 +84,13 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
     turns = faults.without(act, prepared)
     common = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
-    empty = [
-        Turn(view.key, (), fault)
+    # What accepts a newer generation is done all the same: that may be the way out.
+    faulty = [
+        Turn(view.key, surveyed[view.uid].accepting if view.uid in surveyed else (), fault)
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
-    return [Turn("", (*common, *zombies(snapshot, judgement))), *turns.values(), *empty]
+    return [Turn("", (*common, *zombies(snapshot, judgement))), *turns.values(), *faulty]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,11 @@ def _turn(
     taken = dict(incarnations(work.made))
     if succession.incarnation is not None:
         taken[COORDINATOR_SLOT] = succession.incarnation
-    health = examine(case, work.states)
+    health = examine(case, work.states, work.surplus)
     recovery = follow(case, work.states, health, judgement, plan, now)
-    status = build_status(case, work.states, health, recovery, reservation(case, taken), now)
+    status = build_status(
+        case, work.states, health, recovery, reservation(case, taken, snapshot), now
+    )
     actions: list[Action] = [*succession.prepare]
     if owned(status) != owned(case.view.status):
         slow = without_figures(status) != without_figures(case.view.status)
@@ -172,8 +177,8 @@ def _turn(
     if case.suspended:
         removals += suspension(case, snapshot, judgement)
     else:
-        live = {partition for partition, stage in health.stages.items() if stage == "Live"}
-        removals += leftovers(case, work.states, snapshot, judgement, live)
+        serving = still_needed(case, work.states, work.surplus)
+        removals += leftovers(case, work.states, snapshot, judgement, serving)
     # Pods on lost nodes go first: a quota counts them until they do.
     actions += [a for a in (*succession.remove, *removals) if _is_forced(a)]
     actions += succession.create

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
+from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import SlotState
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Waiting")
-_REFUSAL_LIMIT = 400
+_REASON_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,15 @@ class Health:
         return sum(q.state == "Live" for q in self.queries)
 
 
-def examine(case: Case, states: Sequence[SlotState]) -> Health:
-    by_partition: dict[tuple[str, int], list[SlotState]] = defaultdict(list)
+def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView] = ()) -> Health:
+    """`surplus`: replicas that are to go, and serve until others do."""
+    by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
     for state in states:
-        by_partition[state.slot.segment, state.slot.partition].append(state)
-    stages = {
-        key: min((slot_stage(case, s) for s in replicas), key=_ORDER.index)
-        for key, replicas in by_partition.items()
-    }
+        by_partition[state.slot.segment, state.slot.partition].append(slot_stage(case, state))
+    for pod in surplus:
+        if pod.slot is not None:
+            by_partition[pod.slot.segment, pod.slot.partition].append(_stage(case, pod.slot, pod))
+    stages = {key: min(replicas, key=_ORDER.index) for key, replicas in by_partition.items()}
     queries = case.running.topology.spec.queries if case.running else ()
     return Health(
         queries=tuple(_query(case, q, states, stages) for q in queries),
@@ -63,10 +66,22 @@ def slot_stage(case: Case, state: SlotState) -> str:
     """`Waiting` for a node; `Starting` until its task answers; then what the task says."""
     if not state.holds or state.pod is None:
         return "Waiting"
-    report = case.data.task(state.slot.key, state.pod.incarnation)
+    return _stage(case, state.slot, state.pod)
+
+
+def _stage(case: Case, slot: Slot, pod: PodView) -> str:
+    report = case.data.task(slot.key, pod.incarnation)
     if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
         return "Starting"
     return report.phase if report.phase in _ORDER else "Starting"
+
+
+def still_needed(
+    case: Case, states: Iterable[SlotState], surplus: Iterable[PodView]
+) -> list[PodView]:
+    """The surplus replicas of partitions of which none that stays is live."""
+    live = {(s.slot.segment, s.slot.partition) for s in states if slot_stage(case, s) == "Live"}
+    return [p for p in surplus if p.slot and (p.slot.segment, p.slot.partition) not in live]
 
 
 def _query(
@@ -78,7 +93,7 @@ def _query(
     assert case.running is not None
     names = {s.id: s.name for s in case.running.topology.ancestry(query)}
     needed = {key: stage for key, stage in stages.items() if key[0] in names}
-    refusals = sorted({s.refusal for s in states if _is_refused(s, needed)})
+    reasons = sorted({_reason(case, s) for s in states if _is_of(s, needed)} - {""})
     worst = max(needed.values(), key=_ORDER.index, default="Waiting")
     state = "Restoring" if worst == "Starting" else worst
     if case.suspended:
@@ -89,18 +104,23 @@ def _query(
         name=query.name,
         priority=query.priority,
         state=state,
-        waiting_for="" if state == "Live" else _explain(worst, short, refusals),
+        waiting_for="" if state == "Live" else _explain(worst, short, reasons),
         stable_epoch=report.stable_epoch if report else None,
         lag_s=report.lag_s if report else None,
     )
 
 
-def _is_refused(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
-    key = state.slot.segment, state.slot.partition
-    return key in needed and state.refusal != ""
+def _is_of(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
+    return (state.slot.segment, state.slot.partition) in needed
 
 
-def _explain(stage: str, partitions: Sequence[str], refusals: Sequence[str]) -> str:
+def _reason(case: Case, state: SlotState) -> str:
+    """Who will not have its pod and why, or what its task says is wrong."""
+    report = case.data.task(state.slot.key, state.pod.incarnation) if state.pod else None
+    return state.refusal or (report.problem if report is not None else "")
+
+
+def _explain(stage: str, partitions: Sequence[str], reasons: Sequence[str]) -> str:
     what = {
         "Waiting": "a node for",
         "Failed": "a task that works for",
@@ -109,5 +129,5 @@ def _explain(stage: str, partitions: Sequence[str], refusals: Sequence[str]) -> 
         "CatchingUp": "the catch-up of",
     }[stage]
     shown = ", ".join(partitions[:5]) + (" ..." if len(partitions) > 5 else "")
-    said = f" ({refusals[0][:_REFUSAL_LIMIT]})" if refusals else ""
+    said = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
     return f"{what} {shown}{said}"

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from rekindle.topology.spec import RecoverySpec
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
-from rekindle_operator.recovery.judge import Judgement, Loss, is_burst
+from rekindle_operator.recovery.judge import Judgement, is_burst
 from rekindle_operator.recovery.plan import Plan
 
 HISTORY = 10
@@ -43,17 +44,20 @@ def follow(
     now: float,
 ) -> Recovery:
     old = case.view.status.get("recovery") or {}
+    if case.running is None:
+        return Recovery(False, old)  # what another version accepted: its record stays as it is
     history = [dict(entry) for entry in old.get("history") or ()]
     lost_at = _losses(states, now)
     open_entry = history[0] if history and not history[0].get("finishedAt") else None
-    fresh = any(s.loss is not None and _counts(s) for s in states)
+    fresh = any(_counts(s) for s in states)
     if open_entry is None:
         if not fresh:
             return Recovery(False, {"history": history} if history else {})
         open_entry = {"startedAt": rfc3339(now), "lostNodes": [], "queries": []}
         history.insert(0, open_entry)
     begun = parse_time(open_entry["startedAt"])
-    open_entry["mode"] = _mode(case, open_entry.get("mode"), lost_at, now)
+    spec = case.running.topology.spec.recovery
+    open_entry["mode"] = _mode(spec, open_entry.get("mode"), lost_at, now)
     open_entry["lostNodes"] = sorted({*open_entry.get("lostNodes", ()), *_nodes(states, judgement)})
     open_entry["queries"] = _queries(open_entry["queries"], health, now - begun)
     if case.suspended or (not fresh and _is_over(case, states, open_entry)):
@@ -71,14 +75,15 @@ def follow(
 
 def _counts(state: SlotState) -> bool:
     """A gated pod that someone deleted was not running anything."""
-    return state.loss is not Loss.OUTDATED and state.stand in (Stand.BOUND, Stand.VACANT)
+    ran = state.loss is not None and state.loss.of_what_ran
+    return ran and state.stand in (Stand.BOUND, Stand.VACANT)
 
 
 def _losses(states: Sequence[SlotState], now: float) -> dict[str, float]:
     """Partition -> when a replica of it was lost: in this pass, or as its replacement says."""
     lost: dict[str, float] = {}
     for state in states:
-        at = now if state.loss is not None and _counts(state) else None
+        at = now if _counts(state) else None
         if state.refused is not None:
             at = state.refused.lost_at
         if at is None and state.pod is not None:
@@ -89,10 +94,8 @@ def _losses(states: Sequence[SlotState], now: float) -> dict[str, float]:
     return lost
 
 
-def _mode(case: Case, before: str | None, lost_at: Mapping[str, float], now: float) -> str:
+def _mode(spec: RecoverySpec, before: str | None, lost_at: Mapping[str, float], now: float) -> str:
     """What became progressive stays so: new losses join the affected set."""
-    assert case.running is not None
-    spec = case.running.topology.spec.recovery
     if spec.mode == "Blocking":
         return "Blocking"
     window_s = spec.burst_window / 1e6

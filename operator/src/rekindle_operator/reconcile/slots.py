@@ -15,7 +15,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
-from rekindle_operator.reconcile.case import Case, Running
+from rekindle_operator.reconcile.case import Case, Running, place_of
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
 from rekindle_operator.resources.task import task_pod, task_template
 from rekindle_operator.settings import Settings
@@ -58,9 +58,11 @@ class SlotState:
         """Who will not have its pod, and why."""
         if self.refused is not None:
             return f"API server: {self.refused.message}"
-        if self.stand is Stand.OPEN and self.pod is not None and self.pod.refusal:
+        if self.pod is None or self.pod.was_ready or not self.pod.refusal:
+            return ""
+        if self.stand is Stand.OPEN:
             return f"scheduler: {self.pod.refusal}"
-        return ""
+        return f"kubelet of {self.pod.node}: {self.pod.refusal}" if self.pod.ended else ""
 
     @property
     def next_incarnation(self) -> int:
@@ -91,7 +93,7 @@ def census(
     namesakes = _namesakes(case, topology.slots())
     for slot in topology.slots():
         reserved = case.reserved.get(slot.key, 0)
-        taken = namesakes.get(_place(slot), 0)
+        taken = namesakes.get(place_of(slot.key), 0)
         refused = snapshot.refusals.get(SlotRef(case.view.uid, slot.key, reserved))
         state = SlotState(slot, segments[slot.segment], reserved, taken, refused=refused)
         if pods := by_slot.get(slot):
@@ -116,12 +118,12 @@ def _had_pod(case: Case, state: SlotState) -> bool:
 
 def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
     """A changed segment is another segment of the same name, and so would its pods be: new slots
-    count on from those that are no more."""
+    count on from those that are no more. By partition and replica."""
     current = {slot.key for slot in slots}
     highest: dict[str, int] = {}
     for key, incarnation in case.reserved.items():
         if key not in current and key.count("/") == 2:
-            place = key.split("/", 1)[1]
+            place = place_of(key)
             highest[place] = max(incarnation, highest.get(place, 0))
     return highest
 
@@ -148,10 +150,6 @@ def _has_started(case: Case, pod: PodView) -> bool:
         return False
     report = case.data.task(pod.slot.key, pod.incarnation)
     return pod.was_ready or (report is not None and report.phase not in ("Waiting", "Failed"))
-
-
-def _place(slot: Slot) -> str:
-    return f"{slot.partition}/{slot.replica}"
 
 
 def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:
@@ -231,7 +229,7 @@ def _lost_at(state: SlotState, now: float) -> float | None:
 
 
 def _attempt(state: SlotState) -> int:
-    if state.loss is Loss.UNBOUND and state.pod is not None:
+    if state.loss in (Loss.UNBOUND, Loss.REFUSED) and state.pod is not None:
         return state.pod.attempt + 1
     return 0
 
@@ -244,26 +242,39 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
     return DeletePod(pod.namespace, pod.name, pod.uid, grace, loss.value)
 
 
+def surplus(
+    case: Case, states: Iterable[SlotState], snapshot: Snapshot, judgement: Judgement
+) -> tuple[PodView, ...]:
+    """Replicas that an edit has taken away from partitions that it left: they serve on until one
+    that stays is live, since they may be the only ones that have the state."""
+    current = {s.slot for s in states}
+    partitions = {(slot.segment, slot.partition) for slot in current}
+    return tuple(
+        p
+        for p in task_pods(case, snapshot)
+        if p.slot is not None
+        and p.slot not in current
+        and (p.slot.segment, p.slot.partition) in partitions
+        and not p.terminating
+        and _may_run(p, judgement)
+    )
+
+
 def leftovers(
     case: Case,
     states: Iterable[SlotState],
     snapshot: Snapshot,
     judgement: Judgement,
-    live: Collection[tuple[str, int]],
+    serving: Collection[PodView],
 ) -> list[Action]:
-    """Fenced incarnations, and pods of slots that the topology has no more. `live`: (segment id,
-    partition) of which a replica that stays is live; until then a surplus one may be the only one
-    that has the state."""
+    """Fenced incarnations, and pods of slots that the topology has no more but those that are
+    still `serving`."""
     current = {s.slot: s.pod for s in states}
-    partitions = {(slot.segment, slot.partition) for slot in current}
     found: list[Action] = []
     for pod in task_pods(case, snapshot):
-        if pod.terminating or pod.slot is None or case.running is None:
+        if pod.terminating or pod.slot is None or case.running is None or pod in serving:
             continue
         if pod.slot not in current:
-            partition = pod.slot.segment, pod.slot.partition
-            if partition in partitions and partition not in live and _may_run(pod, judgement):
-                continue
             found.append(_delete(pod, judgement, None, "its slot is no more in the topology"))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, judgement, _SHORT_GRACE_S, "a newer incarnation stands"))

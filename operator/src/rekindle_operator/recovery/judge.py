@@ -33,13 +33,14 @@ class Loss(StrEnum):
     NODE = "its node is lost"
     SILENT = "it alone is silent"
     UNBOUND = "its gate is open and no node took it"
+    REFUSED = "its node's kubelet would not start it"
     DIVERGED = "its output disagreed with its partner's"
     OUTDATED = "the topology was edited before it had started"
 
     @property
     def of_what_ran(self) -> bool:
         """Something was lost; the others only have a pod made anew before it did anything."""
-        return self not in (Loss.UNBOUND, Loss.OUTDATED)
+        return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.OUTDATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,12 @@ def judge_pod(
     """Of the newest pod of a slot; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
-    if pod.ended:
+    if pod.ended and pod.was_ready:
         return Loss.FAILED
     if judgement.loss_of_node(pod):
         return Loss.NODE
+    if pod.ended:
+        return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
     if pod.node is None:
         return _judge_open(pod, judgement, now, timing)
     since = snapshot.silent_since.get(pod.ref)
@@ -132,10 +135,15 @@ def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) 
         return None
     if pod.pinned not in judgement.usable:
         return Loss.UNBOUND
+    return Loss.UNBOUND if _is_patience_over(pod, now, timing) else None
+
+
+def _is_patience_over(pod: PodView, now: float, timing: Timing) -> bool:
+    """What scheduler or kubelet keep refusing (a claim that is not there, a sysctl) is not tried
+    every 5 s forever."""
     opened = pod.opened_at if pod.opened_at is not None else pod.created_at
-    # What the scheduler keeps refusing (a claim that is not there) is not tried every 5 s forever.
-    patience_s = timing.unbound_s * 2 ** min(pod.attempt, _MOST_DOUBLINGS)
-    return Loss.UNBOUND if now - opened >= patience_s else None
+    patience_s = timing.unbound_s * 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
+    return now - opened >= patience_s
 
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:

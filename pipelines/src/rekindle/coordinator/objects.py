@@ -28,9 +28,12 @@ class ObjectError(RekindleError):
     """An object in the cluster is not what the operator makes; names it."""
 
 
-def pod_from(document: Mapping[str, Any]) -> Pod | None:
-    """None for a pod whose labels name no slot."""
+def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
+    """None for a pod whose labels name no slot, and for one of another topology: of the one that
+    had the name before, some may still be ending."""
     meta, status = document["metadata"], document.get("status") or {}
+    if uid not in (owner.get("uid") for owner in meta.get("ownerReferences") or ()):
+        return None
     labels = meta.get("labels") or {}
     try:
         slot = Slot(

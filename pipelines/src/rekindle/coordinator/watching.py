@@ -36,7 +36,7 @@ class PodWatcher:
     """Lists the task pods, then watches them; lists again when the watch's start is too old."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
-        self._api, self._feed = api, feed
+        self._api, self._feed, self._uid = api, feed, settings.uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
         self._query = {"labelSelector": f"{TOPOLOGY_LABEL}={settings.topology},{ROLE_LABEL}=task"}
         self._pods: dict[str, Pod] = {}
@@ -80,7 +80,7 @@ class PodWatcher:
                 self._feed(PodsListed(tuple(self._pods.values())))
 
     def _keep(self, document: dict[str, Any]) -> None:
-        pod = pod_from(document)
+        pod = pod_from(document, self._uid)
         if pod is not None:
             self._pods[pod.name] = pod
 
