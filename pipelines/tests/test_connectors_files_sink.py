@@ -251,6 +251,16 @@ def test_comparing_counts_lost_repeated_and_differing_rows(tmp_path: Path, forma
         compare_sinks(f"file://{tmp_path}/nothing", expected)
 
 
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_texts_with_any_line_break_are_compared(tmp_path: Path, format: str) -> None:
+    breaks = [f"a{b}b" for b in ("\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029")]
+    expected = fill(f"file://{tmp_path}/e", format, {1: rows(*breaks)})
+    same = fill(f"file://{tmp_path}/s", format, {1: rows(*breaks)})
+    assert str(compare_sinks(expected, same)) == "identical: 8 rows"
+    other = fill(f"file://{tmp_path}/o", format, {1: rows(*breaks[:-1], "ab")})
+    assert compare_sinks(expected, other).differing == 1
+
+
 def test_an_empty_place_reads_as_no_rows(tmp_path: Path) -> None:
     sink = sink_at(f"file://{tmp_path}/o")
     assert isinstance(sink, FilesSink)

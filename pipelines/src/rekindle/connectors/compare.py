@@ -201,4 +201,5 @@ def _rows_as_lines(data: bytes, format: str) -> list[str]:
     if format == "parquet":
         rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data)).to_pylist()
         return [json_line(row) for row in rows]
-    return [json_line(json.loads(line)) for line in data.decode().splitlines()]
+    # `str.splitlines` would also cut at U+2028 and the like, which stand inside JSON's strings
+    return [json_line(json.loads(line)) for line in data.split(b"\n") if line]
