@@ -56,6 +56,18 @@ def test_a_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) ->
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["validate", "graph", "run"])
+def test_a_manifest_that_is_not_utf8_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = tmp_path / "latin.yaml"
+    file.write_bytes("kind: StreamTopology # größe".encode("latin-1"))
+    assert main([command, str(file)]) == 1
+    said = capsys.readouterr().err
+    assert "not YAML: unacceptable character #x00f6: invalid start byte" in said
+    assert "(write it in UTF-8)" in said
+
+
 def test_the_graph_shows_segments_exchanges_tasks_and_resources(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

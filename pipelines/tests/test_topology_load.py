@@ -69,10 +69,24 @@ def test_a_number_is_no_duration() -> None:
         ("a: [", "not YAML"),
         ("", "is not a Kubernetes object"),
         ("kind: Pod", "kind: is 'Pod' (write StreamTopology)"),
+        ("since: 2013-13-01", "not YAML: month must be in 1..12"),
+        ("a: \x01", "not YAML: unacceptable character"),
+        (
+            "a: größe".encode("latin-1"),
+            "not YAML: unacceptable character #x00f6: invalid start byte",
+        ),
     ],
 )
-def test_what_is_no_topology_is_refused(text: str, said: str) -> None:
-    assert any(said in p for p in problems(text))
+def test_what_is_no_topology_is_refused(text: str | bytes, said: str) -> None:
+    assert any(p.startswith(said) for p in problems(text))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_files_bytes_are_read_as_yaml_says(encoding: str) -> None:
+    manifest = good_manifest()
+    manifest["metadata"]["labels"] = {"team": "größe"}
+    text = json.dumps(manifest, ensure_ascii=False)
+    assert load_topology(text.encode(encoding)) == load_topology(manifest)
 
 
 def test_cpus_are_read_as_kubernetes_writes_them() -> None:

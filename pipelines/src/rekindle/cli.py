@@ -51,8 +51,8 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _read(file: str) -> str:
-    return sys.stdin.read() if file == "-" else Path(file).read_text()
+def _read(file: str) -> bytes:
+    return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -13,9 +13,9 @@ class RekindleError(Exception):
 class Problem:
     """One thing wrong with a topology.
 
-    `path` is the field path in the manifest (`spec.operators[2].window.size`), `message` says what
-    is wrong there, `hint` what to do about it, and `reason` is a stable CamelCase word for
-    conditions and Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
+    `path` is the field path in the manifest (`spec.operators[2].window.size`; empty for all of it),
+    `message` says what is wrong there, `hint` what to do about it, and `reason` is a stable
+    CamelCase word for conditions and Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
     """
 
     path: str
@@ -25,7 +25,8 @@ class Problem:
 
     def __str__(self) -> str:
         tail = f" ({self.hint})" if self.hint else ""
-        return f"{self.path}: {self.message}{tail}"
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.message}{tail}"
 
 
 class InvalidTopology(RekindleError):

@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """`rekindle run`: 0, or 1 with the reason on stderr."""
     try:
-        name, spec = load_topology(args.topology.read_text())
+        name, spec = load_topology(args.topology.read_bytes())
         result = run_reference(
             spec,
             name,

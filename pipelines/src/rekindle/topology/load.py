@@ -1,4 +1,4 @@
-"""Manifest to spec: YAML or JSON text, or an object as the API server gives it.
+"""Manifest to spec: YAML or JSON (text, or a file's bytes), or an object of the API server's.
 
 What pydantic finds becomes problems with the field paths of the manifest.
 """
@@ -33,7 +33,7 @@ _FREE = frozenset(
 )
 
 
-def load_topology(source: str | Mapping[str, Any]) -> tuple[str, TopologySpec]:
+def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, TopologySpec]:
     """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology; checks shapes only, the
     rest is `rekindle.topology.validate`."""
     manifest = _manifest(source)
@@ -56,14 +56,15 @@ def load_spec(data: Any) -> TopologySpec:
     return spec
 
 
-def _manifest(source: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _manifest(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     data: Any = source
-    if isinstance(source, str):
+    if isinstance(source, str | bytes):
         try:
             documents = [d for d in yaml.safe_load_all(source) if d is not None]
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: a 13th month, say
             what = " ".join(str(error).split())
-            raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}")]) from error
+            hint = "write it in UTF-8" if isinstance(error, yaml.reader.ReaderError) else ""
+            raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
         data = next((d for d in documents if isinstance(d, dict) and d.get("kind") == KIND), None)
         data = data if data is not None else (documents or [None])[0]
     if not isinstance(data, Mapping):
