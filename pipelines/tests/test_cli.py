@@ -68,6 +68,47 @@ def test_a_manifest_that_is_not_utf8_is_said(
     assert "(write it in UTF-8)" in said
 
 
+def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("k,v\na,1\n")
+    manifest = run_of(tmp_path, f"file://{tmp_path}/in.csv")
+    code = (
+        "import sys, rekindle.cli\n"
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *at: None if name == 'pyspark' else find(name, *at)\n"
+        f"sys.exit(rekindle.cli.main(['run', {str(manifest)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "rekindle run: no pyspark: install rekindle[spark]\n"
+
+
+def run_of(directory: Path, url: str) -> Path:
+    """The manifest of a topology with one operator, over one file."""
+    file = directory / "run.yaml"
+    manifest = {
+        "apiVersion": "rekindle.dev/v1alpha1",
+        "kind": "StreamTopology",
+        "metadata": {"name": "run"},
+        "spec": {
+            "checkpoint": {"store": "file:///checkpoints"},
+            "sources": [
+                {
+                    "name": "s",
+                    "schema": "k STRING, v BIGINT",
+                    "files": {"url": url, "format": "csv", "rowsPerSecond": 1},
+                }
+            ],
+            "operators": [{"name": "o", "inputs": ["s"], "sql": "SELECT k FROM s"}],
+            "queries": [
+                {"name": "q", "from": "o", "sink": {"files": {"url": f"file://{directory}/out"}}}
+            ],
+        },
+    }
+    file.write_text(yaml.safe_dump(manifest))
+    return file
+
+
 def test_the_graph_shows_segments_exchanges_tasks_and_resources(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

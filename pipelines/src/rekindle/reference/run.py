@@ -127,12 +127,13 @@ def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeC
     if all(_is_bare_source(segment) for segment in topology.segments):
         yield pass_through
         return
-    from rekindle.engine.spark.chain import SparkChain
     from rekindle.engine.spark.session import start_session, stop_session
 
     conf = {"spark.log.level": "ERROR", **topology.spec.spark_conf}
     session = start_session(topology.name, master=master, conf=conf, data_dir=work)
     try:
+        from rekindle.engine.spark.chain import SparkChain  # needs PySpark: the session says so
+
         yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
     finally:
         stop_session(session)
