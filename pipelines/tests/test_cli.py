@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_a_manifest_that_is_not_utf8_is_said(
     said = capsys.readouterr().err
     assert "not YAML: unacceptable character #x00f6: invalid start byte" in said
     assert "(write it in UTF-8)" in said
+
+
+def test_a_damaged_input_of_a_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"k,v\na,1\n")[:-9])
+    assert main(["run", str(run_of(tmp_path, f"file://{tmp_path}/in.csv.gz"))]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("rekindle run: source s: ")
+    assert "in.csv.gz: Compressed file ended before" in said
 
 
 def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime as dt
+import gzip
 import itertools
 import json
+import lzma
 import random
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import EndpointConnectionError
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +186,67 @@ def test_a_bad_file_is_named_with_its_row_and_column(
 ) -> None:
     with pytest.raises(SourceFailed, match=said):
         source_of(tmp_path, csv(tmp_path, *lines, header=header))
+
+
+CSV = b"k,v,t\n" + b"".join(b"k%d,%d,2013-01-01\n" % (i, i * i) for i in range(2000))
+JSON = b"".join(b'{"k": "k%d", "v": %d, "t": "2013-01-01"}\n' % (i, i * i) for i in range(20_000))
+
+
+def damaged(data: bytes) -> bytes:
+    """Compressed, and its first block of a kind that there is not."""
+    packed = gzip.compress(data)
+    return packed[:10] + b"\xff" + packed[11:]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("in.csv.gz", gzip.compress(CSV)[:-3000], "ended before.*copy the file anew"),
+        ("in.csv.gz", gzip.compress(CSV)[:15], "ended before.*copy the file anew"),
+        ("in.csv.gz", damaged(CSV), "Error -3 while decompressing.*copy the file anew"),
+        ("in.csv.gz", gzip.compress(CSV)[:-8] + bytes(8), "CRC.*copy the file anew"),
+        ("in.csv.gz", CSV, "Not a gzipped file.*copy the file anew"),
+        ("in.csv.xz", lzma.compress(CSV)[:50] + bytes(50), "orrupt.*copy the file anew"),
+        ("in.csv.bz2", bz2.compress(CSV)[:50] + bytes(500), "Invalid data stream"),
+        ("in.csv.zip", CSV, "not a zip file"),
+        ("in.csv", "k,v,t,größe\n".encode("latin-1"), "can't decode.*write the file in UTF-8"),
+        ("in.csv", CSV + "größe,1,\n".encode("latin-1"), "invalid UTF8.*correct the file"),
+        ("in.csv", b"k,v,t," + b"x" * 140_000, "field larger than.*correct the file"),
+        ("in.json.gz", gzip.compress(JSON)[:-20_000], "ended before.*copy the file anew"),
+        ("in.json.gz", damaged(JSON), "Error -3 while decompressing.*copy the file anew"),
+        ("in.json", b"[" * 200_000, "line 1.*correct the file"),
+        ("in.parquet", b"PAR1" + bytes(50), "magic bytes not found.*correct the file"),
+        ("in.parquet", b"PAR1" + bytes(50) + b"\x09\0\0\0PAR1", "and the file whole"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "data",
+)
+def test_a_damaged_file_is_named_and_read_once_it_is_mended(
+    tmp_path: Path, name: str, data: bytes, said: str
+) -> None:
+    path, format = tmp_path / name, name.split(".")[1]
+    path.write_bytes(data)
+    with pytest.raises(SourceFailed, match=rf"(?s)source s: .*{name}.*{said}"):
+        source_of(tmp_path, f"file://{path}", format=format)
+    assert not list((tmp_path / "work").iterdir())
+    path.unlink()
+    url = csv(tmp_path, "a,1,2013-01-01")
+    assert keys(source_of(tmp_path, url), 0) == ["a"]
+
+
+@pytest.mark.parametrize("refuses", ["info", "_open"])
+def test_a_store_out_of_reach_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise EndpointConnectionError(endpoint_url="http://store:9000/in.csv")
+
+    url = f"memory://{uuid.uuid4().hex}/in.csv"
+    MemoryFileSystem().pipe_file(url, b"k,v,t\na,1,2013-01-01\n")
+    monkeypatch.setattr(MemoryFileSystem, refuses, refuse)
+    with pytest.raises(SourceFailed, match=r"in.csv cannot be read: Could not conn.*within reach"):
+        source_of(tmp_path, url)
+    monkeypatch.undo()
+    assert keys(source_of(tmp_path, url), 0) == ["a"]
 
 
 def test_a_bad_json_line_is_named(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 The schema is what the topology declares; a file that lacks a column, or holds a value that is not
 of its type, is an error that names file, column and row: a silent NULL would be a wrong result.
+Whatever a file system, a decompressor or a decoder raises becomes SourceFailed as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import gzip
 import json
+import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +29,8 @@ from rekindle.errors import SourceFailed
 BLOCK_BYTES = 4 * 1024**2
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
 _DATE_AND_TIME = r"^\s*\d{4}-\d{2}-\d{2}[T ]"
+_PARSERS = (ValueError, csv.Error, pa.ArrowException)
+_DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,11 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
         fs.invalidate_cache()  # what is there now, not what a store listed before
         paths = _expand(fs, path)
         found = [FoundFile(p, _identity(fs.info(p))) for p in sorted(paths)]
-    except (OSError, ValueError, ImportError) as e:
-        raise SourceFailed(f"source {source}: {url} cannot be read: {e}") from e
+    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+        raise SourceFailed(
+            f"source {source}: {url} cannot be read: {_said(e)}; is its place within reach, and "
+            "the URL right?"
+        ) from e
     if not found:
         raise SourceFailed(
             f"source {source}: no file at {url}; is the volume mounted, and the path right?"
@@ -80,8 +90,37 @@ def _identity(info: dict[str, Any]) -> str:
 def read_batches(
     fs: Any, path: str, format: str, schema: pa.Schema, null_value: str, source: str
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in file order, of exactly `schema`."""
+    """The rows of one file in file order, of exactly `schema`. Raises SourceFailed."""
     where = f"source {source}: {path}"
+    with _reading(where):
+        yield from _batches(fs, path, format, schema, null_value, where)
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    try:
+        yield
+    except SourceFailed:
+        raise
+    except UnicodeDecodeError as e:
+        raise SourceFailed(f"{where}: {e}; write the file in UTF-8") from e
+    except _DECOMPRESSORS as e:
+        raise SourceFailed(f"{where}: {_said(e)}; copy the file anew, and whole") from e
+    except _PARSERS as e:
+        raise SourceFailed(f"{where}: {_said(e)}; correct the file or the schema") from e
+    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+        raise SourceFailed(
+            f"{where} cannot be read: {_said(e)}; is its place within reach, and the file whole?"
+        ) from e
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _batches(
+    fs: Any, path: str, format: str, schema: pa.Schema, null_value: str, where: str
+) -> Iterator[pa.RecordBatch]:
     match format:
         case "csv":
             raw = _csv_batches(fs, path, schema, null_value, where)
@@ -119,11 +158,8 @@ def _csv_batches(
     parse = pa_csv.ParseOptions(newlines_in_values=True)
     read = pa_csv.ReadOptions(block_size=BLOCK_BYTES)
     with fs.open(path, "rb", compression="infer") as f:
-        yield from _guarded(
-            lambda: pa_csv.open_csv(
-                f, read_options=read, parse_options=parse, convert_options=convert
-            ),
-            where,
+        yield from pa_csv.open_csv(
+            f, read_options=read, parse_options=parse, convert_options=convert
         )
 
 
@@ -137,7 +173,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
             for batch in pa_json.open_json(f, read_options=read, parse_options=parse):
                 unseen -= {n for n in unseen if batch.column(n).null_count < batch.num_rows}
                 yield batch.select(schema.names)
-    except (pa.ArrowInvalid, OSError) as e:
+    except pa.ArrowInvalid as e:
         line, value = _bad_json_line(fs, path, raw)
         at = f", line {line}: {value[:120]!r}" if line else ""
         raise SourceFailed(f"{where}{at}: {e}; correct the file or the schema") from e
@@ -147,20 +183,10 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 
 def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     with fs.open(path, "rb") as f:
-        try:
-            file = pq.ParquetFile(f)
-        except (pa.ArrowInvalid, OSError) as e:
-            raise SourceFailed(f"{where}: not a readable parquet file: {e}") from e
+        file = pq.ParquetFile(f)
         _require_columns(file.schema_arrow.names, schema, where)
-        for batch in _guarded(lambda: file.iter_batches(columns=schema.names), where):
+        for batch in file.iter_batches(columns=schema.names):
             yield batch.select(schema.names)
-
-
-def _guarded(batches: Callable[[], Any], where: str) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from batches()
-    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as e:
-        raise SourceFailed(f"{where}: {e}; correct the file or the schema") from e
 
 
 def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
@@ -207,7 +233,7 @@ def _bad_json_line(fs: Any, path: str, schema: pa.Schema) -> tuple[int, str]:
             try:
                 json.loads(line)
                 pa_json.read_json(pa.BufferReader(line), parse_options=parse)
-            except (pa.ArrowInvalid, ValueError):
+            except (pa.ArrowInvalid, ValueError, RecursionError):
                 return number, line.decode(errors="replace").rstrip()
     return 0, ""
 
