@@ -297,6 +297,36 @@ def test_a_restart_reuses_what_was_prepared_and_a_changed_file_is_prepared_anew(
     assert not names & before.keys()
 
 
+def test_what_a_killed_preparation_left_is_removed_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = csv(tmp_path, "a,1,2013-01-01")
+    work = tmp_path / "work"
+
+    def killed(*args: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files_source, "_order", killed)
+        patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL unwinds nothing
+        with pytest.raises(SystemExit):
+            source_of(tmp_path, url)
+    (left,) = work.iterdir()
+    another = work / left.name.replace("id-s", "id-other")
+    another.write_bytes(b"")
+    read, seen = files_source.read_batches, list[Path]()
+
+    def reading(*args: Any) -> Iterator[pa.RecordBatch]:
+        seen.extend(work.iterdir())
+        yield from read(*args)
+
+    monkeypatch.setattr(files_source, "read_batches", reading)
+    source_of(tmp_path, url)
+    assert left not in seen
+    assert left not in work.iterdir()
+    assert another in work.iterdir()
+
+
 @pytest.mark.parametrize("name", ["in-1.csv", "in-2.csv"])
 def test_an_input_that_grows_while_it_is_read_is_refused_and_then_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

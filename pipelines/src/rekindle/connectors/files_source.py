@@ -52,7 +52,8 @@ class _Job:
 def open_files(
     source: SourceSpec, node: Node, epoch_interval_us: int, work_dir: Path
 ) -> FilesSource:
-    """Prepare the source unless that was done, and open it. Raises SourceFailed."""
+    """Prepare the source unless that was done, and open it. `work_dir` belongs to this process.
+    Raises SourceFailed."""
     if source.files is None:
         raise ValueError(f"source {source.name} has no files")
     job = _Job(source.name, source.files, node.schema, node.event_time, epoch_interval_us)
@@ -63,6 +64,8 @@ def open_files(
     if not index.exists():
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
+            for left in work_dir.glob(f".source-{node.id}-*"):
+                left.unlink(missing_ok=True)  # by a preparation that was killed
             _prepare(job, fs, found, rows, index)
         except OSError as e:
             raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
