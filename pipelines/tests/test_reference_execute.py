@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.connectors.compare import compare_sinks, read_sink
-from rekindle.engine.model import Chain, ChainResult, EpochInput, EpochOutput, State
+from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import add_arguments, redirect, run_command, run_reference
@@ -56,6 +57,7 @@ class FakeChain:
 
     output_schema: pa.Schema
     seen: list[EpochInput]
+    dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.seen += epochs
@@ -220,6 +222,32 @@ def test_a_topology_without_operators_starts_no_jvm(
     path.write_text(first + '  queries:\n  - {name: q, from: a, sink: {files: {url: "file:///x"}}}')
     assert run_command(arguments(str(path), "--output", str(tmp_path))) == 0
     assert "95 rows" in capsys.readouterr().out
+
+
+def test_a_run_says_how_many_rows_each_operator_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dropping(Chains):
+        def __call__(self, segment: Segment) -> Chain:
+            chain = super().__call__(segment)
+            assert isinstance(chain, FakeChain)
+            if segment.name == "keyed":
+                chain.dropped["keyed"] = DroppedRows(late=1000, untimed=len(self.made["keyed"]))
+            else:
+                chain.dropped[segment.name] = DroppedRows()
+            return chain
+
+    @contextlib.contextmanager
+    def chains(*_: object) -> Iterator[Dropping]:
+        yield Dropping()
+
+    monkeypatch.setattr("rekindle.reference.run._spark_chains", chains)
+    path = tmp_path / "t.yaml"
+    path.write_text(MANIFEST)
+    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 0
+    said = capsys.readouterr().out.splitlines()
+    dropped = [line for line in said if "dropped" in line]
+    assert dropped == ["  operator keyed dropped 3,000 rows too late, 6 without event time"]
 
 
 def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:

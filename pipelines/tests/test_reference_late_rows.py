@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.connectors import compare_sinks, open_source, read_sink
+from rekindle.engine.model import DroppedRows
 from rekindle.reference import run_reference
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.topology.compile import compile_topology
@@ -68,14 +69,17 @@ def rows_in_time() -> dict[int, int]:
 
 def test_late_rows_are_judged_by_their_own_epoch_in_jobs_of_any_size(tmp_path: Path) -> None:
     name, spec = load_topology(MANIFEST)
-    run_reference(spec, name, output=tmp_path / "large")
-    run_reference(spec, name, output=tmp_path / "small", epochs_per_job=2)
+    large = run_reference(spec, name, output=tmp_path / "large")
+    small = run_reference(spec, name, output=tmp_path / "small", epochs_per_job=2)
     for query in ("by-key", "total"):
         urls = [f"file://{tmp_path}/{run}/{query}" for run in ("large", "small")]
         difference = compare_sinks(*urls)
         assert not difference, str(difference)
     wanted = rows_in_time()
     assert 0 < sum(wanted.values()) < 6000
+    none = DroppedRows()
+    dropped = {"seconds": DroppedRows(late=6000 - sum(wanted.values())), "minutes": none}
+    assert large.dropped == small.dropped == dropped
     by_key = read_sink(f"file://{tmp_path}/large/by-key").to_pandas()
     got = by_key.groupby(by_key["window_end"].astype("int64"))["n"].sum()
     unit = 10 ** (len(str(got.index[0])) - len(str(min(wanted))))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rekindle.engine.model import DroppedRows
 from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
@@ -121,6 +122,24 @@ def test_metrics_are_named_for_the_task(control: ControlServer) -> None:
     _, text = ask(control, "/metrics")
     assert 'rekindle_task_stable_epoch{partition="0",replica="0",segment="hourly"' in text
     assert 'phase="Waiting"' in text
+
+
+def test_dropped_rows_are_counters_by_operator_and_reason(
+    control: ControlServer, report: Report
+) -> None:
+    report.dropped = {"hourly": DroppedRows(), "daily": DroppedRows(late=2)}
+    report.dropped["daily"].late += 5
+    _, text = ask(control, "/metrics")
+    for operator, reason, count in (
+        ("hourly", "late", 0),
+        ("hourly", "untimed", 0),
+        ("daily", "late", 7),
+        ("daily", "untimed", 0),
+    ):
+        labels = f'operator="{operator}",partition="0",reason="{reason}",replica="0",'
+        line = f'_dropped_rows_total{{{labels}segment="hourly",topology="topo"}} {count}.0'
+        assert line in text
+    assert "# TYPE rekindle_task_dropped_rows_total counter" in text
 
 
 def test_the_origin_is_microseconds() -> None:

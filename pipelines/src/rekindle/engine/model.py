@@ -57,11 +57,24 @@ class ChainResult:
     state: State
 
 
+@dataclass(slots=True)
+class DroppedRows:
+    """Rows a window did not take, since its chain was made: too late, or without event time."""
+
+    late: int = 0
+    untimed: int = 0
+
+
 class Chain(Protocol):
     """The fused operators of one segment."""
 
     @property
     def output_schema(self) -> pa.Schema: ...
+
+    @property
+    def dropped(self) -> Mapping[str, DroppedRows]:
+        """By window operator, whether it has dropped any or not; the chain counts on in it."""
+        ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run consecutive epochs; raises OperatorFailed with operator name and epoch range."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,10 @@ class PassThroughChain:
     """Implements `rekindle.engine.model.Chain`: the rows go out as they came in."""
 
     output_schema: pa.Schema
+
+    @property
+    def dropped(self) -> Mapping[str, DroppedRows]:
+        return {}
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         outputs = tuple(

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
-from rekindle.engine.model import Chain, EpochInput, EpochOutput, State
+from rekindle.engine.model import Chain, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.errors import RekindleError
 from rekindle.exchange.shuffle import split
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
@@ -67,6 +67,17 @@ class Execution:
                 sinks = {q: open_sink(q, p, chain.output_schema) for q in segment.queries}
                 self._partitions[segment.id, p] = _Partition(chain, sinks)
         self.rows: dict[str, int] = {query.name: 0 for query in topology.spec.queries}
+
+    @property
+    def dropped(self) -> dict[str, DroppedRows]:
+        """By window operator, of all its partitions."""
+        sums: dict[str, DroppedRows] = {}
+        for partition in self._partitions.values():
+            for operator, rows in partition.chain.dropped.items():
+                total = sums.setdefault(operator, DroppedRows())
+                total.late += rows.late
+                total.untimed += rows.untimed
+        return sums
 
     def run_block(self, block: Block) -> None:
         """Run every segment over the block and write what the queries get of it."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
-from rekindle.engine.model import Chain
+from rekindle.engine.model import Chain, DroppedRows
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, end_of
 from rekindle.reference.rewrite import redirect
@@ -42,10 +42,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
-    """`rows`: by query; `urls`: where they are; `seconds`: without the start of Spark."""
+    """`rows`: by query; `urls`: where they are; `dropped`: by window operator; `seconds`: without
+    the start of Spark."""
 
     rows: dict[str, int]
     urls: dict[str, str]
+    dropped: dict[str, DroppedRows]
     epochs: int
     seconds: float
 
@@ -81,7 +83,7 @@ def run_reference(
             report(Progress(block.last, last, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
-    return ReferenceResult(execution.rows, urls, last + 1, seconds)
+    return ReferenceResult(execution.rows, urls, execution.dropped, last + 1, seconds)
 
 
 def _open_sources(
@@ -206,3 +208,9 @@ def _print_summary(name: str, result: ReferenceResult) -> None:
     width = max(map(len, result.rows), default=0)
     for query, rows in result.rows.items():
         print(f"  {query:<{width}}  {rows:>9,} rows  {result.urls.get(query, '')}")
+    for operator, dropped in result.dropped.items():
+        if dropped.late or dropped.untimed:
+            print(
+                f"  operator {operator} dropped {dropped.late:,} rows too late, "
+                f"{dropped.untimed:,} without event time"
+            )

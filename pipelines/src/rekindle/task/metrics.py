@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rekindle.protocol import TaskRef
@@ -45,6 +45,17 @@ class TaskCollector(Collector):
             yield self._gauge(
                 "sink_epoch", "Newest durable epoch of a sink", sink.durable, query=query
             )
+
+        yield self._dropped_rows()
+
+    def _dropped_rows(self) -> Metric:
+        labels = [*self._labels, "operator", "reason"]
+        text = "Rows that windows did not take since the task was restored"
+        counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
+        for operator, rows in self._report.dropped.items():
+            for reason, count in (("late", rows.late), ("untimed", rows.untimed)):
+                counter.add_metric([*self._labels.values(), operator, reason], count)
+        return counter
 
     def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:
         every = {**self._labels, **labels}

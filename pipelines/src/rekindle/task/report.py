@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rekindle.engine.model import DroppedRows
 from rekindle.protocol import Answer, TaskPhase, TaskProblem, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.log import OutputLog
@@ -49,6 +50,7 @@ class Report:
         self.phase: TaskPhase = "Waiting"
         self.restored_from: int | None = None
         self.parts: Parts | None = None
+        self.dropped: Mapping[str, DroppedRows] = {}  # the chain's own: it counts on in them
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
         self._boot_id = boot_id

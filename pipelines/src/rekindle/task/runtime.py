@@ -117,6 +117,7 @@ class TaskRuntime:
             CheckpointSaver(self._states),
         )
         self.report.engine_epoch = position.epoch
+        self.report.dropped = chain.dropped
         self.report.parts = parts
         self._flight.serve_log(log, inputs.head)
         self.report.phase = "CatchingUp"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
-from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyst, all_nullable
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.stages import Fold, Stage, WindowNode, plan_stages, stage_sql
@@ -28,14 +28,6 @@ HASH_BYTES = 16 * 2**20
 leaves to execution, so that the hash map is rarely full."""
 MANY_ROWS = 50_000
 """Of more input than that, rows from which sorting is spread over the cores."""
-
-
-@dataclass(slots=True)
-class DroppedRows:
-    """Rows a window did not take, since the process started: too late, or without event time."""
-
-    late: int = 0
-    untimed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +87,7 @@ class SparkChain:
         return self._query.jobs
 
     @property
-    def dropped(self) -> dict[str, DroppedRows]:
-        """By window operator."""
+    def dropped(self) -> Mapping[str, DroppedRows]:
         return self._calls.dropped
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
