@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.connectors.expressions import Call, ExpressionError, parse_expression
 from rekindle.connectors.kinds import open_source
 from rekindle.connectors.source import ReplayableSource
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
+from rekindle.topology.generator_expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 

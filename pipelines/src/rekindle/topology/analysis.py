@@ -15,6 +15,8 @@ from rekindle.errors import Problem
 from rekindle.topology.aggregates import parse_aggregates
 from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
 from rekindle.topology.findings import Finding, InvalidSql, nearest
+from rekindle.topology.generator_columns import event_start, make_column, suitable
+from rekindle.topology.generator_expressions import ExpressionError
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
 from rekindle.topology.inference import field_of, infer_types, known_type
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
@@ -78,9 +80,15 @@ def _source_columns(node: SourceSpec, schema: pa.Schema, path: str) -> list[Prob
     """Columns that the connector's settings name."""
     if node.files is not None and node.files.order_by is not None:
         return _order_column(node, node.files.order_by, schema, f"{path}.files")
-    if node.generator is None:
-        return []
-    given, where = node.generator.columns, f"{path}.generator.columns"
+    if node.generator is not None:
+        return _generated(node.generator.columns, node, schema, f"{path}.generator.columns")
+    return []
+
+
+def _generated(
+    given: Mapping[str, str], node: SourceSpec, schema: pa.Schema, where: str
+) -> list[Problem]:
+    """Each column of the schema has an expression that gives its type."""
     found = [
         Problem(f"{where}[{c}]", "UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
         for c in given
@@ -89,7 +97,16 @@ def _source_columns(node: SourceSpec, schema: pa.Schema, path: str) -> list[Prob
     missing = [c for c in schema.names if c not in given]
     if missing:
         what = f"column {missing[0]} of the schema has no expression"
-        found.append(Problem(where, "Missing", what, f"write e.g. {missing[0]}: sequence"))
+        found.append(Problem(where, "Missing", what, suitable(schema.field(missing[0]).type)))
+    for field in (f for f in schema if f.name in given):
+        text = given[field.name]
+        try:
+            make_column(text, field.type)
+            if node.event_time is not None and node.event_time.column == field.name:
+                event_start(text)
+        except ExpressionError as error:
+            at, what = f"{where}[{field.name}]", f"{text!r}: {error}"
+            found.append(Problem(at, "InvalidExpression", what, error.hint))
     return found
 
 

@@ -34,8 +34,12 @@ class InvalidSql(RekindleError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known word, or all of them if they are few."""
     options = list(dict.fromkeys(known))
-    lower = {o.lower(): o for o in options}
-    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {lower[close[0]]}?"
-    return f"known are {', '.join(options)}" if 0 < len(options) <= 16 else ""
+    listed = f"known are {', '.join(options)}" if 0 < len(options) <= 16 else ""
+    return did_you_mean(word, options) or listed
+
+
+def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint that names the nearest known word, "" if none is alike enough."""
+    lower = {o.lower(): o for o in known}
+    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=likeness)
+    return f"did you mean {lower[close[0]]}?" if close else ""

@@ -98,7 +98,7 @@ class FilesSourceSpec(_Spec):
 
 
 class GeneratorSourceSpec(_Spec):
-    """`columns`: column name -> SQL-like generator, see `rekindle.connectors.generator`."""
+    """`columns`: column name -> expression, see `rekindle.topology.generator_columns`."""
 
     rows_per_second: float = Field(gt=0)
     seed: int = 0

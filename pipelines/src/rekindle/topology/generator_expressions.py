@@ -1,10 +1,11 @@
 """The generator's mini-language: `name` or `name(argument, ...)`; arguments may be quoted or calls.
 
-Pure parsing; `rekindle.connectors.generator` says what the names mean.
+Pure parsing; `rekindle.topology.generator_columns` says what the names mean.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -13,10 +14,15 @@ _TOKEN = re.compile(
     r"(?P<bare>[^(),'\"]+))"
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_MAX_DEPTH = 32  # only null takes an expression; who reads a call recurses
 
 
 class ExpressionError(ValueError):
-    """A column's expression is not one; the message says why."""
+    """A column's expression is not one; the message says why, `hint` what to write."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +47,21 @@ class Call:
         return argument if isinstance(argument, Call) else parse_expression(argument)
 
     def number(self, index: int) -> float:
+        text = self.text(index)
         try:
-            return float(self.text(index))
+            number = float(text)
         except ValueError as e:
-            raise ExpressionError(f"{self.text(index)!r} is not a number") from e
+            raise ExpressionError(f"{text!r} is not a number") from e
+        if not math.isfinite(number):
+            raise ExpressionError(f"{text!r} is not a finite number")
+        return number
 
     def integer(self, index: int) -> int:
+        text = self.text(index)
         try:
-            return int(self.text(index))
+            return int(text)
         except ValueError as e:
-            raise ExpressionError(f"{self.text(index)!r} is not an integer") from e
+            raise ExpressionError(f"{text!r} is not an integer") from e
 
     def integers(self, *defaults: int | None) -> list[int]:
         """All arguments as integers; None means that the argument is required."""
@@ -78,7 +89,7 @@ class Call:
 def parse_expression(text: str) -> Call:
     """`"null(0.1, choice(a, 'b c'))"` -> nested calls. Raises ExpressionError."""
     tokens = _tokens(text)
-    call, rest = _call(tokens, text)
+    call, rest = _call(tokens, text, _MAX_DEPTH)
     if rest:
         raise ExpressionError(f"{text!r} goes on after its end with {rest[0][1]!r}")
     return call
@@ -101,7 +112,11 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens
 
 
-def _call(tokens: list[tuple[str, str]], text: str) -> tuple[Call, list[tuple[str, str]]]:
+def _call(
+    tokens: list[tuple[str, str]], text: str, depth: int
+) -> tuple[Call, list[tuple[str, str]]]:
+    if not depth:
+        raise ExpressionError(f"calls stand in each other more than {_MAX_DEPTH} deep")
     if not tokens or tokens[0][0] != "bare" or not _NAME.fullmatch(tokens[0][1]):
         raise ExpressionError(f"{text!r} does not start with a name")
     name, rest = tokens[0][1], tokens[1:]
@@ -114,16 +129,18 @@ def _call(tokens: list[tuple[str, str]], text: str) -> tuple[Call, list[tuple[st
             if rest[0] != ("mark", ","):
                 raise ExpressionError(f"{text!r} lacks a comma before {rest[0][1]!r}")
             rest = rest[1:]
-        argument, rest = _argument(rest, text)
+        argument, rest = _argument(rest, text, depth)
         arguments.append(argument)
     if not rest:
         raise ExpressionError(f"{text!r} lacks a closing parenthesis")
     return Call(name, tuple(arguments)), rest[1:]
 
 
-def _argument(tokens: list[tuple[str, str]], text: str) -> tuple[str | Call, list[tuple[str, str]]]:
+def _argument(
+    tokens: list[tuple[str, str]], text: str, depth: int
+) -> tuple[str | Call, list[tuple[str, str]]]:
     if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1] == ("mark", "("):
-        return _call(tokens, text)
+        return _call(tokens, text, depth - 1)
     if not tokens or tokens[0][0] == "mark":
         raise ExpressionError(f"{text!r} lacks an argument")
     return tokens[0][1], tokens[1:]
