@@ -30,6 +30,7 @@ MAX_INPUTS = 16
 MAX_KEYS = 16
 MAX_PARTITIONS = 64
 MAX_REPLICAS = 8
+MIN_LOG_BUDGET = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 _ON_DISK = ("file", "local")
 _ONCE = frozenset(_ON_DISK) | CONDITIONAL
@@ -54,6 +55,7 @@ def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Proble
     found += _names(spec, name)
     found += _counts(spec)
     found += _times(spec)
+    found += _log(spec)
     found += _places(spec, local=local)
     found += _conf(spec)
     found += _template(spec.pod_template)
@@ -123,6 +125,13 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
         )
         hint = "checkpoints are taken at the ends of epochs"
         yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)
+
+
+def _log(spec: TopologySpec) -> Iterator[Problem]:
+    """A log over its budget lets files of an eighth of it go; they have to hold some epochs."""
+    if spec.log_budget < MIN_LOG_BUDGET:
+        what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
+        yield Problem("spec.logBudget", "OutOfRange", what, "1Gi is a good choice")
 
 
 def show_duration(us: int) -> str:
