@@ -9,6 +9,7 @@ import pytest
 from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
 
 from rekindle.errors import Problem
+from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import Trial
 from rekindle_operator.reconcile.core import take_turns
 
@@ -115,6 +116,39 @@ def test_a_template_gives_tasks_a_larger_disk_and_takes_nothing_else_away(
         volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
         assert volumes["data"] == larger["volumes"][0]
         assert "topology" in volumes
+
+
+def test_a_template_gives_tasks_a_device_and_the_plan_counts_what_the_pod_asks(
+    cluster: ModelCluster,
+) -> None:
+    asked = {"requests": {"cpu": "3"}, "limits": {"example.com/gpu": 1, "memory": "2Gi"}}
+    template = {"spec": {"containers": [{"name": "task", "resources": asked}]}}
+    cluster.edit("flights", podTemplate=template)
+    cluster.settle()
+    assert cluster.tasks()
+    for name, pod in cluster.tasks().items():
+        resources = cluster.raw_pods[name]["spec"]["containers"][0]["resources"]
+        assert resources["limits"] == asked["limits"]
+        assert resources["requests"].keys() == {"cpu", "memory"}
+        assert (pod.requests.cpu_m, pod.requests.memory) == (3000, 1024**3)
+
+
+def test_a_fused_tasks_limits_are_the_highest_of_its_nodes(cluster: ModelCluster) -> None:
+    spec = flights_spec()
+    limits: Any = [{"cpu": 2, "memory": "1500Mi"}, {"cpu": "1500m", "memory": "1Gi"}]
+    for nodes in (spec["sources"], spec["operators"]):
+        for at, node in enumerate(nodes):
+            node["resources"] = {"limits": limits[at % 2]}
+    cluster.edit("flights", sources=spec["sources"], operators=spec["operators"])
+    cluster.settle()
+    fused = 0
+    for name in cluster.tasks():
+        resources = cluster.raw_pods[name]["spec"]["containers"][0]["resources"]
+        assert resources["limits"] in limits
+        asked = Amounts.parse(resources["requests"])
+        assert asked == Amounts.parse(resources["limits"])
+        fused += resources["limits"] == limits[0]
+    assert fused
 
 
 _EDIT: dict[str, Any] = {"podTemplate": {"spec": {"nodeSelector": {"disk": "fast"}}}}

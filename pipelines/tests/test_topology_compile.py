@@ -15,6 +15,7 @@ from rekindle.errors import InvalidTopology
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.model import Exchange, Resources, Topology
+from rekindle.topology.quantities import task_limits
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 
@@ -181,6 +182,17 @@ def test_resources_come_from_the_topology_or_are_half_a_cpu_and_a_gibibyte() -> 
     assert compile_topology(spec_of(*parts), "t").segments[0].resources == Resources(500, 1024**3)
     given = spec_of(*parts, resources={"requests": {"cpu": 4}})
     assert compile_topology(given, "t").segments[0].resources == Resources(4000, 1024**3)
+
+
+def test_limits_are_the_highest_of_the_nodes_as_written_and_never_below_the_request() -> None:
+    requests = {"cpu": "1500m", "memory": str(1024**3)}
+    own = [{"limits": {"cpu": 2, "memory": "4Gi"}}, None, {"limits": {"cpu": "1900m"}}]
+    default = {"limits": {"cpu": 8, "memory": "1G"}}
+    assert task_limits(own, default, requests) == {"cpu": 2, "memory": "4Gi"}
+    assert task_limits(own[::-1], default, requests) == {"cpu": 2, "memory": "4Gi"}
+    assert task_limits([None], default, requests) == {"cpu": 8, "memory": str(1024**3)}
+    assert task_limits([{"limits": {"memory": "2Gi"}}], {}, requests) == {"memory": "2Gi"}
+    assert task_limits([{"requests": {"cpu": 9}}], {}, requests) == {}
 
 
 def test_a_bad_topology_is_refused_with_all_its_problems() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
 from rekindle.topology.model import Segment, Slot, Topology
+from rekindle.topology.quantities import task_limits
 from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
@@ -146,12 +147,10 @@ def _base_spec(
 
 def _resources(view: TopologyView, segment: Segment) -> Manifest:
     """Requests as the plan counts them; limits as the topology or the segment's nodes say."""
-    limits = dict((view.spec.get("resources") or {}).get("limits") or {})
-    for kind in ("sources", "operators"):
-        for node in view.spec.get(kind) or ():
-            if node.get("name") in segment.nodes:
-                limits |= (node.get("resources") or {}).get("limits") or {}
     requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory)}
+    nodes = [n for kind in ("sources", "operators") for n in view.spec.get(kind) or ()]
+    own = (n.get("resources") for n in nodes if n.get("name") in segment.nodes)
+    limits = task_limits(own, view.spec.get("resources") or {}, requests)
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 
