@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,18 @@ def test_what_is_no_ddl_is_refused_with_its_place(ddl: str, said: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         ddl_to_schema(ddl)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["ARRAY<", "STRUCT<a: "])
+def test_types_stand_in_each_other_as_deep_as_parquet_can_be_read(kind: str) -> None:
+    schema = ddl_to_schema(f"a ARRAY<INT>, x {kind * 32}INT{'>' * 32}")
+    written = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), written)
+    assert pq.read_table(pa.BufferReader(written.getvalue())).schema == schema
+    for depth in (33, 1500):
+        with pytest.raises(InvalidSql) as caught:
+            ddl_to_schema(f"x {kind * depth}INT{'>' * depth}")
+        assert [f.reason for f in caught.value.findings] == ["TooDeep"]
 
 
 _TYPES = st.recursive(

@@ -214,3 +214,24 @@ def test_every_input_has_to_be_read() -> None:
 def test_an_input_that_is_not_known_is_not_judged() -> None:
     report = check_sql("SELECT anything FROM a", {"a": None})
     assert (report.findings, report.schema) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes"),
+    [("(", ")"), ("abs(", ")"), ("NOT ", ""), ("- ", ""), ("CASE WHEN true THEN ", " END")],
+)
+@pytest.mark.parametrize("depth", [150, 1500])
+def test_what_stands_too_deep_to_be_walked_is_refused(opens: str, closes: str, depth: int) -> None:
+    report = judge(f"SELECT {opens * depth}n{closes * depth} AS x FROM rows")
+    assert [f.reason for f in report.findings] == ["TooDeep"]
+
+
+def test_a_cast_to_a_type_too_deep_to_be_walked_is_refused() -> None:
+    cast = f"SELECT CAST(n AS {'ARRAY<' * 120}INT{'>' * 120}) AS x FROM rows"
+    assert [f.reason for f in judge(cast).findings] == ["TooDeep"]
+
+
+@pytest.mark.parametrize("operator", [" + ", " OR ", " || "])
+def test_a_long_chain_of_one_operator_is_not_deep(operator: str) -> None:
+    chain = operator.join(["n"] * 300)
+    assert not judge(f"SELECT {chain} AS x FROM rows").findings

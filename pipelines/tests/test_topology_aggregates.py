@@ -131,6 +131,15 @@ def test_what_is_no_aggregate_list_is_refused(text: str, reason: str) -> None:
     assert reason in reasons(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["+".join(["sum(a)"] * 1000) + " AS r", "sum(" + "- " * 200 + "a) AS r"]
+)
+def test_a_list_too_deep_to_be_taken_apart_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSql) as caught:
+        parse_aggregates(text)
+    assert [f.reason for f in caught.value.findings] == ["TooDeep"]
+
+
 def test_an_aggregate_names_the_columns_that_it_reads() -> None:
     (item,) = parse_aggregates("sum(a) / max(b) + min(a) AS r")
     assert item.columns == ("a", "b")

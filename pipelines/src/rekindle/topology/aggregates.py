@@ -15,7 +15,15 @@ from sqlglot import exp
 
 from rekindle.topology import functions
 from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql
-from rekindle.topology.tokens import DIALECT, calls, check_functions, parse
+from rekindle.topology.tokens import (
+    DIALECT,
+    MAX_DEPTH,
+    calls,
+    check_functions,
+    depth,
+    parse,
+    too_deep,
+)
 
 Merge = Literal["sum", "min", "max"]
 
@@ -63,6 +71,8 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     extra = [key for key, value in tree.args.items() if value and key != "expressions"]
     if not isinstance(tree, exp.Select) or extra or not tree.expressions:
         raise InvalidSql([Finding("InvalidAggregate", "is not a list of aggregates", _example())])
+    if depth(tree, chains=True) > MAX_DEPTH:
+        raise InvalidSql([too_deep()])
     findings = check_functions(text, tree, ()) + _unsupported(text)
     items: list[Aggregate] = []
     for item in tree.expressions:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql, nearest
+from rekindle.topology.findings import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 
@@ -49,6 +49,8 @@ _NOT_YET = {
     "time": "use STRING",
 }
 _MAX_PRECISION = 38
+_MAX_DEPTH = 32
+"""Arrow's reader of Parquet takes 50 arrays in each other, its streams 64."""
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_]+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<mark>[<>(),:]))")
 
 
@@ -80,6 +82,7 @@ class _Reader:
         self._ddl = ddl
         self._tokens = list(self._scan())
         self._at = 0
+        self._depth = 0
 
     def _scan(self) -> Iterator[_Token]:
         at = 0
@@ -143,19 +146,29 @@ class _Reader:
             return _SIMPLE[name]
         if name in _DECIMAL:
             return self._decimal()
-        if name == "array":
-            self._expect("<")
-            element = self._type()
-            self._expect(">")
-            return pa.list_(element)
-        if name == "struct":
-            return self._struct()
+        if name in ("array", "struct"):
+            return self._nested(name, token.column)
         if name in _NOT_YET:
             what = f"the type {token.text} at column {token.column} is not supported yet"
             raise InvalidSql([Finding(NOT_SUPPORTED_YET, what, _NOT_YET[name])])
         known = nearest(name, [*_SIMPLE, "decimal", "array", "struct"])
         what = f"unknown type {token.text} at column {token.column}"
         raise InvalidSql([Finding("InvalidSchema", what, known)])
+
+    def _nested(self, name: str, column: int) -> pa.DataType:
+        if self._depth == _MAX_DEPTH:
+            what = f"types stand in each other more than {_MAX_DEPTH} deep at column {column}"
+            raise InvalidSql([Finding(TOO_DEEP, what, "use columns of their own, or a STRING")])
+        self._depth += 1
+        kind = self._struct() if name == "struct" else self._array()
+        self._depth -= 1
+        return kind
+
+    def _array(self) -> pa.DataType:
+        self._expect("<")
+        element = self._type()
+        self._expect(">")
+        return pa.list_(element)
 
     def _struct(self) -> pa.DataType:
         self._expect("<")

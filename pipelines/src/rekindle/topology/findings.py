@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rekindle.errors import Problem, RekindleError
 
 NOT_SUPPORTED_YET = "NotSupportedYet"
+TOO_DEEP = "TooDeep"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology import functions
-from rekindle.topology.findings import Finding, InvalidSql, nearest
+from rekindle.topology.findings import TOO_DEEP, Finding, InvalidSql, nearest
 
 DIALECT = "spark"
-_OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
-"""What sqlglot raises, beside its own errors, when calls lack arguments or nest too deeply."""
+_OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What sqlglot raises, beside its own errors, when calls lack arguments."""
+MAX_DEPTH = 100
+"""Of a tree: what walks it recurses, here, in sqlglot and in Spark. Parentheses end sooner."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
 _LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is no aggregate
@@ -47,13 +49,35 @@ def parse(sql: str) -> exp.Expr:
         statements = [s for s in sqlglot.parse(sql, dialect=DIALECT) if s is not None]
     except ParseError as error:
         raise InvalidSql([_parse_finding(error)]) from error
+    except RecursionError as error:
+        raise InvalidSql([too_deep()]) from error
     except (SqlglotError, *_OF_BROKEN_TEXT) as error:
         raise InvalidSql([Finding("SqlDoesNotParse", f"does not parse: {error}")]) from error
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
         raise InvalidSql([Finding("SqlDoesNotParse", what, "write exactly one SELECT")])
     _refuse_dangling_commas(sql)
+    if depth(statements[0], chains=False) > MAX_DEPTH:
+        raise InvalidSql([too_deep()])
     return statements[0]
+
+
+def depth(tree: exp.Expr, *, chains: bool) -> int:
+    """Nodes from the root to the farthest leaf. Without `chains`, `a + b + c` is as deep as
+    `a + b`: sqlglot walks those in a loop."""
+    deepest, left = 0, [(tree, 1)]
+    while left:
+        node, at = left.pop()
+        deepest = max(deepest, at)
+        for child in node.iter_expressions():
+            chained = isinstance(node, exp.Binary) and type(child) is type(node)
+            left.append((child, at if chained and not chains else at + 1))
+    return deepest
+
+
+def too_deep() -> Finding:
+    hint = "write a part of it as an operator of its own"
+    return Finding(TOO_DEEP, "expressions stand in each other too deep", hint)
 
 
 def _refuse_dangling_commas(sql: str) -> None:
