@@ -24,7 +24,8 @@ SCHEMA = pa.schema([("a", pa.int64())])
 
 @dataclass(frozen=True)
 class Part:
-    """One segment of a test topology, all operators stateful."""
+    """One segment of a test topology, all operators stateful. `edit` tells definitions of the same
+    name apart."""
 
     name: str
     inputs: tuple[str, ...] = ()
@@ -33,10 +34,19 @@ class Part:
     query: bool = False
     sink: str = "file:///x"
     operators: tuple[str, ...] = ()
+    edit: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.name + self.edit
+
+    @property
+    def stream(self) -> str:
+        return f"op-{self.id}"
 
 
 def make_topology(parts: Sequence[Part], every: int = 4) -> Topology:
-    sizes = {p.name: p.partitions for p in parts}
+    by_name = {p.name: p for p in parts}
     spec = TopologySpec.model_validate(
         {
             "epochInterval": "1s",
@@ -58,20 +68,21 @@ def make_topology(parts: Sequence[Part], every: int = 4) -> Topology:
             ],
         }
     )
-    segments = tuple(_segment(p, sizes) for p in parts)
+    segments = tuple(_segment(p, by_name) for p in parts)
     return Topology("t", spec, {}, segments)
 
 
-def _segment(part: Part, sizes: dict[str, int]) -> Segment:
+def _segment(part: Part, by_name: dict[str, Part]) -> Segment:
     def read(name: str) -> Input:
-        exchange = Exchange.FORWARD if sizes[name] == part.partitions else Exchange.HASH
-        return Input(f"op-{name}", name, SCHEMA, sizes[name], exchange, ())
+        source = by_name[name]
+        exchange = Exchange.FORWARD if source.partitions == part.partitions else Exchange.HASH
+        return Input(source.stream, name, SCHEMA, source.partitions, exchange, ())
 
     return Segment(
-        id=part.name,
+        id=part.id,
         name=part.name,
         nodes=(part.name,),
-        stream=f"op-{part.name}",
+        stream=part.stream,
         inputs=tuple(read(n) for n in part.inputs),
         partitions=part.partitions,
         replicas=part.replicas,
@@ -81,7 +92,7 @@ def _segment(part: Part, sizes: dict[str, int]) -> Segment:
 
 
 def make_generation(parts: Sequence[Part], number: int = 1, every: int = 4) -> Generation:
-    lineage = {p.name: p.operators or (f"op-{p.name}",) for p in parts}
+    lineage = {p.id: p.operators or (p.stream,) for p in parts}
     return Generation(number, make_topology(parts, every), lineage)
 
 
@@ -104,6 +115,7 @@ class FakeTask:
     wish: Poll | None = None
     polls: list[Poll] = field(default_factory=list)
     lie: str = ""
+    deaf: bool = False  # answers, and does nothing that it is told
 
     def poll(self, poll: Poll) -> Answer | None:
         """None where it refuses: a lower fence, or another incarnation is meant."""
@@ -111,7 +123,7 @@ class FakeTask:
             return None
         self.fence = poll.fence
         self.polls.append(poll)
-        if not poll.ask_only:
+        if not poll.ask_only and not self.deaf:
             self.obey(poll)
         return self.answer()
 

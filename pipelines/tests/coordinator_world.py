@@ -45,6 +45,7 @@ class World:
     def __init__(self, parts: Sequence[Part], every: int = 4) -> None:
         self.generation = make_generation(parts, every=every)
         self.graph: Graph = build_graph(self.generation.topology)
+        self.inputs = dict(self.graph.inputs)  # of older generations too
         self.every = every
         self.now = 100.0
         self.head = -1
@@ -179,12 +180,13 @@ class World:
     def answer_of(self, task: FakeTask) -> PollAnswered:
         return PollAnswered(task.slot, task.incarnation, task.answer())
 
-    def change_generation(self, generation: Generation) -> None:
-        """A new ConfigMap; pods of segments that are gone are deleted."""
+    def change_generation(self, generation: Generation, linger: bool = False) -> None:
+        """A new ConfigMap; pods of segments that are gone are deleted, or linger."""
         self.generation = generation
         self.graph = build_graph(generation.topology)
+        self.inputs |= self.graph.inputs
         slots = set(generation.topology.slots())
-        self.tasks = {s: t for s, t in self.tasks.items() if s in slots}
+        self.tasks = {s: t for s, t in self.tasks.items() if linger or s in slots}
         self.list_pods()
         self.tell(GenerationSeen(generation))
 
@@ -224,7 +226,7 @@ class World:
                 task.save()
 
     def can_take(self, task: FakeTask, epoch: int) -> bool:
-        inputs = self.graph.inputs[partition_of(task.slot)]
+        inputs = self.inputs[partition_of(task.slot)]
         if not inputs:
             return epoch <= self.head
         return all(self.readable(source, epoch) for source in inputs)
@@ -245,7 +247,7 @@ class World:
 
     def run_but(self, idle: Slot | None, epochs: int) -> None:
         """As `run`, while one task answers and does nothing."""
-        segments = list(dict.fromkeys(p.segment for p in self.graph.partitions))
+        segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epoch()
             for _ in range(4):

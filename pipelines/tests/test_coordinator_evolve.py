@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from coordinator_parts import Part, make_generation
-from coordinator_world import DIAMOND, started, wishes
+from coordinator_world import DIAMOND, World, started, wishes
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at
 from rekindle.coordinator.graph import build_graph
-from rekindle.coordinator.model import Generation, GenerationSeen
+from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
 from rekindle.topology.model import Slot
 
 
@@ -70,6 +70,60 @@ def test_no_entry_is_committed_that_a_query_which_its_task_has_not_heard_of_lack
     world.tasks[Slot("right", 0, 0)].sink_lag = 0
     world.run(2 * world.every)
     assert world.store[-1].entries["right/0"][0].epoch > owes
+
+
+def edited() -> tuple[World, Slot, Slot]:
+    """The definition that `both` stands for is replaced; the tasks of the old one go on."""
+    world = started()
+    parts = [replace(p, edit="-2") if p.name == "both" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2), linger=True)
+    return world, Slot("both", 0, 0), Slot("both-2", 0, 0)
+
+
+def written_by(world: World, slot: Slot) -> int:
+    return max(durable for (p, _), durable in world.sunk.items() if p == partition_of(slot))
+
+
+def test_replaced_tasks_that_go_on_write_nothing_of_what_their_successors_owe() -> None:
+    world, old, new = edited()
+    world.hold_writes = True  # the claim takes its time
+    world.run(3 * world.every)
+    world.hold_writes = False
+    world.release_writes()
+    world.start_task(new)
+    world.run(5 * world.every)
+    owed = world.store[-1].queries["q-both"].epoch
+    assert world.tasks[old].position > owed
+    assert written_by(world, old) < owed
+    assert written_by(world, new) > owed
+    told = wishes(world)[old]
+    assert (told.sinks, told.upstreams, told.floor, told.restore) == ((), (), None, None)
+
+
+def test_a_coordinator_that_finds_replaced_tasks_stops_their_sinks_first() -> None:
+    world, old, _ = edited()
+    world.start_coordinator()
+    world.run(3 * world.every)
+    assert not world.tasks[old].answer().sinks
+    assert written_by(world, old) < world.store[-1].queries["q-both"].epoch
+
+
+@pytest.mark.parametrize("trouble", ["deaf", "frozen"])
+def test_a_replaced_task_that_does_not_obey_holds_no_generation_up(trouble: str) -> None:
+    world, old, _ = edited()
+    setattr(world.tasks[old], trouble, True)
+    world.rounds(2)
+    assert world.store[-1].generation == 1
+    world.rounds(20)
+    assert world.store[-1].generation == 2
+
+
+def test_a_start_leaves_time_to_hear_of_it() -> None:
+    parts = [Part("src"), Part("new", ("src",), query=True)]
+    generation = make_generation(parts, 3, every=4)
+    previous = replace(manifest_of(src={3: True}), epoch=3)
+    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=6)
+    assert found.entries["new/0"] == (starts_at(11),)
 
 
 def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:

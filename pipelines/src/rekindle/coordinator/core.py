@@ -3,7 +3,7 @@
 It puts the parts together: membership (§8.1), routes, restore points, floors (§6), checkpoint
 commit (§7), digest comparison (§3) and status. No I/O, no clock, no threads. It is stateless in
 the sense of design §1: all of it is rebuilt from pods, answers and the newest manifest, and until
-that has happened tasks are only asked, never told.
+that has happened tasks are only asked, never told; but for replaced ones, whose sinks stop first.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.owed import committable, owed
+from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
 from rekindle.coordinator.retention import Standings, floors, oldest
 from rekindle.coordinator.routes import serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
@@ -68,6 +69,7 @@ class Coordinator:
         self._pods_are_known = False
         self._asking_since: float | None = None
         self._settled = False
+        self._told_since = 0.0  # since when replaced tasks of this generation could be told
         self._isolated = False
         self._fenced = False
         self._heads = HeadHistory()
@@ -115,7 +117,8 @@ class Coordinator:
         if self._fenced:
             return effects
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
-            effects += [self._dated(e, now) for e in self.committer.step(self._scene(), now)]
+            scene = None if self._waits_for_replaced(now) else self._scene()
+            effects += [self._dated(e, now) for e in self.committer.step(scene, now)]
         # What keeps it from settling is said too: a generation that cannot be read, for one.
         if (self._settled or self._said) and self._pace.due(now):
             effects += self._pace.offer(build_status(self._view(now), now), now)
@@ -245,6 +248,7 @@ class Coordinator:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
             self._graph = build_graph(generation.topology)
+            self._told_since = now
             self._pace.hurry()
             self._begin_to_ask(now)
             self._derive()
@@ -272,6 +276,7 @@ class Coordinator:
             return
         waited = now - self._asking_since >= SETTLE_S
         self._settled = waited or not any(t.unknown and t.pod.started for t in self.membership)
+        self._told_since = now
 
     def _derive(self) -> None:
         self._replicas = serving_replicas(self.membership, self.divergence.is_diverged)
@@ -289,8 +294,15 @@ class Coordinator:
             graph=self._graph,
             standings=Standings.of(self.membership),
             running=self._running(),
-            head_epoch=max((t.answer.head_epoch for t in self.membership if t.answer), default=-1),
+            head_epoch=max((_newest(t.answer) for t in self.membership if t.answer), default=-1),
         )
+
+    def _waits_for_replaced(self, now: float) -> bool:
+        """Where a generation starts is chosen once replaced tasks have stopped writing."""
+        generation, graph = self._generation, self._graph
+        if generation is None or graph is None or self.committer.covers(generation):
+            return False
+        return now - self._told_since < STOP_S and still_write(self.membership, graph)
 
     def _running(self) -> frozenset[Partition]:
         """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
@@ -369,12 +381,13 @@ class Coordinator:
             incarnation=task.pod.incarnation,
         )
         poll = Poll(fence=self.fence, generation=generation.number, task=ref, ask_only=True)
-        manifest, graph = self.committer.claimed, self._graph
-        if not self.ready or manifest is None or graph is None:
+        # One that has not answered this coordinator yet may be running with a wish of its own.
+        if task.answer is None or not self._settled:
             return poll
-        # One that has not answered this coordinator yet may be running with a wish of its own;
-        # one of an older generation keeps the wish it has.
-        if task.answer is None or task.partition not in graph.readers:
+        manifest, graph = self.committer.claimed, self._graph
+        if graph is not None and is_replaced(task, graph):
+            return poll.model_copy(update={"ask_only": False})  # no sinks; its routes stay
+        if not self.ready or manifest is None or graph is None:
             return poll
         told = Told(
             graph,
@@ -392,3 +405,8 @@ class Coordinator:
         reached = task.answer.stable_epoch if task.answer else NO_EPOCH
         every = self._generation.checkpoint_every
         return self.committer.falls_behind(task.partition, reached, every)
+
+
+def _newest(answer: Answer) -> int:
+    """The newest epoch a task has heard of: after a restart its log may be ahead of its head."""
+    return max(answer.head_epoch, answer.stable_epoch)

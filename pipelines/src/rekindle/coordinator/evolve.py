@@ -7,6 +7,7 @@ those that are new start empty at a checkpoint boundary that no task has reached
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
+_HEARD_WITHIN_S = 2.0
+"""By then the first manifest is written and the tasks that go on have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def starts_at(epoch: int) -> EntryRef:
 def evolve(
     previous: Manifest | None, generation: Generation, graph: Graph, head_epoch: int
 ) -> Evolution:
-    """`head_epoch`: the newest epoch that any task has released."""
+    """`head_epoch`: the newest epoch that any task has heard of."""
     if previous is None:
         return Evolution(
             entries={p.key: (starts_at(NO_EPOCH),) for p in graph.partitions},
@@ -50,8 +53,8 @@ def evolve(
             assemblies=(),
             problems=(),
         )
-    # Strictly ahead of everybody: nobody may have passed it before hearing of it.
-    ahead = max(head_epoch, previous.epoch) + 1
+    # So far ahead of everybody that a sink which a task is to give up does not pass it before.
+    ahead = max(head_epoch, previous.epoch) + math.ceil(_HEARD_WITHIN_S / generation.interval_s)
     start = boundary_at_or_after(ahead, generation.checkpoint_every)
     return _Evolver(previous, generation, graph, start).run()
 

@@ -1,0 +1,33 @@
+"""Tasks whose partition is none of the newest generation's, until their pods are gone (design §4).
+
+They are told to give up their sinks before their successors' start is chosen: what they wrote
+beyond it would stand there instead, since a file is never replaced (design §9). Their routes and
+logs stay as they are. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.membership import Task
+
+STOP_S = 3.0
+"""How long a claim waits for those that answer and go on writing."""
+_WRITING = frozenset({"CatchingUp", "Live"})
+
+
+def is_replaced(task: Task, graph: Graph) -> bool:
+    return task.partition not in graph.readers
+
+
+def still_write(tasks: Iterable[Task], graph: Graph) -> bool:
+    """Whether some of them that can be reached have sinks. One that ends takes no new epochs."""
+    return any(
+        task.answer is not None
+        and task.answer.sinks
+        and task.phase in _WRITING
+        and not task.suspected
+        and is_replaced(task, graph)
+        for task in tasks
+    )
