@@ -79,7 +79,7 @@ class _Evolver:
             entries=self._entries,
             queries=self._query_starts(),
             assemblies=tuple(a for a in self._assemblies if self._keeps(a)),
-            problems=tuple(self._problems),
+            problems=tuple(dict.fromkeys(self._problems)),  # once for all partitions of a source
         )
 
     def _keeps(self, assembly: Assembly) -> bool:
@@ -95,6 +95,12 @@ class _Evolver:
             self._problems.append(
                 f"{partition.key} starts empty at epoch {self._start + 1}: {names}, which held the "
                 "state of its operators, have no checkpoint epoch in common"
+            )
+        elif not self._graph.inputs[partition]:
+            source = self._generation.topology.segment(partition.segment).nodes[0]
+            self._problems.append(
+                f"source {source} begins with epoch {self._start + 1}; rows of its earlier epochs "
+                "are not read"
             )
         above = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
         return (starts_at(max(self._start, *above) if above else self._start),)
