@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rekindle.protocol import Endpoint
 from rekindle.streams.choice import (
+    FORGIVEN_S,
     Answered,
     CallFailed,
     ReplicaChoice,
@@ -30,10 +31,18 @@ from rekindle.streams.reader import PartitionReader, Subscription
 A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
 
 
-def endpoints(*addresses: str, suspected: str = "", incarnation: int = 1) -> RoutesChanged:
+def endpoints(
+    *addresses: str, suspected: str = "", lagging: tuple[str, ...] = (), incarnation: int = 1
+) -> RoutesChanged:
     return RoutesChanged(
         tuple(
-            Endpoint(address=a, replica=i, incarnation=incarnation, suspected=a == suspected)
+            Endpoint(
+                address=a,
+                replica=i,
+                incarnation=incarnation,
+                suspected=a == suspected,
+                lagging=a in lagging,
+            )
             for i, a in enumerate(addresses)
         )
     )
@@ -89,6 +98,25 @@ def test_a_replica_that_gives_nothing_new_is_left_after_the_stall() -> None:
     assert choice(A).step(Answered(A, ()), 10) == []
 
 
+def test_a_laggard_is_left_only_for_one_that_keeps_up() -> None:
+    made = choice(A, B, C)
+    assert made.step(endpoints(A, B, C, lagging=(A, B), suspected=C), 1) == []
+    assert made.step(endpoints(A, B, C, lagging=(A, B)), 2) == [SwitchTo(C, 5)]
+    assert made.step(endpoints(A, B, C), 3) == []
+    assert made.step(endpoints(A, B, lagging=(B,), suspected=A), 4) == [SwitchTo(B, 5)]
+
+
+def test_a_laggard_is_kept_while_the_other_was_left_for_cause_lately() -> None:
+    made = choice(A, B)
+    made.step(endpoints(A, B, lagging=(B,)), 0)
+    assert made.step(CallFailed(A), 1) == [SwitchTo(B, 5)]
+    assert made.step(Answered(B, (5,)), 1 + FORGIVEN_S / 2) == [Take((5,))]
+    assert made.step(Answered(B, (6,)), 1 + FORGIVEN_S) == [Take((6,)), SwitchTo(A, 7)]
+    stalled = 1 + FORGIVEN_S + 3
+    assert made.step(Answered(A, ()), stalled) == [SwitchTo(B, 7)]
+    assert made.step(Answered(B, (7,)), stalled + 1) == [Take((7,))]
+
+
 def test_a_removed_replica_is_left() -> None:
     assert choice(A, B).step(endpoints(B), 1) == [SwitchTo(B, 5)]
     assert choice(A).step(endpoints(), 1) == [SwitchTo(None, 5)]
@@ -117,9 +145,11 @@ _events = st.one_of(
     st.tuples(st.sampled_from([A, B, C]), st.integers(0, 30), st.integers(0, 4)).map(
         lambda t: Answered(t[0], tuple(range(t[1], t[1] + t[2])))
     ),
-    st.tuples(st.sets(st.sampled_from([A, B, C])), st.sampled_from([A, B, C, ""])).map(
-        lambda t: endpoints(*sorted(t[0]), suspected=t[1])
-    ),
+    st.tuples(
+        st.sets(st.sampled_from([A, B, C])),
+        st.sampled_from([A, B, C, ""]),
+        st.sets(st.sampled_from([A, B, C])),
+    ).map(lambda t: endpoints(*sorted(t[0]), suspected=t[1], lagging=tuple(t[2]))),
 )
 
 

@@ -40,6 +40,7 @@ class Endpoint(_Message):
     replica: int
     incarnation: int
     suspected: bool = False
+    lagging: bool = False  # well behind another replica, which is Live
 
 
 class Upstream(_Message):

@@ -1,23 +1,27 @@
 """From which replicas a task reads each of its inputs, preferred first (design §4, DPC §4).
 
 Pure. Only replicas that serve (CatchingUp, Live) and agree with the others are named; suspected
-ones come last, because suspicion may be wrong. Equals are ordered so that replica i prefers
-replica i, which spreads the readers.
+ones come last, because suspicion may be wrong. Equals are ordered so that replica i prefers replica
+i, which spreads the readers. One that lags behind a Live one is marked, so that readers leave it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Membership, Task
 from rekindle.coordinator.model import Partition, partition_of
-from rekindle.protocol import Endpoint, Upstream
+from rekindle.protocol import Answer, Endpoint, Upstream
 from rekindle.topology.model import Slot
 
 _SERVING = frozenset({"CatchingUp", "Live"})
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
 """Lag orders replicas by these steps only, so that readers do not swing between equals."""
+_LAGGING_S = _LAG_STEPS_S[0]
+_LAGGING_EPOCHS = 2
+"""A replica lags when it is so far behind another one, in both. Differences, so that the other one
+has to lose twice as much before it lags; epochs, so that nobody swings within a long one."""
 
 Judge = Callable[[Task], bool]
 
@@ -66,12 +70,22 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: Judge) -> tuple[Endpo
         lag = sum(task.answer.lag_s > s for s in _LAG_STEPS_S) if task.answer else 0
         return is_suspected(task), task.phase != "Live", lag, replica != mine, replica
 
+    live = [t.answer for t in tasks if t.answer and t.phase == "Live" and not is_suspected(t)]
     return tuple(
         Endpoint(
             address=task.endpoint,
             replica=task.slot.replica,
             incarnation=task.pod.incarnation,
             suspected=is_suspected(task),
+            lagging=task.answer is not None and _lags(task.answer, live),
         )
         for task in sorted(tasks, key=preference)
+    )
+
+
+def _lags(answer: Answer, live: Sequence[Answer]) -> bool:
+    return any(
+        answer.lag_s - other.lag_s > _LAGGING_S
+        and other.stable_epoch - answer.stable_epoch >= _LAGGING_EPOCHS
+        for other in live
     )

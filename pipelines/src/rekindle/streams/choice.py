@@ -3,12 +3,14 @@
 Replicas of a stable stream say the same, so a reader may switch in the middle of it; it stays with
 one as long as that one serves it, because switching costs a connection. It leaves a replica that
 failed a call, that the coordinator suspects while another is not suspected, that no longer has the
-epoch, or that has given nothing new for `stall_s` while there is another to try. A replica that
-failed is not asked again before its back-off is over, unless it comes as a new incarnation.
+epoch, that has given nothing new for `stall_s` while there is another to try, or that lags while
+another does not and has not been left for cause lately. A replica that failed is not asked again
+before its back-off is over, unless it comes as a new incarnation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -17,6 +19,8 @@ from rekindle.protocol import Endpoint
 
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
+FORGIVEN_S = 30.0
+"""So long a laggard that gives something is better than one that was left for cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class _Standing:
     failures: int = 0
     not_before: float = 0.0
     gone: bool = False
+    left_at: float = -math.inf
 
 
 class ReplicaChoice:
@@ -136,6 +141,8 @@ class ReplicaChoice:
             self._progress_at = now
             others = [e for e in self._askable(now) if e.address != address]
             if others:
+                for standing in self._standings_of(address):
+                    standing.left_at = now
                 return self._switch(self._best(others), now)
         return self._choose(now)
 
@@ -143,8 +150,13 @@ class ReplicaChoice:
         askable = self._askable(now)
         mine = next((e for e in askable if e.address == self.current), None)
         if mine is not None and (not mine.suspected or all(e.suspected for e in askable)):
-            return []
+            better = [e for e in askable if mine.lagging and self._keeps_up(e, now)]
+            return self._switch(self._best(better), now) if better else []
         return self._switch(self._best(askable) if askable else None, now)
+
+    def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
+        forgiven = now - self._standing(endpoint).left_at >= FORGIVEN_S
+        return forgiven and not endpoint.suspected and not endpoint.lagging
 
     def _switch(self, to: Endpoint | None, now: float) -> list[Effect]:
         address = to.address if to else None
@@ -164,11 +176,16 @@ class ReplicaChoice:
         return self._standings.get((endpoint.address, endpoint.incarnation), _Standing())
 
     def _blame(self, address: str, gone: bool, now: float) -> None:
-        for endpoint in self._endpoints:
-            if endpoint.address == address:
-                key = (address, endpoint.incarnation)
-                standing = self._standings.setdefault(key, _Standing())
-                back_off = min(FIRST_BACK_OFF_S * 2**standing.failures, MAX_BACK_OFF_S)
-                standing.failures += 1
-                standing.gone = gone
-                standing.not_before = now + back_off
+        for standing in self._standings_of(address):
+            back_off = min(FIRST_BACK_OFF_S * 2**standing.failures, MAX_BACK_OFF_S)
+            standing.failures += 1
+            standing.gone = gone
+            standing.not_before = now + back_off
+            standing.left_at = now
+
+    def _standings_of(self, address: str) -> list[_Standing]:
+        return [
+            self._standings.setdefault((e.address, e.incarnation), _Standing())
+            for e in self._endpoints
+            if e.address == address
+        ]

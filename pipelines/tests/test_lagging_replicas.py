@@ -1,0 +1,106 @@
+"""A reader leaves a replica that falls behind, once, and swings between no equals (design §4)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coordinator_parts import Part, make_topology
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.membership import Membership
+from rekindle.coordinator.model import Pod
+from rekindle.coordinator.routes import serving_replicas, upstreams
+from rekindle.protocol import Answer, TaskRef
+from rekindle.streams.choice import ReplicaChoice, RoutesChanged, SwitchTo
+from rekindle.topology.model import Slot
+
+Phase = Literal["CatchingUp", "Live"]
+HEAD = 10_000
+STEP_S = 2.0
+lags = st.floats(0, 100)
+behind = st.integers(0, 100)
+phases = st.sampled_from(["CatchingUp", "Live"])
+
+
+class Reader:
+    """One that reads `src` with its two replicas, as the coordinator tells it."""
+
+    def __init__(self) -> None:
+        self.choice = ReplicaChoice(0, stall_s=4)
+        self.now = 0.0
+        self.left: list[str | None] = []
+        parts = [Part("src", replicas=2), Part("out", ("src",))]
+        self._graph = build_graph(make_topology(parts))
+        self._slots = [Slot("src", 0, 0), Slot("src", 0, 1)]
+        self._members = Membership()
+        pods = [Pod(str(s.replica), s, 1, f"10.0.0.{s.replica}", True, True) for s in self._slots]
+        self._members.pods_listed(pods, 0)
+
+    def hears(self, *replicas: tuple[float, int, Phase]) -> None:
+        """Lag, epochs behind the head and phase of each replica."""
+        self.now += 0.25
+        for slot, (lag_s, epochs, phase) in zip(self._slots, replicas, strict=True):
+            ref = TaskRef(segment="src", partition=0, replica=slot.replica, incarnation=1)
+            answer = Answer(
+                task=ref,
+                boot_id="b",
+                fence=1,
+                phase=phase,
+                lag_s=lag_s,
+                stable_epoch=HEAD - epochs,
+            )
+            task = self._members.get(slot)
+            assert task is not None
+            self._members.answered(task, answer, self.now)
+        serving = serving_replicas(self._members, lambda _: False)
+        (upstream,) = upstreams(Slot("out", 0, 0), self._graph, serving, lambda t: t.suspected)
+        before = self.choice.current
+        effects = self.choice.step(RoutesChanged(upstream.endpoints), self.now)
+        if before is not None:
+            self.left += [before for e in effects if isinstance(e, SwitchTo)]
+
+
+@given(st.lists(st.tuples(lags, st.floats(-STEP_S, STEP_S), behind, behind, phases, phases)))
+def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
+    story: list[tuple[float, float, int, int, Phase, Phase]],
+) -> None:
+    reader = Reader()
+    for lag_s, more_s, epochs, others, phase, other in story:
+        lag_s += STEP_S
+        reader.hears((lag_s, epochs, phase), (lag_s + more_s * 0.999, others, other))
+    assert not reader.left
+
+
+@given(st.lists(st.tuples(lags, behind, phases, st.floats(0, STEP_S)), min_size=1))
+def test_a_laggard_is_left_once_however_its_lag_goes_on(
+    story: list[tuple[float, int, Phase, float]],
+) -> None:
+    reader = Reader()
+    reader.hears((0, 0, "Live"), (0, 0, "Live"))
+    first = reader.choice.current
+    lagged = False
+    for lag_s, epochs, phase, other_s in story:
+        reader.hears((lag_s, epochs, phase), (other_s, 0, "Live"))
+        lagged = lagged or (lag_s - other_s > STEP_S and epochs >= 2)
+        assert reader.left == ([first] if lagged else [])
+
+
+def test_one_that_reads_at_half_speed_is_left_before_it_is_three_seconds_behind() -> None:
+    reader = Reader()
+    for tick in range(40):
+        behind_s = tick * 0.25 / 2
+        reader.hears((behind_s, int(behind_s), "Live"), (0.3, 0, "Live"))
+        if reader.left:
+            break
+    assert behind_s < 3
+
+
+def test_a_laggard_is_not_left_for_one_that_catches_up_itself() -> None:
+    reader = Reader()
+    reader.hears((0, 0, "Live"), (0, 0, "Live"))
+    reader.hears((50, 50, "CatchingUp"), (10, 10, "CatchingUp"))
+    assert not reader.left
+    reader.hears((50, 50, "CatchingUp"), (9, 9, "Live"))
+    assert reader.left
