@@ -42,7 +42,7 @@ from rekindle.coordinator.model import (
 from rekindle.coordinator.owed import committable, owed
 from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
 from rekindle.coordinator.retention import Standings, floors, oldest
-from rekindle.coordinator.routes import serving_replicas
+from rekindle.coordinator.routes import running, serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
 from rekindle.coordinator.wishes import Told
 from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
@@ -293,7 +293,7 @@ class Coordinator:
             generation=self._generation,
             graph=self._graph,
             standings=Standings.of(self.membership),
-            running=self._running(),
+            running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=max((_newest(t.answer) for t in self.membership if t.answer), default=-1),
         )
 
@@ -303,19 +303,6 @@ class Coordinator:
         if generation is None or graph is None or self.committer.covers(generation):
             return False
         return now - self._told_since < STOP_S and still_write(self.membership, graph)
-
-    def _running(self) -> frozenset[Partition]:
-        """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
-        while there are none, those that catch up."""
-        for phase in ("Live", "CatchingUp"):
-            found = frozenset(
-                partition
-                for partition, tasks in self._replicas.items()
-                if any(t.phase == phase and not self.is_suspected(t) for t in tasks)
-            )
-            if found:
-                return found & frozenset(self._graph.partitions if self._graph else ())
-        return frozenset()
 
     def _readable(self) -> dict[Slot, tuple[Slot, ...]]:
         if self._graph is None:

@@ -56,6 +56,20 @@ def serving_replicas(
     return found
 
 
+def running(replicas: dict[Partition, list[Task]], is_suspected: Judge) -> frozenset[Partition]:
+    """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
+    while there are none, those that catch up."""
+    for phase in ("Live", "CatchingUp"):
+        found = frozenset(
+            partition
+            for partition, tasks in replicas.items()
+            if any(t.phase == phase and not is_suspected(t) for t in tasks)
+        )
+        if found:
+            return found
+    return frozenset()
+
+
 def saver(replicas: list[Task], is_suspected: Judge) -> Slot | None:
     """Who saves a partition's checkpoints: the lowest index that is Live, else catching up; None
     while no replica serves."""
