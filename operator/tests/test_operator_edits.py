@@ -303,6 +303,26 @@ def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
     assert all(p.slot.replica == 0 for p in cluster.tasks().values() if p.slot)
 
 
+def test_a_surplus_replica_that_falls_silent_makes_room(cluster: ModelCluster) -> None:
+    """What is to stay may stand on its node then, from the checkpoint."""
+    cluster.edit("flights", **with_replicas(2))
+    for name in "ab":
+        cluster.add_node(name, 16_000, 64 << 30)
+    cluster.settle()
+    victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
+    cluster.lose_node(victim or "")
+    cluster.edit("flights", **with_replicas(1))
+    cluster.settle()
+    pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
+    cluster.stuck.add(pod.name)
+    cluster.silent[pod.ref] = cluster.now
+    for _ in range(30):
+        cluster.pass_time(1.0)
+        cluster.settle()
+    assert pod.name not in cluster.tasks()
+    assert set(cluster.query_states().values()) == {"Live"}
+
+
 def test_what_edits_leave_behind_does_not_pile_up(running: ModelCluster) -> None:
     """`status.slots` has a limit, and one write that is refused would end all that follow."""
     operators = [dict(o) for o in flights_spec()["operators"]]

@@ -69,7 +69,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         case, states = surveyed.case, surveyed.states
         made = replacements(case, states, judgement, now, settings)
         succession = keep_coordinator(case, snapshot, judgement, now, settings)
-        serving = surplus(case, states, snapshot, judgement)
+        serving = surplus(case, states, snapshot, judgement, now, settings.timing)
         work = with_candidates(Work(case, states, tuple(made), serving))
         return Prepared(surveyed.accepting, work, succession)
 

@@ -18,7 +18,7 @@ from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.case import Case, Running, place_of
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
 from rekindle_operator.resources.task import task_pod, task_template
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import Settings, Timing
 
 _SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its room is wanted
 
@@ -51,7 +51,8 @@ class SlotState:
     @property
     def holds(self) -> bool:
         """It runs, or room is reserved for it: the plan need not think of it."""
-        return self.loss is None and self.stand in (Stand.OPEN, Stand.BOUND)
+        runs = self.pod is not None and not self.pod.ended
+        return runs and self.loss is None and self.stand in (Stand.OPEN, Stand.BOUND)
 
     @property
     def refusal(self) -> str:
@@ -243,10 +244,15 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
 
 
 def surplus(
-    case: Case, states: Iterable[SlotState], snapshot: Snapshot, judgement: Judgement
+    case: Case,
+    states: Iterable[SlotState],
+    snapshot: Snapshot,
+    judgement: Judgement,
+    now: float,
+    timing: Timing,
 ) -> tuple[PodView, ...]:
-    """Replicas that an edit has taken away from partitions that it left: they serve on until one
-    that stays is live, since they may be the only ones that have the state."""
+    """Replicas that an edit has taken away from partitions that it left, and that are not lost:
+    they serve on until one that stays is live, since they may be the only ones with the state."""
     current = {s.slot for s in states}
     partitions = {(slot.segment, slot.partition) for slot in current}
     return tuple(
@@ -255,8 +261,9 @@ def surplus(
         if p.slot is not None
         and p.slot not in current
         and (p.slot.segment, p.slot.partition) in partitions
-        and not p.terminating
-        and _may_run(p, judgement)
+        and (p.node is not None and not p.ended)
+        and judge_pod(p, judgement, snapshot, now, timing) is None
+        and not _diverged(case, p.slot, p)
     )
 
 
@@ -279,10 +286,6 @@ def leftovers(
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, judgement, _SHORT_GRACE_S, "a newer incarnation stands"))
     return found
-
-
-def _may_run(pod: PodView, judgement: Judgement) -> bool:
-    return pod.node is not None and not pod.ended and not judgement.loss_of_node(pod)
 
 
 def suspension(case: Case, snapshot: Snapshot, judgement: Judgement) -> list[Action]:

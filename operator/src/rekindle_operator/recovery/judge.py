@@ -115,7 +115,7 @@ def judge_pod(
     """Of the newest pod of a slot; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
-    if pod.ended and pod.was_ready:
+    if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_s):
         return Loss.FAILED
     if judgement.loss_of_node(pod):
         return Loss.NODE
@@ -141,9 +141,12 @@ def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) 
 def _is_patience_over(pod: PodView, now: float, timing: Timing) -> bool:
     """What scheduler or kubelet keep refusing (a claim that is not there, a sysctl) is not tried
     every 5 s forever."""
-    opened = pod.opened_at if pod.opened_at is not None else pod.created_at
     patience_s = timing.unbound_s * 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
-    return now - opened >= patience_s
+    return now - _opened_at(pod) >= patience_s
+
+
+def _opened_at(pod: PodView) -> float:
+    return pod.opened_at if pod.opened_at is not None else pod.created_at
 
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:
