@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_operator_model_cluster import ModelCluster, flights_spec
+from flights_example import flights_spec
+from test_operator_model_cluster import ModelCluster
 
 
 @pytest.fixture

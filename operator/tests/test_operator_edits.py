@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
+from flights_example import flights_spec, with_replicas
+from test_operator_model_cluster import ModelCluster
 
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import Amounts
@@ -280,10 +281,8 @@ def test_suspension_stops_tasks_then_the_coordinator_and_resumes_without_a_recov
     assert {"Suspended", "Resumed"} <= set(running.reasons())
 
 
-def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
-    cluster: ModelCluster,
-) -> None:
-    """The replica that is to stay may not stand beside it, and there is no other node."""
+def _take_away_replicas_that_are_left(cluster: ModelCluster) -> None:
+    """One of two nodes is lost, and with it replicas that are to stay."""
     cluster.edit("flights", **with_replicas(2))
     for name in "ab":
         cluster.add_node(name, 16_000, 64 << 30)
@@ -292,6 +291,13 @@ def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
     cluster.lose_node(victim or "")
     cluster.settle()
     cluster.edit("flights", **with_replicas(1))
+
+
+def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
+    cluster: ModelCluster,
+) -> None:
+    """The replica that is to stay may not stand beside it, and there is no other node."""
+    _take_away_replicas_that_are_left(cluster)
     for _ in range(5):
         cluster.settle()
         cluster.pass_time(70.0)
@@ -305,13 +311,7 @@ def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
 
 def test_a_surplus_replica_that_falls_silent_makes_room(cluster: ModelCluster) -> None:
     """What is to stay may stand on its node then, from the checkpoint."""
-    cluster.edit("flights", **with_replicas(2))
-    for name in "ab":
-        cluster.add_node(name, 16_000, 64 << 30)
-    cluster.settle()
-    victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
-    cluster.lose_node(victim or "")
-    cluster.edit("flights", **with_replicas(1))
+    _take_away_replicas_that_are_left(cluster)
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
     cluster.stuck.add(pod.name)

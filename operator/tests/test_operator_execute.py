@@ -28,11 +28,12 @@ class Answer:
 
 
 @dataclass
-class Quota(client.ApiClient):
-    """Refuses pods with `status`, and takes everything else."""
+class Refusing(client.ApiClient):
+    """Refuses what is made with `status`; what is there already belongs to `owner`."""
 
     status: int = 403
     says: str = "exceeded quota: pods"
+    owner: str = REF.topology_uid
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -42,13 +43,15 @@ class Quota(client.ApiClient):
         self.calls.append(f"{method} {url.rpartition('/')[2]}")
         if method == "POST":
             return Answer(self.status, {"message": self.says})
-        return Answer(200, {"kind": "Status"})
+        return Answer(
+            200, {"kind": "Status", "metadata": {"ownerReferences": [{"uid": self.owner}]}}
+        )
 
 
 _REMOVAL = DeletePod("default", "old", "u", None, "why")
 
 
-def run(api: client.ApiClient) -> Cluster:
+def run(api: Refusing) -> Cluster:
     cluster = Cluster(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
     meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
@@ -58,7 +61,7 @@ def run(api: client.ApiClient) -> Cluster:
 
 
 def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_template() -> None:
-    api = Quota(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
+    api = Refusing(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = Cluster(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
@@ -71,7 +74,7 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
 
 
 def test_a_refused_pod_ends_no_turn_and_is_remembered() -> None:
-    api = Quota()
+    api = Refusing()
     refusal = run(api).snapshot().refusals[REF]
     assert api.calls == ["POST pods", "DELETE old"]
     assert (refusal.message, refusal.lost_at) == ("exceeded quota: pods", 990.0)
@@ -79,33 +82,16 @@ def test_a_refused_pod_ends_no_turn_and_is_remembered() -> None:
 
 
 def test_an_api_server_in_trouble_ends_the_turn_since_the_pod_may_have_been_made() -> None:
-    api = Quota(status=500)
+    api = Refusing(status=500)
     assert run(api).snapshot().refusals == {}
     assert api.calls == ["POST pods"]
-
-
-@dataclass
-class Taken(client.ApiClient):
-    """Every name is taken, by an object of `owner`."""
-
-    owner: str = "uid"
-    calls: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
-        self.calls.append(f"{method} {url.rpartition('/')[2]}")
-        if method == "POST":
-            return Answer(409, {"message": "already exists"})
-        return Answer(200, {"metadata": {"ownerReferences": [{"uid": self.owner}]}})
 
 
 @pytest.mark.parametrize(("owner", "goes_on"), [("uid", True), ("of the topology before", False)])
 def test_a_record_of_the_topology_that_had_the_name_before_is_not_taken_for_ones_own(
     owner: str, goes_on: bool
 ) -> None:
-    api = Taken(owner=owner)
+    api = Refusing(409, "already exists", owner=owner)
     executor = Executor(api, Cluster(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True)
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
     actions = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta}), _REMOVAL
@@ -114,7 +100,7 @@ def test_a_record_of_the_topology_that_had_the_name_before_is_not_taken_for_ones
 
 
 def test_a_pod_of_the_topology_that_had_the_name_before_is_waited_for_alone() -> None:
-    api = Taken(owner="of the topology before")
+    api = Refusing(409, "already exists", owner="of the topology before")
     refusal = run(api).snapshot().refusals[REF]
     assert "must be deleted first" in refusal.message
     assert api.calls == ["POST pods", "GET new", "DELETE old"]

@@ -7,14 +7,10 @@ only what fits: it is what checks I6.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts, total
@@ -48,24 +44,6 @@ from rekindle_operator.settings import Settings
 
 MOST_PASSES = 12
 KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
-_EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
-
-
-@functools.cache
-def _example_text() -> str:
-    return _EXAMPLE.read_text()
-
-
-def flights_spec() -> dict[str, Any]:
-    return dict(yaml.safe_load(_example_text())["spec"])
-
-
-def with_replicas(number: int) -> dict[str, Any]:
-    """The fields of an edit that gives every node of the example so many."""
-    spec = flights_spec()
-    for node in [*spec["sources"], *spec["operators"]]:
-        node["replicas"] = number
-    return {"sources": spec["sources"], "operators": spec["operators"]}
 
 
 class ModelCluster:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from flights_example import flights_spec, with_replicas
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_operator_model_cluster import ModelCluster, flights_spec, with_replicas
+from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.names import GATE

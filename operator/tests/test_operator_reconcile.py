@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from flights_example import flights_spec
 from prometheus_client import REGISTRY
-from test_operator_model_cluster import ModelCluster, flights_spec
+from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import Taint
 from rekindle_operator.metrics import observe

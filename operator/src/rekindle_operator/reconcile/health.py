@@ -43,7 +43,7 @@ class Health:
         return sum(q.state == "Live" for q in self.queries)
 
 
-def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView] = ()) -> Health:
+def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView]) -> Health:
     """`surplus`: replicas that are to go, and serve until others do."""
     by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
     for state in states:

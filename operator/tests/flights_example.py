@@ -1,0 +1,28 @@
+"""The spec of examples/flights, and edits of it, for the operator's tests."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
+
+
+@functools.cache
+def _example_text() -> str:
+    return _EXAMPLE.read_text()
+
+
+def flights_spec() -> dict[str, Any]:
+    return dict(yaml.safe_load(_example_text())["spec"])
+
+
+def with_replicas(number: int) -> dict[str, Any]:
+    """The fields of an edit that gives every node of the example so many."""
+    spec = flights_spec()
+    for node in [*spec["sources"], *spec["operators"]]:
+        node["replicas"] = number
+    return {"sources": spec["sources"], "operators": spec["operators"]}
