@@ -9,7 +9,9 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from engine_fixtures import nasty_epochs, topology
@@ -18,19 +20,38 @@ from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import State
 from rekindle.engine.spark import cds, jvm
 from rekindle.engine.spark import session as sessions
+from rekindle.engine.spark.signed_jars import is_signed
 
 pyspark = pytest.importorskip("pyspark")
 
 
+SIGNED_MANIFEST = b"Manifest-Version: 1.0\r\n\r\nName: a/Class.class\r\nSHA-256-Digest: eA==\r\n"
+
+
+def write_jar(path: Path, entries: dict[str, bytes]) -> None:
+    with ZipFile(path, "w") as jar:
+        for name, content in entries.items():
+            jar.writestr(name, content)
+
+
 def spec_of(directory: Path) -> jvm.JvmSpec:
-    for name in ("bin/java", "jars/b.jar", "jars/a.jar", "jars/slf4j-api-2.jar"):
-        path = directory / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(name)
+    for name in ("bin", "jars"):
+        (directory / name).mkdir()
+    (directory / "bin/java").write_text("java")
+    signed = {
+        "META-INF/MANIFEST.MF": SIGNED_MANIFEST,
+        "META-INF/A.SF": b"digests",
+        "META-INF/A.RSA": b"signature",
+        "META-INF/services/a.Service": b"a.Class",
+        "a/Class.class": b"bytes",
+    }
+    write_jar(directory / "jars/a.jar", signed)
+    for name in ("b", "slf4j-api-2", "spark-mllib_2.13-4.3.0"):
+        write_jar(directory / f"jars/{name}.jar", {f"{name}.class": b"bytes"})
     return jvm.JvmSpec(directory / "bin/java", jvm.find_jars(directory))
 
 
-def test_the_class_path_is_sorted(tmp_path: Path) -> None:
+def test_the_class_path_is_sorted_and_without_mllib(tmp_path: Path) -> None:
     assert [j.name for j in spec_of(tmp_path).jars] == ["slf4j-api-2.jar", "a.jar", "b.jar"]
 
 
@@ -39,17 +60,48 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
 ) -> None:
     spec = spec_of(tmp_path)
     archive = tmp_path / "spark.jsa"
-    assert cds.flags_for(spec, None) == ()
+    assert cds.with_archive(spec, None) == spec
     with caplog.at_level(logging.WARNING):
-        assert cds.flags_for(spec, archive) == ()
+        assert cds.with_archive(spec, archive) == spec
     assert "rekindle.engine.spark.training" in caplog.text
     archive.write_text("classes")
-    cds.write_key(spec, archive)
-    assert f"-XX:SharedArchiveFile={archive}" in cds.flags_for(spec, archive)
-    bigger = jvm.JvmSpec(spec.java, spec.jars, heap="1g")
-    assert cds.flags_for(bigger, archive) == ()
-    (tmp_path / "jars/a.jar").write_text("another version")
-    assert cds.flags_for(spec, archive) == ()
+    prepared = cds.prepare(spec, archive)
+    cds.write_key(spec, prepared, archive)
+    used = cds.with_archive(spec, archive)
+    assert f"-XX:SharedArchiveFile={archive}" in used.archive_flags
+    assert used.jars == prepared.jars
+    bigger = replace(spec, heap="1g")
+    assert cds.with_archive(bigger, archive) == bigger
+    (tmp_path / "spark.jsa.jars/a.jar").unlink()
+    assert cds.with_archive(spec, archive) == spec
+    cds.prepare(spec, archive)
+    assert cds.with_archive(spec, archive) == used
+    write_jar(tmp_path / "jars/b.jar", {"b/Another.class": b"version"})
+    assert cds.with_archive(spec, archive) == spec
+
+
+def test_signed_jars_are_replaced_by_copies_that_an_archive_can_hold(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    prepared = cds.prepare(spec, tmp_path / "spark.jsa")
+    changed = [(a.name, b) for a, b in zip(spec.jars, prepared.jars, strict=True) if a != b]
+    copy = tmp_path / "spark.jsa.jars/a.jar"
+    assert changed == [("a.jar", copy)]
+    assert not is_signed(copy)
+    with ZipFile(copy) as jar:
+        assert {name: jar.read(name) for name in jar.namelist()} == {
+            "META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\r\n\r\n",
+            "META-INF/services/a.Service": b"a.Class",
+            "a/Class.class": b"bytes",
+        }
+
+
+@pytest.mark.spark
+def test_no_jar_of_spark_stays_signed(tmp_path: Path) -> None:
+    spec = sessions.jvm_spec()
+    prepared = cds.prepare(spec, tmp_path / "spark.jsa")
+    assert not any(is_signed(jar) for jar in prepared.jars)
+    compiler = next(jar for jar in prepared.jars if jar.name.startswith("janino-"))
+    assert compiler.parent == tmp_path / "spark.jsa.jars"
 
 
 @pytest.mark.spark

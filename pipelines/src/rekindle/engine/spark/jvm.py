@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,7 @@ OUR_FLAGS = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
+_LEFT_OUT = "spark-mllib_"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 
@@ -72,6 +73,8 @@ class JvmSpec:
     jars: tuple[Path, ...]
     heap: str = "512m"
     extra_flags: tuple[str, ...] = ()
+    archive_flags: tuple[str, ...] = ()
+    """How the JVM uses or makes an archive; it does not compare these."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -134,8 +137,13 @@ def find_java() -> Path:
 
 
 def find_jars(spark_home: Path) -> tuple[Path, ...]:
-    """Spark's jars, in an order that does not depend on the directory (AppCDS compares it)."""
-    jars = sorted((spark_home / "jars").glob("*.jar"), key=lambda j: (_rank(j), j.name))
+    """Spark's jars, in an order that does not depend on the directory (AppCDS compares it).
+
+    Without MLlib: by being there it registers functions on its vectors with each session, for which
+    Scala's run-time reflection starts (half of the time that a session takes to start).
+    """
+    found = (j for j in (spark_home / "jars").glob("*.jar") if not j.name.startswith(_LEFT_OUT))
+    jars = sorted(found, key=lambda j: (_rank(j), j.name))
     if not jars:
         raise EngineLost(f"no Spark jars in {spark_home / 'jars'}: install rekindle[spark]")
     return tuple(jars)
@@ -149,7 +157,6 @@ def launch(
     spec: JvmSpec,
     *,
     directory: Path,
-    archive_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Jvm:
@@ -162,7 +169,7 @@ def launch(
             [
                 str(spec.java),
                 *spec.flags,
-                *archive_flags,
+                *spec.archive_flags,
                 f"-Djava.io.tmpdir={directory}",
                 "-cp",
                 spec.class_path,

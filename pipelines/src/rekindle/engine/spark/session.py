@@ -83,11 +83,9 @@ def start_session(
     bind = os.environ.get("REKINDLE_BIND") or "127.0.0.1"
     if _jvm is None or not _jvm.alive:
         _forget_gateway()
-        spec = jvm_spec(user)
         _jvm = launch(
-            spec,
+            cds.with_archive(jvm_spec(user), cds_archive),
             directory=directory,
-            archive_flags=cds.flags_for(spec, cds_archive),
             environment={"SPARK_LOCAL_IP": bind, "SPARK_LOCAL_DIRS": str(directory)},
             meanwhile=_import_pyspark,
         )
@@ -174,8 +172,11 @@ def _spark_home() -> Path:
 
 
 def _import_pyspark() -> None:
-    """With Arrow it takes a third of a second, in which the JVM can start."""
-    import pyspark.sql.pandas.conversion  # noqa: F401
+    """It takes half a second, in which the JVM can start. With what PySpark imports later only: at
+    its first call with an argument, and for its first table."""
+    import pyspark.sql.classic.dataframe
+    import pyspark.sql.pandas.conversion
+    import pyspark.testing.utils  # noqa: F401
 
 
 def _forget_gateway() -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -62,22 +63,19 @@ def make_archive(archive: Path) -> None:
     archive.unlink(missing_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
     spec = session.jvm_spec()
-    session.adopt(
-        launch(
-            spec,
-            directory=directory,
-            archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error"),
-            environment={"SPARK_LOCAL_IP": "127.0.0.1"},
-        )
+    prepared = cds.prepare(spec, archive)
+    writing = replace(
+        prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error")
     )
+    session.adopt(launch(writing, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"}))
     spark = session.start_session("training", data_dir=directory)
     train(spark)
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
     shutil.rmtree(directory, ignore_errors=True)
     if not archive.exists():
         raise SystemExit(f"the JVM wrote no archive to {archive}")
-    _check_usable(spec, archive)
-    cds.write_key(spec, archive)
+    _check_usable(prepared, archive)
+    cds.write_key(spec, prepared, archive)
 
 
 def train(spark: SparkSession) -> None:
@@ -88,6 +86,9 @@ def train(spark: SparkSession) -> None:
         before, after = ((epoch + i) * 3_600_000_000 for i in (0, 1))
         rows = _rows(after)
         state = chain.process(state, [EpochInput(epoch, before, after, (rows,))]).state
+    # Rows as a frame of their own and a shuffle: for plans that cannot be run twice, and many rows.
+    spark.createDataFrame(_rows(0)).createOrReplaceTempView("rows")
+    spark.sql("SELECT k, sum(v) AS s FROM rows GROUP BY k").toArrow()
 
 
 def _rows(time: int) -> pa.Table:
