@@ -63,8 +63,15 @@ class Observer:
         return int((self.status.get("checkpoint") or {}).get("epoch", -1))
 
     def condition(self, kind: str) -> str:
+        return self._condition(kind).get("status", "Unknown")
+
+    def said(self, kind: str) -> str:
+        """The message of a condition."""
+        return self._condition(kind).get("message", "")
+
+    def _condition(self, kind: str) -> dict[str, str]:
         conditions = self.status.get("conditions", [])
-        return next((c["status"] for c in conditions if c["type"] == kind), "Unknown")
+        return next((c for c in conditions if c["type"] == kind), {})
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -17,7 +17,7 @@ import pytest
 
 from embedded.control_plane import KubectlError
 from harness import flights
-from harness.cluster import EmbeddedCluster, wait_for
+from harness.cluster import MOUNT, EmbeddedCluster, wait_for
 from harness.oracle import Reference
 from harness.run import Run
 
@@ -214,6 +214,46 @@ def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, reference: 
         cluster.apply(document)
         run.wait_advanced(timeout_s=180)
         run.verify(reference)
+
+
+def test_what_only_tasks_can_see_is_said_with_its_place_until_it_is_corrected(
+    cluster: EmbeddedCluster,
+) -> None:
+    """Input that does not fit its schema, and SQL that the compiler takes and Spark refuses."""
+    document = _misfit()
+    _write_rows(cluster, "k")
+    with Run(cluster, document) as run:
+        said = partial(run.observer.said, "Valid")
+        wait_for("the source's fault", lambda: "spec.sources[0]: " in said(), 60)
+        assert "has a field v; the file has k" in said()
+        wait_for("the operator's, too", lambda: "spec.operators[0]: " in said(), 60)
+        assert run.observer.condition("Ready") == "False"
+
+        _write_rows(cluster, "k", "v")
+        document["spec"]["operators"][0]["sql"] = "SELECT make_date(k, v, v) AS d FROM rows"
+        cluster.apply(document)
+        run.wait_live()
+        wait_for("Valid", lambda: run.observer.condition("Valid") == "True", 10)
+        wait_for("rows", lambda: run.written("days"), 60)
+
+
+def _misfit() -> dict[str, Any]:
+    files = {"url": f"file://{MOUNT}/misfit.json", "format": "json", "rowsPerSecond": 100}
+    sink = {"files": {"url": f"file://{MOUNT}/misfit/output/days", "format": "json"}}
+    sql = "SELECT make_date(k, v, v, v) AS d FROM rows"
+    spec = {
+        "checkpoint": {"store": f"file://{MOUNT}/misfit/checkpoints", "volume": "rekindle"},
+        "sources": [{"name": "rows", "schema": "k INT, v INT", "files": files}],
+        "operators": [{"name": "days", "inputs": ["rows"], "sql": sql}],
+        "queries": [{"name": "days", "from": "days", "priority": 1, "sink": sink}],
+    }
+    kind = {"apiVersion": "rekindle.dev/v1alpha1", "kind": "StreamTopology"}
+    return {**kind, "metadata": {"name": "misfit"}, "spec": spec}
+
+
+def _write_rows(cluster: EmbeddedCluster, *columns: str) -> None:
+    row = json.dumps(dict.fromkeys(columns, 1))
+    (cluster.shared / "misfit.json").write_text(f"{row}\n" * 3000)
 
 
 def _add_query_and_raise_priority(spec: dict[str, Any]) -> None:

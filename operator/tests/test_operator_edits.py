@@ -92,6 +92,45 @@ def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: Model
     assert cluster.condition("Valid")["status"] == "True"
 
 
+def test_what_only_a_task_can_see_is_said_until_its_topology_runs(running: ModelCluster) -> None:
+    refusal = {"refused": "alarms", "problem": "alarms: operator alarms: no such function"}
+    running.said["flights-alarms-0-0-1"] = {"phase": "Failed", **refusal}
+    running.said["flights-alarms-0-1-1"] = {"phase": "Failed", **refusal}
+    running.settle()
+    valid, alarms = running.condition("Valid"), _position(running, "alarms")
+    assert (valid["status"], valid["reason"]) == ("False", "RefusedByTask")
+    assert valid["message"] == f"spec.operators[{alarms}]: {refusal['problem']}"
+    assert running.condition("Ready")["reason"] == "RefusedByTask"
+    assert running.reasons().count("Invalid") == 1
+
+    for name in running.said:  # their containers are started again
+        running.said[name] = {"phase": "Restoring"}
+    running.settle()
+    assert running.condition("Valid") == valid
+    running.said.clear()
+    running.settle()
+    assert running.condition("Valid")["status"] == "True"
+
+
+def test_what_only_a_task_can_see_is_forgotten_with_the_generation_that_had_it(
+    running: ModelCluster,
+) -> None:
+    for name in ("flights-alarms-0-0-1", "flights-alarms-0-1-1"):
+        running.said[name] = {"phase": "Failed", "refused": "alarms", "problem": "alarms: no"}
+    running.settle()
+    assert running.condition("Valid")["status"] == "False"
+    for name in running.said:
+        running.said[name] = {"phase": "Restoring"}
+    running.edit("flights", suspend=False)
+    running.settle()
+    assert running.condition("Valid")["status"] == "True"
+
+
+def _position(cluster: ModelCluster, operator: str) -> int:
+    operators = cluster.topologies["flights"].spec["operators"]
+    return [o["name"] for o in operators].index(operator)
+
+
 def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     before = running.tasks()
     queries = [dict(q) for q in flights_spec()["queries"]]

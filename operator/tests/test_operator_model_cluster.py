@@ -67,6 +67,7 @@ class ModelCluster:
         self.frozen_at: dict[str, float] = {}
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
+        self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
 
@@ -243,6 +244,7 @@ class ModelCluster:
                     "incarnation": p.incarnation,
                     "phase": "Live",
                     "stableEpoch": 1,
+                    **self.said.get(p.name, {}),
                 }
                 for p in self.tasks(name).values()
                 if p.slot and p.node and p.node not in self.dead

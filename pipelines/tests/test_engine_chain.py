@@ -20,7 +20,7 @@ from engine_fixtures import (
 )
 
 from rekindle.engine.model import EpochInput, State
-from rekindle.errors import OperatorFailed
+from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.streams.epochs import END_OF_INPUT
 
 pytest.importorskip("pyspark")
@@ -277,8 +277,9 @@ def test_row_wise_sql_keeps_order_and_hides_system_columns(spark: Spark) -> None
 
 def test_sql_that_spark_refuses_names_the_operator(spark: Spark) -> None:
     operators = '- {name: bad, inputs: [rows], sql: "SELECT make_date(k, k, k, k) AS d FROM rows"}'
-    with pytest.raises(OperatorFailed, match="operator bad"):
+    with pytest.raises(OperatorRefused, match="operator bad") as refused:
         chain_of(operators, "bad", spark)
+    assert refused.value.operator == "bad"
 
 
 def test_a_failure_at_run_time_names_operator_and_epochs(spark: Spark) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
+from rekindle.protocol import Answer, Poll, RestorePoint, TaskProblem, TaskRef
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk, Refused
@@ -69,8 +69,8 @@ def test_it_starts_with_the_first_restore_point(desk: Desk) -> None:
 def test_a_failure_is_known_once_it_was_answered(desk: Desk, report: Report) -> None:
     desk.poll(poll())
     assert not desk.wait_until_failure_is_known(0)
-    report.fail("the JVM died", operator="hourly", epoch=12)
-    report.fail("and so did this")
+    report.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
+    report.fail(TaskProblem(message="and so did this"))
     answer = desk.poll(poll())
     assert answer.phase == "Failed"
     assert answer.problem is not None

@@ -19,6 +19,7 @@ class TaskReport:
     silent_s: float = 0.0  # when it was suspected
     stable_epoch: int | None = None
     problem: str = ""
+    refused: str = ""  # the source or operator whose definition is at fault
 
     @property
     def has_answered(self) -> bool:
@@ -75,6 +76,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
+        refused=str(raw.get("refused") or ""),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.progress import Recovery, rfc3339
@@ -30,6 +31,7 @@ OWNED = (
 )
 _FIGURES = ("lag", "checkpoint")
 _MESSAGE_LIMIT = 1024
+_REFUSED = "RefusedByTask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ _BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")
 def _conditions(
     case: Case, states: Sequence[SlotState], health: Health, recovery: Recovery
 ) -> list[Condition]:
-    valid = _valid(case)
+    valid = _valid(case, states, health)
     available = _available(case, health)
     ready = valid.status and available.status
     culprit = available if valid.status else valid
@@ -117,7 +119,7 @@ def _conditions(
     ]
 
 
-def _valid(case: Case) -> Condition:
+def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
     if case.problems:
         first = case.problems[0]
         said = "; ".join(str(p) for p in case.problems)
@@ -126,7 +128,30 @@ def _valid(case: Case) -> Condition:
         return Condition("Valid", False, first.reason or "Invalid", said)
     if not case.judged:
         return Condition("Valid", False, "Checking", "the API server is asked whether pods can be")
+    refused = _found_by_tasks(case, states) or _found_before(case, health)
+    if refused:
+        return Condition("Valid", False, _REFUSED, refused)
     return Condition("Valid", True, "Accepted", f"generation {case.view.generation} is accepted")
+
+
+def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:
+    """What only a task can see: SQL that Spark refuses, input that does not fit its schema."""
+    if case.running is None:
+        return ""
+    paths = {node.name: path for path, node in nodes_with_paths(case.running.topology.spec)}
+    reports = (case.data.task(s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
+    said = (f"{paths[r.refused]}: {r.problem}" for r in reports if r and r.refused in paths)
+    return "; ".join(sorted(set(said)))
+
+
+def _found_before(case: Case, health: Health) -> str:
+    """A task that starts again says nothing until it has come as far as before."""
+    live = health.queries_live == len(health.queries)
+    for old in case.view.status.get("conditions") or ():
+        this = (old["type"], old.get("reason"), old.get("observedGeneration"))
+        if this == ("Valid", _REFUSED, case.view.generation) and not live:
+            return str(old["message"])
+    return ""
 
 
 def _available(case: Case, health: Health) -> Condition:

@@ -41,6 +41,14 @@ class OperatorFailed(RekindleError):
     """An operator could not process an epoch (bad SQL at run time, a cast that overflows)."""
 
 
+class OperatorRefused(OperatorFailed):
+    """Spark refuses an operator before its first row: the manifest has to change."""
+
+    def __init__(self, message: str, operator: str) -> None:
+        super().__init__(message)
+        self.operator = operator
+
+
 class LogCorrupt(RekindleError):
     """A record inside the output log, not its torn tail, fails its checksum."""
 
@@ -66,4 +74,8 @@ class Diverged(RekindleError):
 
 
 class SourceFailed(RekindleError):
-    """A source's input is missing or does not fit its schema; names file, row and column."""
+    """A source's input is missing or cannot be read; names file, row and column."""
+
+
+class SourceMisfit(SourceFailed):
+    """A source's input does not fit its schema: the one or the other has to change."""

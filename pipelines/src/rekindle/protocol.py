@@ -101,6 +101,7 @@ class TaskProblem(_Message):
     message: str
     operator: str | None = None
     epoch: int | None = None
+    refused: str | None = None  # the source or operator whose definition is at fault
 
 
 class Answer(_Message):

@@ -24,7 +24,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from rekindle.errors import SourceFailed
+from rekindle.errors import SourceFailed, SourceMisfit
 
 BLOCK_BYTES = 4 * 1024**2
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
@@ -107,7 +107,7 @@ def _reading(where: str) -> Iterator[None]:
     except _DECOMPRESSORS as e:
         raise SourceFailed(f"{where}: {_said(e)}; copy the file anew, and whole") from e
     except _PARSERS as e:
-        raise SourceFailed(f"{where}: {_said(e)}; correct the file or the schema") from e
+        raise SourceMisfit(f"{where}: {_said(e)}; correct the file or the schema") from e
     except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
         raise SourceFailed(
             f"{where} cannot be read: {_said(e)}; is its place within reach, and the file whole?"
@@ -146,7 +146,7 @@ def _csv_batches(
     with fs.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="") as f:
         header = next(csv.reader(f), None)
     if header is None:
-        raise SourceFailed(f"{where}: the file is empty; its first line has to name the columns")
+        raise SourceMisfit(f"{where}: the file is empty; its first line has to name the columns")
     _require_columns(header, schema, where)
     convert = pa_csv.ConvertOptions(
         include_columns=schema.names,
@@ -176,7 +176,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
     except pa.ArrowInvalid as e:
         line, value = _bad_json_line(fs, path, raw)
         at = f", line {line}: {value[:120]!r}" if line else ""
-        raise SourceFailed(f"{where}{at}: {e}; correct the file or the schema") from e
+        raise SourceMisfit(f"{where}{at}: {e}; correct the file or the schema") from e
     if unseen:
         _require_fields(fs, path, sorted(unseen), where)
 
@@ -192,7 +192,7 @@ def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Itera
 def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
     missing = [n for n in schema.names if n not in names]
     if missing:
-        raise SourceFailed(
+        raise SourceMisfit(
             f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: "
             "name its columns in the source's schema"
         )
@@ -211,7 +211,7 @@ def _require_fields(fs: Any, path: str, names: list[str], where: str) -> None:
             others |= fields.keys()
             if not missing:
                 return
-    raise SourceFailed(
+    raise SourceMisfit(
         f"{where}: no row has a field {', '.join(sorted(missing))}; the file has "
         f"{', '.join(sorted(others))}: name its fields in the source's schema"
     )
@@ -248,13 +248,13 @@ def _typed(column: pa.Array, field: pa.Field, where: str, first_row: int) -> pa.
             column = convert(column)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
             row = _first_bad(convert, column)
-            raise SourceFailed(
+            raise SourceMisfit(
                 f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
                 f"{field.type}; correct the file, the schema, or nullValue"
             ) from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())
-        raise SourceFailed(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
+        raise SourceMisfit(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
     return column
 
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from rekindle.connectors.cuts import Int64s, epochs_by_count, epochs_by_time
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
 from rekindle.connectors.source import SourceCut
-from rekindle.errors import SourceFailed
+from rekindle.errors import SourceFailed, SourceMisfit
 from rekindle.objects import to_json
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node
@@ -215,7 +215,7 @@ def _order(
         row = int(pc.index(key.is_null(), True).as_py())
         for file, count in zip(found, counts, strict=True):
             if row < count:
-                raise SourceFailed(
+                raise SourceMisfit(
                     f"source {job.name}: {file.path}: column {job.files.order_by}, row {row + 1}: "
                     "NULL has no place in orderBy's order; remove the row, or order by another "
                     "column"
@@ -255,7 +255,7 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
     times = _running_max(table.column(column))
     known = times[times != NO_WATERMARK]
     if not len(known):
-        raise SourceFailed(
+        raise SourceMisfit(
             f"source {job.name}: column {column} is NULL in every row, so speedup has no time to "
             "go by; use rowsPerSecond"
         )

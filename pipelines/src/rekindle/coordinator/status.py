@@ -113,6 +113,8 @@ def _task(task: Task, view: View) -> dict[str, Any]:
         entry["restoredFrom"] = answer.restored_from
     if answer.problem is not None:
         entry["problem"] = _bounded(_problem_text(answer.problem.operator, answer.problem.message))
+        if answer.problem.refused is not None:
+            entry["refused"] = answer.problem.refused
     return entry
 
 

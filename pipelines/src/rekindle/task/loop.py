@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rekindle.engine.model import Chain, ChainResult, EpochInput, State
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
+from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -130,7 +131,8 @@ class EpochLoop:
 
     def _trouble(self, subject: str, error: Exception, back_off: float) -> float:
         _log.warning("%s: %s", subject, error)
-        self._report.problem(subject, str(error), epoch=self.position.epoch + 1)
+        said = TaskProblem(message=str(error), epoch=self.position.epoch + 1)
+        self._report.problem(subject, said)
         return min(2 * back_off, MAX_BACK_OFF_S)
 
 

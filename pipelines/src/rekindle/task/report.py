@@ -62,25 +62,17 @@ class Report:
 
     # -- filled in -------------------------------------------------------------------------------
 
-    def problem(
-        self,
-        subject: str,
-        message: str | None,
-        operator: str | None = None,
-        epoch: int | None = None,
-    ) -> None:
+    def problem(self, subject: str, problem: TaskProblem | None) -> None:
         """Say, or with None take back, what is wrong with a part of the task."""
-        if message is None:
+        if problem is None:
             self._problems.pop(subject, None)
         else:
-            self._problems[subject] = TaskProblem(message=message, operator=operator, epoch=epoch)
+            self._problems[subject] = problem
 
-    def fail(self, message: str, operator: str | None = None, epoch: int | None = None) -> None:
+    def fail(self, problem: TaskProblem) -> None:
         """The task cannot go on; what is said first stays."""
         if self.phase != "Failed":
-            self._problems = {
-                "failed": TaskProblem(message=message, operator=operator, epoch=epoch)
-            }
+            self._problems = {"failed": problem}
             self.phase = "Failed"
 
     def processed(self, epoch: int, seconds: float) -> None:

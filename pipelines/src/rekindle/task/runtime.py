@@ -20,8 +20,15 @@ from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.engine.model import Chain
-from rekindle.errors import RekindleError, SourceFailed, StoreError
-from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT, Poll, RestorePoint, SinkAssignment
+from rekindle.errors import OperatorRefused, RekindleError, SourceFailed, SourceMisfit, StoreError
+from rekindle.protocol import (
+    CONTROL_PORT,
+    FLIGHT_PORT,
+    Poll,
+    RestorePoint,
+    SinkAssignment,
+    TaskProblem,
+)
 from rekindle.streams.flight import StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
@@ -93,7 +100,8 @@ class TaskRuntime:
             pass
         except Exception as error:
             _log.exception("the task cannot start")
-            self._fail(str(error))
+            refused = error.operator if isinstance(error, OperatorRefused) else None
+            self._fail(str(error), refused=refused)
         if self._failed.is_set() and not self._stopping.is_set():
             self.desk.wait_until_failure_is_known(SAY_FAILURE_S)
         self._shut_down()
@@ -147,7 +155,7 @@ class TaskRuntime:
             except ObjectMissing:
                 raise  # it was cleaned away: start again and be given a newer one
             except StoreError as error:
-                self.report.problem("restore", str(error))
+                self.report.problem("restore", TaskProblem(message=str(error)))
                 return None
 
         position = self._wait(load, "the restore point")
@@ -172,7 +180,9 @@ class TaskRuntime:
             try:
                 source = open_source(spec, node, config.interval_us, config.data / "source")
             except SourceFailed as error:
-                self.report.problem("source", str(error), operator=node.name)
+                misfit = node.name if isinstance(error, SourceMisfit) else None
+                said = TaskProblem(message=str(error), operator=node.name, refused=misfit)
+                self.report.problem("source", said)
                 return None
             return SourceInputs(
                 source,
@@ -261,9 +271,11 @@ class TaskRuntime:
                 _log.exception("the engine's loop ended")
                 self._fail(str(error) or repr(error), loop.position.epoch + 1)
 
-    def _fail(self, message: str, epoch: int | None = None) -> None:
+    def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
         _log.error("fatal: %s", message)
-        self.report.fail(message, operator=self._config.segment.name, epoch=epoch)
+        segment = self._config.segment.name
+        said = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
+        self.report.fail(said)
         self._failed.set()
 
     # -- ending ----------------------------------------------------------------------------------

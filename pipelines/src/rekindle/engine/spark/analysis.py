@@ -6,19 +6,21 @@ sources on; every task gets the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from rekindle.engine.epochs import EPOCH, SYSTEM
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
 from rekindle.engine.window_state import ROWS, WindowShape
-from rekindle.errors import OperatorFailed
+from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec
 
 
 class Analyst:
-    """Analyses each node once, from its inputs' schemas."""
+    """Analyses each node once, from its inputs' schemas. Raises OperatorRefused."""
 
     def __init__(self, topology: Topology, query: Query) -> None:
         self._topology = topology
@@ -37,7 +39,7 @@ class Analyst:
                 self._schemas[name] = self._finals(window)
             else:
                 stage = Stage(None, (node,), None)
-                self._schemas[name] = self._analyse(stage, node.inputs, f"operator {name}")
+                self._schemas[name] = self._analyse(stage, node.inputs, name)
         return self._schemas[name]
 
     def window(self, window: WindowNode) -> tuple[WindowShape, frozenset[str]]:
@@ -52,16 +54,16 @@ class Analyst:
         before = self.schema(inputs[0])
         floats = frozenset(k for k in window.keys if pa.types.is_floating(_type(before, k, window)))
         stage = Stage(None, (), window)
-        partial = self._analyse(stage, inputs, f"operator {window.node.name}", floats)
+        partial = self._analyse(stage, inputs, window.node.name, floats)
         kinds = tuple(_type(before, k, window) for k in window.keys)
         partials = tuple(
             (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
         )
         for kind in kinds + tuple(t for _, t, _ in partials):
             if pa.types.is_nested(kind):
-                raise OperatorFailed(
-                    f"operator {window.node.name}: {kind} can be neither a key nor an aggregate"
-                )
+                name = window.node.name
+                said = f"operator {name}: {kind} can be neither a key nor an aggregate"
+                raise OperatorRefused(said, name)
         assert partial.get_field_index(ROWS) >= 0
         return WindowShape(window.size, window.slide, kinds, partials), floats
 
@@ -73,19 +75,24 @@ class Analyst:
         stage = Stage(window, (), None)
         closed = pa.schema([*system_fields(stage), *bounds, *keys, *partials])
         text = stage_sql(stage, [], Fold.SORTED, frozenset())
-        what = f"operator {window.node.name}"
-        return _without_epoch(self._query.analyse(text, {window.closed_view: closed}, what))
+        return self._ask(text, {window.closed_view: closed}, window.node.name)
 
     def _analyse(
         self,
         stage: Stage,
         inputs: tuple[str, ...],
-        what: str,
+        operator: str,
         float_keys: frozenset[str] = frozenset(),
     ) -> pa.Schema:
         views = {i: pa.schema([*system_fields(stage), *self.schema(i)]) for i in inputs}
         text = stage_sql(stage, inputs, Fold.SORTED, float_keys)
-        return _without_epoch(self._query.analyse(text, views, what))
+        return self._ask(text, views, operator)
+
+    def _ask(self, text: str, views: Mapping[str, pa.Schema], operator: str) -> pa.Schema:
+        try:
+            return _without_epoch(self._query.analyse(text, views, f"operator {operator}"))
+        except OperatorFailed as error:
+            raise OperatorRefused(str(error), operator) from error
 
 
 def system_fields(stage: Stage) -> list[pa.Field]:
@@ -95,7 +102,8 @@ def system_fields(stage: Stage) -> list[pa.Field]:
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
     at = next((i for i, n in enumerate(schema.names) if n.lower() == name.lower()), None)
     if at is None:
-        raise OperatorFailed(f"operator {window.node.name}: groupBy column {name} is not there")
+        said = f"operator {window.node.name}: groupBy column {name} is not there"
+        raise OperatorRefused(said, window.node.name)
     return schema.field(at).type
 
 

@@ -46,7 +46,7 @@ class _Calls:
 
 class SparkChain:
     """Construction analyses the whole chain on empty inputs: SQL that Spark refuses raises
-    OperatorFailed with the operator's name here, before the first row."""
+    OperatorRefused here, before the first row."""
 
     def __init__(
         self,
