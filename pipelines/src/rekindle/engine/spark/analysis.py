@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 
 from rekindle.engine.epochs import EPOCH, SYSTEM
 from rekindle.engine.spark.query import Query
@@ -92,7 +93,9 @@ class Analyst:
         try:
             return _without_epoch(self._query.analyse(text, views, f"operator {operator}"))
         except OperatorFailed as error:
-            raise OperatorRefused(str(error), operator) from error
+            if isinstance(error.__cause__, PySparkException):  # Spark's own words
+                raise OperatorRefused(str(error), operator) from error
+            raise
 
 
 def system_fields(stage: Stage) -> list[pa.Field]:
