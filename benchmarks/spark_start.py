@@ -2,10 +2,9 @@
 
 PYTHONPATH=e2e python benchmarks/spark_start.py [--runs 3]
 
-Ready is: session up and the result of a first query there. Variants are interleaved; all but
-PySpark's own do without pandas, as a task does. CPU seconds are of the
-JVM (user and system), which other work on the machine inflates less than the clock. Bar: ready in
-4 s with AppCDS (median), alone on the machine.
+Ready is: session up and the result of a first query there. Variants are interleaved. CPU seconds
+are of the JVM (user and system), which other work on the machine inflates less than the clock. Bar:
+ready in 4 s with AppCDS (median), alone on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ def one(variant: str, archive: str, directory: str) -> None:
     if variant == "pyspark":
         spark = _plain(directory)
     else:
-        import rekindle.task.without_pandas  # noqa: F401
         from rekindle.engine.spark.session import start_session
 
         use = Path(archive) if variant == "appcds" else None

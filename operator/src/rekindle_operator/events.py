@@ -16,6 +16,7 @@ from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.judge import Judgement, Loss
 from rekindle_operator.recovery.plan import Plan
+from rekindle_operator.status import condition_of
 
 _NOTE_LIMIT = 1000
 
@@ -62,13 +63,8 @@ def _event(
     return EmitEvent(view.namespace, view.name, view.uid, warning, reason, action, short, occasion)
 
 
-def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
-    return next(found, {})
-
-
 def _validity(change: Change) -> Iterator[Words]:
-    old, new = _condition(change.old, "Valid"), _condition(change.new, "Valid")
+    old, new = condition_of(change.old, "Valid"), condition_of(change.new, "Valid")
     generation = change.case.view.generation
     told = old.get("observedGeneration") == generation and old.get("reason") == new["reason"]
     if told or new["reason"] == "Checking":
@@ -175,7 +171,7 @@ def _coordinator(change: Change) -> Iterator[Words]:
 
 
 def _conditions(change: Change) -> Iterator[Words]:
-    old, new = _condition(change.old, "Redundant"), _condition(change.new, "Redundant")
+    old, new = condition_of(change.old, "Redundant"), condition_of(change.new, "Redundant")
     if change.old.get("phase") in ("Recovering", "Degraded") and (
         new["status"] == "True" and old.get("status") == "False"
     ):

@@ -69,6 +69,12 @@ def build_status(
     return status
 
 
+def condition_of(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """As it was written; empty: never."""
+    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
+    return next(found, {})
+
+
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
     """What the operator wrote of a status; absent and empty are the same."""
     return {key: status[key] for key in OWNED if status.get(key) not in (None, {}, [])}
@@ -146,12 +152,9 @@ def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:
 
 def _found_before(case: Case, health: Health) -> str:
     """A task that starts again says nothing until it has come as far as before."""
-    live = health.queries_live == len(health.queries)
-    for old in case.view.status.get("conditions") or ():
-        this = (old["type"], old.get("reason"), old.get("observedGeneration"))
-        if this == ("Valid", _REFUSED, case.view.generation) and not live:
-            return str(old["message"])
-    return ""
+    old = condition_of(case.view.status, "Valid")
+    ours = old.get("reason") == _REFUSED and old["observedGeneration"] == case.view.generation
+    return str(old["message"]) if ours and health.queries_live < len(health.queries) else ""
 
 
 def _available(case: Case, health: Health) -> Condition:

@@ -67,6 +67,7 @@ def prepare(spec: JvmSpec, archive: Path) -> JvmSpec:
     signed = [jar for jar in spec.jars if is_signed(jar)]
     _copies(archive).mkdir(parents=True, exist_ok=True)
     for jar in signed:
+        (_copies(archive) / jar.name).unlink(missing_ok=True)  # a running JVM keeps the one it has
         copy_unsigned(jar, _copies(archive) / jar.name)
     return _with_copies(spec, archive, [jar.name for jar in signed])
 
