@@ -84,7 +84,7 @@ class ModelCluster:
             cordoned=False,
             taints=more.get("taints", ()),
             labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
-            allocatable=Amounts(cpu_m, memory, 50),
+            allocatable=Amounts(cpu_m, memory, 50, more.get("others", ())),
         )
 
     def lose_node(self, name: str) -> None:

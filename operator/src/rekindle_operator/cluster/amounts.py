@@ -1,8 +1,9 @@
-"""Resources as integers: milli-CPU, bytes, places for pods. Pure."""
+"""Resources as integers: milli-CPU, bytes, places for pods, and whatever else a node has. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -35,54 +36,120 @@ def parse_quantity(text: str | int | float) -> Decimal:
         raise ValueError(f"{text!r} is not a quantity; write it like 250m, 2 or 1Gi") from None
 
 
+_NAMED = ("cpu", "memory", "pods")
+_NO_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
+
+
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a pod asks for, or what a node has left."""
+    """What a pod requests, or what a node has left. `others`: extended resources,
+    ephemeral-storage and the like by name, sorted, in units of their own."""
 
     cpu_m: int = 0
     memory: int = 0
     pods: int = 0
+    others: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def parse(cls, quantities: Mapping[str, Any] | None, pods: int | None = None) -> Amounts:
         """From `requests` (give `pods=1`) or `allocatable` (its own `pods`)."""
         given = quantities or {}
+        others = ((name, _whole(given[name])) for name in sorted(given) if name not in _NAMED)
         return cls(
             cpu_m=int(
                 (parse_quantity(given.get("cpu", 0)) * 1000).to_integral_value("ROUND_CEILING")
             ),
-            memory=int(parse_quantity(given.get("memory", 0)).to_integral_value("ROUND_CEILING")),
-            pods=int(parse_quantity(given.get("pods", 0))) if pods is None else pods,
+            memory=_whole(given.get("memory", 0)),
+            pods=_whole(given.get("pods", 0)) if pods is None else pods,
+            others=tuple((name, amount) for name, amount in others if amount),
         )
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(self.cpu_m + other.cpu_m, self.memory + other.memory, self.pods + other.pods)
+        return self._with(other, operator.add)
 
     def __sub__(self, other: Amounts) -> Amounts:
-        return Amounts(self.cpu_m - other.cpu_m, self.memory - other.memory, self.pods - other.pods)
+        return self._with(other, operator.sub)
+
+    def highest(self, other: Amounts) -> Amounts:
+        """The larger of the two, resource by resource."""
+        return self._with(other, max)
+
+    def _with(self, other: Amounts, combine: Callable[[int, int], int]) -> Amounts:
+        return Amounts(
+            combine(self.cpu_m, other.cpu_m),
+            combine(self.memory, other.memory),
+            combine(self.pods, other.pods),
+            _combined(self.others, other.others, combine),
+        )
 
     def clamped(self) -> Amounts:
         """What an overcommitted node lacks is no other node's loss."""
-        return Amounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0))
+        others = tuple((name, amount) for name, amount in self.others if amount > 0)
+        return Amounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0), others)
 
     def covers(self, ask: Amounts) -> bool:
         """A resource that is not asked for cannot be short, as the scheduler sees it."""
-        return all(
-            want == 0 or want <= have
-            for want, have in (
-                (ask.cpu_m, self.cpu_m),
-                (ask.memory, self.memory),
-                (ask.pods, self.pods),
-            )
+        return (
+            (ask.cpu_m == 0 or ask.cpu_m <= self.cpu_m)
+            and (ask.memory == 0 or ask.memory <= self.memory)
+            and (ask.pods == 0 or ask.pods <= self.pods)
+            and (not ask.others or self._covers_others(ask.others))
         )
+
+    def _covers_others(self, asked: Iterable[tuple[str, int]]) -> bool:
+        have = dict(self.others)
+        return all(amount == 0 or amount <= have.get(name, 0) for name, amount in asked)
 
     def share_of(self, whole: Amounts) -> float:
         """Sum of the shares of each resource: one figure for the cost of several."""
+        share = self.basic_share_of(whole)
+        if self.others:
+            total_of = dict(whole.others)
+            share += sum(amount / max(total_of.get(name, 0), 1) for name, amount in self.others)
+        return share
+
+    def basic_share_of(self, whole: Amounts) -> float:
+        """Of what every node has: CPU, memory, places for pods."""
         return (
             self.cpu_m / max(whole.cpu_m, 1)
             + self.memory / max(whole.memory, 1)
             + self.pods / max(whole.pods, 1)
         )
+
+    def devices_besides(self, ask: Amounts) -> bool:
+        """Whether there are devices (extended resources) that `ask` does not need."""
+        needed = {name for name, _ in ask.others}
+        return any(
+            amount > 0 and name not in needed and not name.startswith(_NO_DEVICES)
+            for name, amount in self.others
+        )
+
+    def with_pod_level(self, quantities: Mapping[str, Any]) -> Amounts:
+        """What a pod's own `resources` say replaces what its containers add up to (KEP-2837)."""
+        given = Amounts.parse(quantities, 0)
+        pages = {name: amount for name, amount in given.others if name.startswith("hugepages-")}
+        return Amounts(
+            given.cpu_m if "cpu" in quantities else self.cpu_m,
+            given.memory if "memory" in quantities else self.memory,
+            self.pods,
+            tuple(sorted((dict(self.others) | pages).items())) if pages else self.others,
+        )
+
+
+def _whole(quantity: str | int | float) -> int:
+    return int(parse_quantity(quantity).to_integral_value("ROUND_CEILING"))
+
+
+def _combined(
+    one: tuple[tuple[str, int], ...],
+    other: tuple[tuple[str, int], ...],
+    combine: Callable[[int, int], int],
+) -> tuple[tuple[str, int], ...]:
+    if not one and not other:
+        return ()
+    left, right = dict(one), dict(other)
+    names = sorted(left.keys() | right.keys())
+    return tuple((name, combine(left.get(name, 0), right.get(name, 0))) for name in names)
 
 
 def total(amounts: Iterable[Amounts]) -> Amounts:

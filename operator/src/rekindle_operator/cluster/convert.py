@@ -37,16 +37,29 @@ def parse_time(text: str | None) -> float:
 
 
 def pod_requests(spec: Json) -> Amounts:
-    """As the scheduler counts: containers and sidecars add up, other init containers overlap."""
-    running = list(spec.get("containers") or ())
-    inits = spec.get("initContainers") or ()
-    running += [c for c in inits if c.get("restartPolicy") == "Always"]
-    asked = total(_container_requests(c) for c in running)
-    for container in inits:
+    """As the scheduler counts. Init containers run one after another, beside the sidecars (those
+    with `restartPolicy: Always`) that have started before them, which run on (KEP-753)."""
+    asked = total(_container_requests(c) for c in spec.get("containers") or ())
+    sidecars, starting = Amounts(), Amounts()
+    for container in spec.get("initContainers") or ():
         need = _container_requests(container)
-        asked = Amounts(max(asked.cpu_m, need.cpu_m), max(asked.memory, need.memory))
-    overhead = Amounts.parse(spec.get("overhead"), pods=1)
-    return asked + overhead
+        if container.get("restartPolicy") == "Always":
+            asked, sidecars = asked + need, sidecars + need
+            starting = starting.highest(sidecars)
+        else:
+            starting = starting.highest(need + sidecars)
+    asked = _as_pod(asked.highest(starting), spec.get("resources") or {})
+    return asked + Amounts.parse(spec.get("overhead"), pods=1)
+
+
+def _as_pod(asked: Amounts, resources: Json) -> Amounts:
+    """Pod-level requests; the API server fills a limit in where no container requests anything."""
+    if not resources:
+        return asked
+    limits = resources.get("limits") or {}
+    unset = {"cpu": asked.cpu_m == 0, "memory": asked.memory == 0}
+    filled = {name: limits[name] for name, is_unset in unset.items() if is_unset and name in limits}
+    return asked.with_pod_level({**filled, **(resources.get("requests") or {})})
 
 
 def _container_requests(container: Json) -> Amounts:

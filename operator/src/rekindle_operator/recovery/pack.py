@@ -128,16 +128,18 @@ def _by_rule(items: Sequence[Item], room: Room, rule: Rule) -> Packed | None:
     return Packed(room, nodes)
 
 
-def _preference(b: Bin, item: Item, room: Room, rule: Rule) -> tuple[int, float, str]:
-    """Another zone than the partition's other replicas first; then the emptiest or fullest node."""
+def _preference(b: Bin, item: Item, room: Room, rule: Rule) -> tuple[int, int, float, str]:
+    """Another zone than the partition's other replicas first; then a node without devices that the
+    item does not need; then the emptiest or fullest node."""
     zone = b.node.zone
     same_zone = bool(zone) and any(
         other.node.zone == zone
         for other in room.bins.values()
         if any(g == item.group and r != item.replica for g, r in other.holds)
     )
-    left = b.free.share_of(b.node.allocatable)
-    return (int(same_zone), -left if rule is Rule.SPREAD else left, b.node.name)
+    wasteful = b.free.devices_besides(item.ask)
+    left = b.free.basic_share_of(b.node.allocatable)
+    return (int(same_zone), int(wasteful), -left if rule is Rule.SPREAD else left, b.node.name)
 
 
 def _by_search(items: Sequence[Item], room: Room) -> Packed | None:
