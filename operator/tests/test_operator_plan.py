@@ -166,6 +166,60 @@ def test_no_waiting_query_fits_and_no_node_is_overfull(sizes: Any, bins: Any, da
     assert len(plan.order) + len(plan.waiting) == len(demands)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=_PARTS,
+    bins=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_a_plan_is_worth_no_less_than_the_best_single_query(
+    sizes: Any, bins: Any, data: Any
+) -> None:
+    items = {name: item(name, cpu) for name, cpu in sizes.items()}
+    needs = st.sets(st.sampled_from(sorted(items)), min_size=1)
+    demands = [
+        demand(f"q{n}", data.draw(st.integers(0, 99)), *data.draw(needs))
+        for n in range(data.draw(st.integers(1, 4)))
+    ]
+    wanted = {n for d in demands for n in d.needs}
+    items = {k: v for k, v in items.items() if k in wanted}
+    plan = make_plan(demands, items, [], room(*(node(f"n{i}", cpu) for i, cpu in enumerate(bins))))
+    priorities = {d.key: d.priority for d in demands}
+    singles = [d.priority for d in demands if _fits([sizes[n] for n in d.needs], list(bins))]
+    assert sum(priorities[r.key] for r in plan.order) >= max(singles, default=0)
+
+
+def test_a_small_dense_query_does_not_keep_out_a_large_important_one() -> None:
+    items = {"s": item("s", 10), "b": item("b", 1000)}
+    plan = make_plan(
+        [demand("small", 2, "s"), demand("big", 100, "b")], items, [], room(node("n", 1000))
+    )
+    assert started(plan) == ["big"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=_PARTS,
+    bins=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    spares=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=4),
+    priority=st.integers(0, 9),
+)
+def test_a_spare_that_fits_nowhere_changes_no_placement(
+    sizes: Any, bins: Any, spares: Any, priority: int
+) -> None:
+    items = {name: item(name, cpu) for name, cpu in sizes.items()}
+    demands = [demand(f"q{name}", n, name) for n, name in enumerate(items)]
+    nodes = room(*(node(f"n{i}", cpu) for i, cpu in enumerate(bins)))
+    others = [
+        Spare(item(f"s{n}", cpu, group="run", replica=n), rank, "")
+        for n, (cpu, rank) in enumerate(spares)
+    ]
+    nowhere = Item("z", Amounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
+    without = make_plan(demands, items, others, nodes)
+    impossible = make_plan(demands, items, [*others, Spare(nowhere, priority, "")], nodes)
+    assert impossible == without
+
+
 def _fits(sizes: list[int], free: list[int]) -> bool:
     for choice in product(range(len(free)), repeat=len(sizes)):
         used = [0] * len(free)
@@ -241,3 +295,16 @@ def test_an_overcommitted_node_takes_no_room_from_the_others() -> None:
     packed = pack([item("i", 4)], Room(bins, Amounts(8, 200, 20)))
     assert packed is not None
     assert packed.nodes == {"i": "b"}
+
+
+def test_a_query_that_no_node_takes_leaves_the_others_spread() -> None:
+    items = {f"x{n}": item(f"x{n}", 5, memory=5) for n in range(4)}
+    nowhere = Item("z", Amounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
+    nodes = room(*(node(f"n{n}", 50) for n in range(4)))
+    plan = make_plan(
+        [demand("q", 1, *items), demand("other", 9, "z", patient=True)],
+        {**items, "z": nowhere},
+        [],
+        nodes,
+    )
+    assert sorted(plan.nodes.values()) == ["n0", "n1", "n2", "n3"]

@@ -12,7 +12,7 @@ from rekindle_operator.cluster.model import Taint
 from rekindle_operator.metrics import observe
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
-from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.core import reconcile, take_turns
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -301,15 +301,44 @@ def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> N
     assert all(name.endswith("-2") for name in cluster.tasks()), "ten seconds the second time"
 
 
-def test_another_loss_withdraws_what_is_open_and_unbound(running: ModelCluster) -> None:
+def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | None]:
+    """Pods whose gate is open and that no node took, and the node that each is for."""
+    tasks = cluster.tasks(topology).values()
+    return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
+
+
+def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
     running.binding = False
     running.lose_node("a")
     running.settle()
-    opened = {p.name for p in running.tasks().values() if p.node is None and not p.gates}
-    assert opened
+    before = opened(running)
+    assert set(before.values()) == {"b", "c"}
     running.lose_node("b")
     running.settle()
-    assert not opened & set(running.tasks())
+    after = opened(running)
+    assert {n for n, node in before.items() if node == "c"} <= set(after)
+    assert set(after.values()) == {"c"}
+
+
+def test_a_topology_that_always_fails_withdraws_no_gate_of_others(running: ModelCluster) -> None:
+    """None of its actions succeeds, so its losses look new in each pass."""
+    running.lose_node("a")
+    for name in "de":
+        running.add_node(name, cpu_m=8000)
+    running.add_topology("other", flights_spec())
+    running.binding = False
+    for _ in range(5):
+        for turn in take_turns(running.snapshot(), running.now, running.settings):
+            if not turn.owner.endswith("/flights"):
+                running.apply(turn.actions)
+    gates = opened(running, "other")
+    assert len(gates) == 8
+    for _ in range(20):
+        for turn in take_turns(running.snapshot(), running.now, running.settings):
+            if not turn.owner.endswith("/flights"):
+                running.apply(turn.actions)
+        running.pass_time(0.1)
+    assert opened(running, "other") == gates
 
 
 def test_blocking_recovery_opens_nothing_before_all_fits(cluster: ModelCluster) -> None:

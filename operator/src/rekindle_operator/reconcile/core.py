@@ -8,7 +8,7 @@ actions and reconciling again converges. Kubernetes, Kopf and clocks are elsewhe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle_operator.cluster.model import Snapshot, TopologyView
@@ -29,13 +29,11 @@ from rekindle_operator.reconcile.progress import follow
 from rekindle_operator.reconcile.slots import (
     SlotState,
     census,
-    has_new_loss,
     incarnations,
     leftovers,
     replacements,
     surplus,
     suspension,
-    withdraw_open,
     zombies,
 )
 from rekindle_operator.recovery.judge import Judgement, judge_nodes
@@ -78,8 +76,6 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         return Turn(prepared.work.case.view.key, (*prepared.accepting, *own))
 
     surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
-    if any(has_new_loss(s.states) for s in surveyed.values()):
-        surveyed = {uid: replace(s, states=withdraw_open(s.states)) for uid, s in surveyed.items()}
     prepared = faults.without(prepare, surveyed)
     plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
     turns = faults.without(act, prepared)

@@ -7,7 +7,7 @@ is never waited for (I7). Its successor is born gated.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -160,22 +160,6 @@ def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:
 
 def was_suspended(case: Case) -> bool:
     return bool(case.view.status.get("phase") == "Suspended")
-
-
-def has_new_loss(states: Iterable[SlotState]) -> bool:
-    """Not one that was answered before, and whose replacement is refused."""
-    return any(
-        s.loss is not None and s.loss.of_what_ran and s.stand is Stand.BOUND and s.refused is None
-        for s in states
-    )
-
-
-def withdraw_open(states: Sequence[SlotState]) -> tuple[SlotState, ...]:
-    """Another loss came: what is open and not bound is planned anew (design §8.5)."""
-    return tuple(
-        replace(s, loss=Loss.UNBOUND) if s.stand is Stand.OPEN and s.loss is None else s
-        for s in states
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ class Room:
     def place(self, item: Item, node: str) -> Room:
         return Room(self.bins | {node: self.bins[node].with_item(item)}, self.whole)
 
+    def takes(self, item: Item) -> bool:
+        return any(b.takes(item) for b in self.bins.values())
+
     def could_ever_hold(self, item: Item) -> bool:
         """Whether some usable node would take the item if nothing else were on it."""
         return any(
@@ -111,9 +114,7 @@ def _conceivable(items: Sequence[Item], room: Room) -> bool:
     """A cheap no: more than is left in all, or an item that no node takes."""
     free = (b.free.clamped() for b in room.bins.values())
     left = total(f for f in free if f.covers(Amounts(pods=1)))
-    return left.covers(total(i.ask for i in items)) and all(
-        any(b.takes(item) for b in room.bins.values()) for item in items
-    )
+    return left.covers(total(i.ask for i in items)) and all(room.takes(item) for item in items)
 
 
 def _by_rule(items: Sequence[Item], room: Room, rule: Rule) -> Packed | None:

@@ -3,7 +3,8 @@
 Progressive recovery, §5: the set of failed partitions that maximises the sum of the priorities of
 the recovered queries is a set-union knapsack (NP-hard). The greedy solution ranks queries by profit
 density, priority ÷ Σ(cost of a missing partition ÷ number of failed queries that use it), takes the
-densest that fits, and ranks the rest again. Here costs are shares of several resources, and "fits"
+densest that fits, and ranks the rest again; it is never worth less than the best single query that
+fits. Here costs are shares of several resources, and "fits"
 means packed onto nodes. One plan covers all topologies; what runs is never moved.
 """
 
@@ -61,21 +62,26 @@ def make_plan(
     demands: Sequence[Demand], items: Mapping[str, Item], spares: Sequence[Spare], room: Room
 ) -> Plan:
     """`items`: what would meet each need. Placements never exceed the room (I6); no query that is
-    left waiting fits into what remains (I8)."""
-    all_items = list(items.values()) + [s.item for s in spares]
-    everything = pack(all_items, room, Rule.SPREAD) if all_items else None
-    if everything is not None:
-        ranked = _rank_all(demands, items, room)
-        return Plan(tuple(ranked), (), everything.nodes)
-    order, waiting, packed = _greedy(demands, items, room)
-    hold = any(not d.patient and _only_lacks_room(d, items, room) for d in waiting)
+    left waiting fits into what remains (I8). Spares never change where the items go, nor does a
+    spare that finds no node change where the others go."""
+    possible = [d for d in demands if all(room.takes(items[need]) for need in d.needs)]
+    needed = {need: items[need] for d in possible for need in sorted(d.needs)}
+    if (packed := pack(needed.values(), room, Rule.SPREAD)) is not None:
+        order = _rank_all(possible, needed, room)
+        starts = {d.key for d in possible}
+        waiting = [d for d in demands if d.key not in starts]
+    else:
+        order, waiting, packed = _best_greedy(demands, items, room)
     nodes = dict(packed.nodes)
-    if not hold:
+    if not any(not d.patient and _only_lacks_room(d, items, room) for d in waiting):
         met = {need for d in demands if d not in waiting for need in d.needs}
-        nodes |= _add_spares(spares, met, packed.room)
+        nodes = _with_spares(packed, spares, met)
+        tight = pack(needed.values(), room) if len(met) == len(needed) else None
+        if tight is not None and len(nodes) < len(met) + len(spares):
+            closer = _with_spares(tight, spares, met)
+            nodes = closer if len(closer) > len(nodes) else nodes
     short = {n for d in waiting for n in d.needs if items[n].key not in nodes}
-    left = _ranked(waiting, short, items, room)
-    return Plan(tuple(order), tuple(left), nodes)
+    return Plan(tuple(order), tuple(_ranked(waiting, short, items, room)), nodes)
 
 
 def _rank_all(demands: Sequence[Demand], items: Mapping[str, Item], room: Room) -> list[Ranked]:
@@ -90,14 +96,33 @@ def _rank_all(demands: Sequence[Demand], items: Mapping[str, Item], room: Room) 
     return order
 
 
-def _greedy(
+def _best_greedy(
     demands: Sequence[Demand], items: Mapping[str, Item], room: Room
 ) -> tuple[list[Ranked], list[Demand], Packed]:
+    """The greedy result, or what begins with the best single query where that alone is worth more:
+    density by itself can end arbitrarily far below the optimum of a knapsack."""
+    greedy = _greedy(demands, items, room, [])
+    waiting = greedy[1]
+    profit = sum(d.priority for d in demands) - sum(d.priority for d in waiting)
+    for demand in sorted(waiting, key=lambda d: (-d.priority, d.key)):
+        if demand.priority <= profit:
+            break
+        if pack([items[n] for n in sorted(demand.needs)], room) is not None:
+            return _greedy(demands, items, room, [demand])
+    return greedy
+
+
+def _greedy(
+    demands: Sequence[Demand], items: Mapping[str, Item], room: Room, first: Sequence[Demand]
+) -> tuple[list[Ranked], list[Demand], Packed]:
+    """`first`: what is taken before the densest."""
     missing, remaining, order = set(items), list(demands), list[Ranked]()
     nodes: dict[str, str] = {}
     while remaining:
         by_key = {d.key: d for d in remaining}
-        for ranked in _ranked(remaining, missing, items, room):
+        ahead = [d.key for d in first if d.key in by_key]
+        ranking = _ranked(remaining, missing, items, room)
+        for ranked in sorted(ranking, key=lambda r: r.key not in ahead):
             demand = by_key[ranked.key]
             packed = pack([items[n] for n in sorted(demand.needs & missing)], room)
             if packed is not None:
@@ -129,12 +154,12 @@ def _only_lacks_room(demand: Demand, items: Mapping[str, Item], room: Room) -> b
     return all(room.could_ever_hold(items[need]) for need in demand.needs)
 
 
-def _add_spares(spares: Sequence[Spare], met: set[str], room: Room) -> dict[str, str]:
-    nodes: dict[str, str] = {}
+def _with_spares(packed: Packed, spares: Sequence[Spare], met: set[str]) -> dict[str, str]:
+    room, nodes = packed.room, dict(packed.nodes)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.item.replica, s.item.key)):
         if spare.needs and spare.needs not in met:
             continue  # a second replica of what has no first
-        packed = pack([spare.item], room, Rule.SPREAD)
-        if packed is not None:
-            room, nodes = packed.room, nodes | dict(packed.nodes)
+        placed = pack([spare.item], room, Rule.SPREAD)
+        if placed is not None:
+            room, nodes = placed.room, nodes | dict(placed.nodes)
     return nodes
