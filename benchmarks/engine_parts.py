@@ -17,6 +17,7 @@ import yaml
 
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import Chain, EpochInput, State
+from rekindle.identity import Identity
 from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.streams.log import OutputLog
@@ -128,7 +129,7 @@ class BenchTask:
             ref=ref,
             bind="127.0.0.1",
             data=directory,
-            uid=directory.name,
+            identity=Identity(directory.name),
             generation=1,
             origin_us=0,
             topology=compiled,

@@ -19,6 +19,7 @@ from coordinator_parts import FakeTask
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.model import State
+from rekindle.identity import Identity
 from rekindle.protocol import CONTROL_PORT, CheckpointDone, Poll
 from rekindle.topology.model import Slot, Topology
 
@@ -29,8 +30,11 @@ class Fleet:
     """A fake task for each slot, on an address of its own below 127.`net`. They take every epoch
     that the clock has released, and save a real (empty) entry at checkpoint epochs."""
 
-    def __init__(self, topology: Topology, net: str, store: Path, uid: str) -> None:
+    def __init__(
+        self, topology: Topology, net: str, store: Path, uid: str, token: str | None = None
+    ) -> None:
         self.topology = topology
+        self._identity = Identity(uid, token)
         self.tasks: dict[Slot, FakeTask] = {}
         self.addresses: dict[Slot, str] = {}
         self.heard_at: dict[Slot, float] = {}
@@ -88,10 +92,13 @@ class Fleet:
             message = Poll.model_validate_json(await request.read())
             if message.task.incarnation != task.incarnation:
                 return web.Response(status=410)
+            if not self._identity.accepts(request.headers.get("Authorization")):
+                return web.Response(status=401, text="no token")
             answer = task.poll(message)
             if answer is None:
                 return web.json_response({"fence": task.fence}, status=409)
             self.heard_at[slot] = time.monotonic()
+            answer = answer.model_copy(update={"topology": self._identity.topology})
             return web.Response(text=answer.model_dump_json(), content_type="application/json")
 
         app = web.Application()

@@ -149,7 +149,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def running(directory: Path, incarnation: int = 1) -> AsyncIterator[Scene]:
+async def running(
+    directory: Path, incarnation: int = 1, token: str | None = "of t", tasks_token: str = "of t"
+) -> AsyncIterator[Scene]:
     net = f"88.{next(_nets)}"
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["epochInterval"] = "200ms"
@@ -168,9 +170,9 @@ async def running(directory: Path, incarnation: int = 1) -> AsyncIterator[Scene]
     site = web.TCPSite(runner, f"127.{net}.250", 0)
     await site.start()
     port = runner.addresses[0][1]
-    settings = Settings("flights", "n", UID, incarnation, f"127.{net}.251")
+    settings = Settings("flights", "n", UID, incarnation, f"127.{net}.251", token)
     kube = KubeApi(Access(f"http://127.{net}.250:{port}", None, Token(value="secret")))
-    with Fleet(compile_topology(spec, name), net, directory, UID) as fleet:
+    with Fleet(compile_topology(spec, name), net, directory, UID, tasks_token) as fleet:
         for slot, task in fleet.tasks.items():
             pod = f"flights-{slot.key.replace('/', '-')}-{task.incarnation}"
             api.add_pod(pod, slot, task.incarnation, fleet.addresses[slot])
@@ -296,6 +298,17 @@ def test_a_task_that_refuses_the_fence_ends_the_coordinator(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_tasks_that_refuse_the_token_are_said_in_problems(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, token="of another") as scene:
+            await until(lambda: scene.api.applied)
+            await until(lambda: "HTTP 401" in problems(scene))
+            assert not any(task.polls for task in scene.fleet.tasks.values())
+            assert not scene.ended.done()
+
+    asyncio.run(scenario())
+
+
 def test_probes_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as scene:
@@ -340,6 +353,21 @@ def test_the_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 11)
     assert token.read() == "two"
+
+
+def test_the_token_of_the_topology_is_in_no_repr() -> None:
+    found = read_settings(
+        {
+            "REKINDLE_TOPOLOGY": "t",
+            "REKINDLE_NAMESPACE": "n",
+            "REKINDLE_TOPOLOGY_UID": "u",
+            "REKINDLE_INCARNATION": "1",
+            "REKINDLE_BIND": "127.0.0.1",
+            "REKINDLE_TOKEN": "hunter2",
+        }
+    )
+    assert found.identity.authorization == "Bearer hunter2"
+    assert "hunter2" not in repr(found) + repr(found.identity)
 
 
 def test_settings_name_the_variable_that_is_missing() -> None:

@@ -163,6 +163,7 @@ class TinyCoordinator:
         readers = [t for t in self.tasks if t.segment.inputs]
         floor = min((max(t.saved, default=-1) for t in readers), default=-1)
         return Poll(
+            topology="uid-1",
             fence=1,
             generation=1,
             task=task.ref,

@@ -2,8 +2,11 @@
 
 Tasks are passive (design §1): one call carries the coordinator's whole wish for this task
 (level-triggered, idempotent) and brings back all that the task knows of itself. JSON by pydantic.
-Every poll carries the coordinator's incarnation (`fence`); a task refuses a lower one than it has
-seen with HTTP 409, and one addressed to another incarnation of the slot with HTTP 410 (I9).
+Every poll and every answer carries the topology's UID and the sender's protocol version
+(`rekindle.identity`); unknown fields are ignored. A task refuses, in this order: a caller without
+the topology's token (HTTP 401, which says nothing of the task), a protocol version that it does not
+understand (426), another topology's poll (421), one addressed to another incarnation of the slot
+(410), and a fence, the coordinator's incarnation, below one that it has seen (409; I9).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions
 from rekindle.topology.spec import SinkSpec
 
 FLIGHT_PORT = 8815
@@ -22,6 +26,20 @@ OPERATOR_METRICS_PORT = 8080
 class _Message(BaseModel):
     # Digests never come twice: a cache of strings would only grow, up to 16,384 of them.
     model_config = ConfigDict(frozen=True, extra="ignore", cache_strings=False)
+
+
+class _Versioned(_Message):
+    """`topology` is its UID."""
+
+    protocol: int = PROTOCOL
+    oldest_protocol: int = OLDEST_PROTOCOL
+    topology: str = ""
+
+    def versions(self) -> Versions:
+        """Of the sender, as it was received: what says none was sent by a release that had none."""
+        if "protocol" not in self.model_fields_set:
+            return Versions(UNVERSIONED, UNVERSIONED)
+        return Versions(self.protocol, self.oldest_protocol)
 
 
 class TaskRef(_Message):
@@ -74,7 +92,7 @@ class RestorePoint(_Message):
     object: str | None = None
 
 
-class Poll(_Message):
+class Poll(_Versioned):
     fence: int
     generation: int
     task: TaskRef
@@ -104,7 +122,7 @@ class TaskProblem(_Message):
     refused: str | None = None  # the source or operator whose definition is at fault
 
 
-class Answer(_Message):
+class Answer(_Versioned):
     task: TaskRef
     boot_id: str
     fence: int

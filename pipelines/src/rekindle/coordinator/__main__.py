@@ -14,10 +14,12 @@ from rekindle.coordinator.logs import log_json
 from rekindle.coordinator.process import Process
 from rekindle.coordinator.settings import read_settings
 from rekindle.errors import RekindleError
+from rekindle.identity import TOKEN_VARIABLE
 
 
 async def _run() -> int:
     settings = read_settings(os.environ)
+    os.environ.pop(TOKEN_VARIABLE, None)  # the child that compiles has no use for it
     log_json(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()

@@ -44,8 +44,8 @@ from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
 from rekindle.coordinator.retention import Standings, floors, oldest
 from rekindle.coordinator.routes import running, serving_replicas
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
-from rekindle.coordinator.wishes import Told
-from rekindle.protocol import Answer, Poll, RestorePoint, TaskRef
+from rekindle.coordinator.wishes import Told, ask_only
+from rekindle.protocol import Answer, Poll, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -56,10 +56,12 @@ _PROOF_S = 0.5
 
 
 class Coordinator:
-    """One topology's coordinator. `fence` is its incarnation; `wall_s` the Unix time at now = 0."""
+    """One topology's coordinator. `fence` is its incarnation, `topology` the UID; `wall_s` the Unix
+    time at now = 0."""
 
-    def __init__(self, fence: int, wall_s: float) -> None:
+    def __init__(self, fence: int, wall_s: float, topology: str = "") -> None:
         self.fence = fence
+        self._topology = topology
         self.membership = Membership()
         self.committer = Committer(fence)
         self.divergence = DigestComparison()
@@ -96,7 +98,7 @@ class Coordinator:
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:
-        found = [*self._said.values()]
+        found = [*self._said.values(), *self.membership.refusals()]
         if self._isolated:
             silent = sum(t.suspected for t in self.membership)
             found.append(
@@ -130,10 +132,9 @@ class Coordinator:
                 return self._ticked(now)
             case PollAnswered():
                 return self._answered(event, now)
-            case PollFailed(slot=slot, incarnation=incarnation, message=message):
-                task = self.membership.find(slot, incarnation)
-                if task is not None:
-                    task.last_failure = message
+            case PollFailed():
+                if self.membership.poll_failed(event):
+                    self._pace.hurry()
                 return []
             case PodsListed():
                 return self._pods_listed(event, now)
@@ -361,13 +362,7 @@ class Coordinator:
         task, generation = self.membership.get(slot), self._generation
         if task is None or generation is None or not task.pod.runs:
             return None
-        ref = TaskRef(
-            segment=slot.segment,
-            partition=slot.partition,
-            replica=slot.replica,
-            incarnation=task.pod.incarnation,
-        )
-        poll = Poll(fence=self.fence, generation=generation.number, task=ref, ask_only=True)
+        poll = ask_only(self._topology, self.fence, generation.number, task)
         # One that has not answered this coordinator yet may be running with a wish of its own.
         if task.answer is None or not self._settled:
             return poll

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.coordinator.model import Partition, Pod, partition_of
+from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
 from rekindle.protocol import FLIGHT_PORT, Answer, RestorePoint
 from rekindle.topology.model import Slot
 
@@ -48,7 +48,7 @@ class Task:
     position: int | None = None
     first_stable: int | None = None
     suspected_since: float | None = None
-    last_failure: str | None = None
+    refusal: str | None = None  # why it and this coordinator cannot work together
     stillborn: bool = False
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     slot: Slot = field(init=False)
@@ -144,7 +144,7 @@ class Membership:
             task.gaps.append(now - task.last_heard)
         task.last_heard = now
         task.suspected_since = None
-        task.last_failure = None
+        task.refusal = None
         if rebooted or task.first_stable is None:
             task.first_stable = None if answer.phase in _UNBORN else answer.stable_epoch
         if rebooted:
@@ -154,6 +154,17 @@ class Membership:
         task.answer = answer
         task.position = _position(task, answer)
         return news
+
+    def poll_failed(self, event: PollFailed) -> bool:
+        """Remember a refusal; True when it is news."""
+        task = self.find(event.slot, event.incarnation)
+        if task is None or not event.refused or task.refusal == event.message:
+            return False
+        task.refusal = event.message
+        return True
+
+    def refusals(self) -> list[str]:
+        return [f"{t.slot.key}: {t.refusal}" for t in self if t.refusal is not None]
 
     def asked_from(self, now: float) -> None:
         """The first polls go out now."""

@@ -95,11 +95,13 @@ class PollAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PollFailed:
-    """No answer: refused, timed out, or another incarnation lives at that address (HTTP 410)."""
+    """No answer: timed out, or another incarnation is at that address (HTTP 410). `refused`: the
+    token, the topology or the protocol version does not match, which no later poll cures."""
 
     slot: Slot
     incarnation: int
     message: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

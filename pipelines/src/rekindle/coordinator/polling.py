@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import aiohttp
 from pydantic import ValidationError
@@ -13,12 +14,23 @@ from pydantic import ValidationError
 from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
 from rekindle.coordinator.settings import Settings
+from rekindle.identity import incompatible
 from rekindle.protocol import CONTROL_PORT, Answer, Poll
 from rekindle.topology.model import Slot
 
 _log = logging.getLogger(__name__)
 _NEWER_COORDINATOR = 409
-_OTHER_INCARNATION = 410
+_REFUSED = frozenset({401, 421, 426})
+"""Token, topology or protocol version: trying again does not cure it, so the status says it."""
+_MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An HTTP status that is not 200, and the reason the task gave."""
+
+    status: int
+    text: str
 
 
 class Pollers:
@@ -33,6 +45,9 @@ class Pollers:
         observe: Callable[[float, bool], None],
     ) -> None:
         self._settings, self._wish, self._feed, self._observe = settings, wish, feed, observe
+        self._headers = {"Content-Type": "application/json"}
+        if (authorization := settings.identity.authorization) is not None:
+            self._headers["Authorization"] = authorization
         self._session: aiohttp.ClientSession | None = None
         self._loops: dict[Slot, asyncio.Task[None]] = {}
         self._kicks: dict[Slot, asyncio.Event] = {}
@@ -82,23 +97,31 @@ class Pollers:
         try:
             answer = await self._call(poll, host)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
-            return PollFailed(slot, incarnation, repr(error)[:300])
-        if answer == _NEWER_COORDINATOR:
-            return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
-        if isinstance(answer, int):
-            return PollFailed(slot, incarnation, f"HTTP {answer}")
+            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
+        if isinstance(answer, _Refusal):
+            if answer.status == _NEWER_COORDINATOR:
+                return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
+            said = f"HTTP {answer.status} from {host}: {answer.text}"
+            return PollFailed(slot, incarnation, said, refused=answer.status in _REFUSED)
+        if (reason := incompatible(answer.versions())) is not None:
+            said = f"the answer of {host} is refused: {reason}"
+            return PollFailed(slot, incarnation, said, refused=True)
+        if (reason := self._settings.identity.mismatch(answer.topology)) is not None:
+            said = f"the answer of {host} is refused: {reason}"
+            return PollFailed(slot, incarnation, said, refused=True)
         if answer.task != poll.task:
-            return PollFailed(slot, incarnation, f"{answer.task} lives at {host}")
+            return PollFailed(slot, incarnation, f"{answer.task} is at {host}")
         return PollAnswered(slot, incarnation, answer)
 
-    async def _call(self, poll: Poll, host: str) -> Answer | int:
+    async def _call(self, poll: Poll, host: str) -> Answer | _Refusal:
         assert self._session is not None
         where = f"[{host}]" if ":" in host else host
         async with self._session.post(
             f"http://{where}:{CONTROL_PORT}/v1/poll",
             data=poll.model_dump_json(),
-            headers={"Content-Type": "application/json"},
+            headers=self._headers,
         ) as response:
             if response.status != 200:
-                return response.status
+                text = (await response.content.read(_MAX_TEXT)).decode(errors="replace")
+                return _Refusal(response.status, text)
             return Answer.model_validate_json(await response.read())

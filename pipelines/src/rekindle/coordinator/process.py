@@ -51,7 +51,7 @@ class Process:
     def __init__(self, settings: Settings, api: KubeApi) -> None:
         self._settings = settings
         self._api = api
-        self.core = Coordinator(settings.incarnation, time.time() - time.monotonic())
+        self.core = Coordinator(settings.incarnation, time.time() - time.monotonic(), settings.uid)
         self._metrics = Metrics(self.core)
         self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
         self._status = StatusWriter(api, settings, self.feed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
+from rekindle.identity import TOKEN_VARIABLE, Identity
 
 
 class SettingsError(RekindleError):
@@ -21,6 +22,7 @@ class Settings:
     uid: str
     incarnation: int
     bind: str
+    token: str | None = field(default=None, repr=False)
     poll_interval_s: float = 0.25
     poll_deadline_s: float = 1.0  # a frozen task costs one open call, and is retried after it
     tick_s: float = 0.1
@@ -28,6 +30,10 @@ class Settings:
     lease_renew_s: float = 2.0
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
     store_deadline_s: float = 10.0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.uid, self.token)
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -46,4 +52,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         uid=value("REKINDLE_TOPOLOGY_UID"),
         incarnation=int(incarnation),
         bind=value("REKINDLE_BIND"),
+        token=environment.get(TOKEN_VARIABLE) or None,
     )

@@ -11,7 +11,18 @@ from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.owed import durable_epoch, owed
 from rekindle.coordinator.routes import Judge, saver, upstreams
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import Poll, RestorePoint, TaskRef
+
+
+def ask_only(topology: str, fence: int, generation: int, task: Task) -> Poll:
+    """A poll that changes nothing: what a task is and where it stands."""
+    ref = TaskRef(
+        segment=task.slot.segment,
+        partition=task.slot.partition,
+        replica=task.slot.replica,
+        incarnation=task.pod.incarnation,
+    )
+    return Poll(topology=topology, fence=fence, generation=generation, task=ref, ask_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,10 @@ logs, not engines; which replica to ask and when to ask again is the reader's af
 The ticket is `Get` as JSON. The answer's first message is a header without rows (`Head`), then one
 message for each epoch with its boundary in `app_metadata`. With a share, each epoch has only the
 rows of one consumer partition, and `digest` remains that of the whole epoch.
+
+Tickets and headers carry the topology's UID, the incarnation and the protocol version, as polls do
+(`rekindle.protocol`): addresses are reused, and stream ids do not contain the topology. Calls need
+the topology's token as a header; fields that a peer does not know are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +26,12 @@ from pyarrow import flight
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.identity import UNVERSIONED, Identity, Versions, incompatible
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import OutputLog
 
 MAX_WAIT_S = 1.0
+_AUTHORIZATION = "authorization"
 SPLIT_CACHE_BYTES = 16 << 20
 
 _CHANNEL = [
@@ -54,6 +60,27 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Stamp:
+    """Whose ticket or header it is. `incarnation`: of the replica that serves, or is meant to;
+    None: any."""
+
+    topology: str = ""
+    incarnation: int | None = None
+    protocol: int = UNVERSIONED
+    oldest: int = UNVERSIONED
+
+    @staticmethod
+    def of(identity: Identity, incarnation: int | None) -> Stamp:
+        own = Versions()
+        return Stamp(identity.topology, incarnation, own.protocol, own.oldest)
+
+    def refusal(self, identity: Identity) -> str | None:
+        """Why a peer of this identity does not take it."""
+        versions = incompatible(Versions(self.protocol, self.oldest))
+        return versions or identity.mismatch(self.topology)
+
+
+@dataclass(frozen=True, slots=True)
 class Get:
     stream: str
     partition: int
@@ -61,17 +88,19 @@ class Get:
     max_bytes: int
     wait_s: float = 0.0
     share: Share | None = None
+    incarnation: int | None = None
 
-    def to_ticket(self) -> flight.Ticket:
-        return flight.Ticket(json.dumps(asdict(self)).encode())
+    def to_ticket(self, identity: Identity) -> flight.Ticket:
+        stamp = asdict(Stamp.of(identity, self.incarnation))
+        return flight.Ticket(json.dumps({**asdict(self), **stamp}).encode())
 
     @staticmethod
-    def from_ticket(ticket: flight.Ticket) -> Get:
-        fields = json.loads(ticket.ticket)
-        share = fields.pop("share", None)
+    def from_ticket(ticket: flight.Ticket) -> tuple[Get, Stamp]:
+        said = json.loads(ticket.ticket)
+        share = said.pop("share", None)
         if share is not None:
             share = Share(tuple(share["key_by"]), share["partitions"], share["index"])
-        return Get(**fields, share=share)
+        return Get(**_known(Get, said), share=share), Stamp(**_known(Stamp, said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +123,18 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves the logs it is given. Before `serve` a stream is unknown: a task that restarts answers
     no reader before it is consistent."""
 
-    def __init__(self, address: str, port: int) -> None:
-        super().__init__(f"grpc://{address}:{port}")
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        identity: Identity | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        """`incarnation` is that of the task that serves."""
+        self._identity = identity or Identity()
+        self._incarnation = incarnation
+        token = {"token": _RequireToken(self._identity)} if self._identity.token else None
+        super().__init__(f"grpc://{address}:{port}", middleware=token)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, int], tuple[OutputLog, Callable[[], int]]] = {}
         self._splits = SplitCache(SPLIT_CACHE_BYTES)
@@ -114,12 +153,24 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
-            return self._answer(Get.from_ticket(ticket))
+            get, stamp = Get.from_ticket(ticket)
+            self._admit(stamp)
+            return self._answer(get)
         except RekindleError as error:
             raise _to_flight(error) from error
         except (ValueError, KeyError, TypeError) as error:
             message = f"not a valid ticket or key: {error}"
             raise flight.FlightServerError(message, extra_info=b"BadRequest") from error
+
+    def _admit(self, stamp: Stamp) -> None:
+        """Refuse what is not meant for this task."""
+        if (reason := stamp.refusal(self._identity)) is not None:
+            raise StreamUnavailable(f"ticket refused: {reason}")
+        meant = stamp.incarnation
+        if meant is not None and self._incarnation is not None and meant != self._incarnation:
+            raise StreamUnavailable(
+                f"ticket refused: it is for incarnation {meant}, this is {self._incarnation}"
+            )
 
     def _answer(self, get: Get) -> flight.FlightDataStream:
         with self._lock:
@@ -137,7 +188,8 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
     def _messages(
         self, schema: pa.Schema, head: Head, batches: list[EpochBatch], get: Get
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-        yield _one_batch(schema.empty_table()), _json(asdict(head))
+        stamp = asdict(Stamp.of(self._identity, self._incarnation))
+        yield _one_batch(schema.empty_table()), _json({**stamp, **asdict(head)})
         for batch in batches:
             boundary = {
                 "epoch": batch.epoch,
@@ -159,17 +211,20 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
 class StreamClient:
     """One connection to one replica. Not thread-safe; a failed one is closed and made anew."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
         self.address = address
+        self._identity = identity or Identity()
+        sent = self._identity.authorization
+        self._headers = [] if sent is None else [(_AUTHORIZATION.encode(), sent.encode())]
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
 
     def get(self, get: Get, timeout_s: float) -> Got:
         """One bounded call; at the deadline, the epochs that have come by then. Raises BelowFloor,
         CallTimedOut if none has, or StreamUnavailable for all else that can fail."""
-        options = flight.FlightCallOptions(timeout=timeout_s)
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
         messages: list[tuple[pa.RecordBatch, pa.Buffer]] = []
         try:
-            reader = self._client.do_get(get.to_ticket(), options)
+            reader = self._client.do_get(get.to_ticket(self._identity), options)
             messages.extend((m.data, m.app_metadata) for m in reader)
         except flight.FlightTimedOutError as error:
             if len(messages) < 2:
@@ -179,12 +234,31 @@ class StreamClient:
             raise _from_flight(error, self.address) from error
         if not messages:
             raise StreamUnavailable(f"{self.address} gave an answer without a header")
-        head = Head(**json.loads(messages[0][1].to_pybytes()))
+        head = self._head(messages[0][1])
         epochs = tuple(_epoch(get, data, metadata) for data, metadata in messages[1:])
         return Got(head, epochs)
 
+    def _head(self, metadata: pa.Buffer) -> Head:
+        said = json.loads(metadata.to_pybytes())
+        if (reason := Stamp(**_known(Stamp, said)).refusal(self._identity)) is not None:
+            raise StreamUnavailable(f"{self.address}: its answer is refused: {reason}")
+        return Head(**_known(Head, said))
+
     def close(self) -> None:
         self._client.close()
+
+
+class _RequireToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses each call that does not bring the topology's token, before its ticket is read."""
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__()
+        self._identity = identity
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        given = headers.get(_AUTHORIZATION) or [None]
+        if not self._identity.accepts(given[0]):
+            raise flight.FlightUnauthenticatedError("this port needs the topology's token")
 
 
 def _bytes_to_read(get: Get) -> int:
@@ -195,7 +269,7 @@ def _bytes_to_read(get: Get) -> int:
 
 
 def _epoch(get: Get, data: pa.RecordBatch, metadata: pa.Buffer) -> EpochBatch:
-    boundary = json.loads(metadata.to_pybytes())
+    boundary = _known(EpochBatch, json.loads(metadata.to_pybytes()))
     boundary["kind"] = Kind(boundary["kind"])
     empty = EpochBatch(get.stream, get.partition, 0, 0, pa.Table.from_batches([data]), "")
     return replace(empty, **boundary)
@@ -210,6 +284,12 @@ def _one_batch(rows: pa.Table) -> pa.RecordBatch:
     if len(batches) > 1:
         raise StreamUnavailable("an epoch does not fit into one record batch; use shorter epochs")
     return batches[0]
+
+
+def _known(kind: type, said: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows: a newer peer may send more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in said.items() if name in names}
 
 
 def _json(value: Any) -> pa.Buffer:

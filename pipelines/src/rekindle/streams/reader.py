@@ -69,6 +69,7 @@ class PartitionReader:
         self._connect = connect
         self._choice = ReplicaChoice(subscription.from_epoch, stall_s)
         self._lock = threading.Condition()
+        self._incarnations: dict[str, int] = {}  # by address, as the routes say
         self._turn = 0  # of the thread whose answers count
         self._closed = False
         self._released = NO_EPOCH
@@ -105,6 +106,7 @@ class PartitionReader:
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Take the coordinator's routes; leave a replica in the middle of a call if they say so."""
         with self._lock:
+            self._incarnations = {e.address: e.incarnation for e in endpoints}
             asked = self._choice.current
             self._apply(self._choice.step(RoutesChanged(endpoints), time.monotonic()), ())
             if not self._closed and (self._turn == 0 or self._choice.current != asked):
@@ -157,7 +159,8 @@ class PartitionReader:
         s = self.subscription
         with self._lock:
             epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
-        get = Get(s.stream, s.partition, epoch, CALL_BYTES, WAIT_S, s.share)
+            incarnation = self._incarnations.get(client.address)
+        get = Get(s.stream, s.partition, epoch, CALL_BYTES, WAIT_S, s.share, incarnation)
         try:
             got = client.get(get, deadline_s)
         except RekindleError as error:

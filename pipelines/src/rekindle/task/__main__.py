@@ -10,6 +10,7 @@ import sys
 import rekindle.early_exit
 import rekindle.task.without_pandas  # noqa: F401
 from rekindle.errors import RekindleError
+from rekindle.identity import TOKEN_VARIABLE
 from rekindle.task import jsonlog
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
@@ -22,6 +23,7 @@ def main() -> int:
     except RekindleError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
+    os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children have no use for it
     ref = config.ref
     jsonlog.configure(
         topology=config.topology.name,

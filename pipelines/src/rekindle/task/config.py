@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.errors import RekindleError
+from rekindle.identity import TOKEN_VARIABLE, Identity
 from rekindle.protocol import TaskRef
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -26,12 +27,16 @@ class TaskConfig:
     ref: TaskRef
     bind: str
     data: Path
-    uid: str
+    identity: Identity
     generation: int
     origin_us: int  # start of epoch 0, Unix time
     topology: Topology
     segment: Segment
     cds_archive: Path | None
+
+    @property
+    def uid(self) -> str:
+        return self.identity.topology
 
     @property
     def interval_us(self) -> int:
@@ -68,7 +73,7 @@ class TaskConfig:
             ref=ref,
             bind=_required(env, "REKINDLE_BIND"),
             data=Path(_required(env, "REKINDLE_DATA")),
-            uid=uid,
+            identity=Identity(uid, env.get(TOKEN_VARIABLE) or None),
             generation=generation,
             origin_us=origin_us,
             topology=topology,

@@ -1,6 +1,7 @@
 """The task's HTTP port: probes, metrics and the coordinator's polls, on a thread of their own.
 
 Answers while Spark starts and while the engine is busy; it touches only the desk and the report.
+Polls need the topology's token, where it has one; probes and metrics need none and say no secrets.
 `/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
 """
 
@@ -15,6 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
+from rekindle.identity import Identity, incompatible
 from rekindle.protocol import Poll
 from rekindle.task.desk import Desk, Refused
 
@@ -33,8 +35,10 @@ class ControlServer:
         alive: Callable[[], bool],
         ready: Callable[[], bool],
         registry: CollectorRegistry,
+        identity: Identity | None = None,
     ) -> None:
         self._desk = desk
+        self._identity = identity or Identity()
         self._alive = alive
         self._ready = ready
         self._registry = registry
@@ -82,8 +86,13 @@ class ControlServer:
         return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
     async def _poll(self, request: web.Request) -> web.Response:
+        if not self._identity.accepts(request.headers.get("Authorization")):
+            text = "poll refused: this port needs the topology's token (Authorization: Bearer)"
+            return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         try:
             poll = Poll.model_validate_json(await request.read())
+            if (reason := incompatible(poll.versions())) is not None:
+                raise Refused(426, f"poll refused: {reason}")
             answer = self._desk.poll(poll)
         except ValidationError as error:
             return web.Response(status=400, text=str(error))

@@ -3,7 +3,7 @@
 Called by the control server's thread while the engine is busy, so nothing here waits for anything.
 A poll is level-triggered: the newest full one is the whole wish, and it stays in force however long
 no other comes (design §1). Fencing (I9): a lower fence than seen is refused, and a poll meant for
-another incarnation of the slot.
+another topology or another incarnation of the slot.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from rekindle.errors import RekindleError
+from rekindle.identity import Identity
 from rekindle.protocol import Answer, Poll, TaskRef
 
 
@@ -26,8 +27,14 @@ class Refused(RekindleError):
 class Desk:
     """`answer` makes the task's answer for a fence; set it once there is more to say."""
 
-    def __init__(self, ref: TaskRef, answer: Callable[[int], Answer]) -> None:
+    def __init__(
+        self,
+        ref: TaskRef,
+        answer: Callable[[int], Answer],
+        identity: Identity | None = None,
+    ) -> None:
         self._ref = ref
+        self._identity = identity or Identity()
         self._answer = answer
         self._changed = threading.Condition()
         self._fence = -1
@@ -37,6 +44,8 @@ class Desk:
     def poll(self, poll: Poll) -> Answer:
         """Take a poll and answer it. Raises Refused."""
         with self._changed:
+            if (mismatch := self._identity.mismatch(poll.topology)) is not None:
+                raise Refused(421, f"poll refused: {mismatch}")
             if poll.task != self._ref:
                 raise Refused(410, f"this is {_name(self._ref)}, not {_name(poll.task)}")
             if poll.fence < self._fence:
@@ -45,7 +54,7 @@ class Desk:
             if not poll.ask_only:
                 self._wish = poll
                 self._changed.notify_all()
-        answer = self._answer(poll.fence)
+        answer = self._answer(poll.fence).model_copy(update={"topology": self._identity.topology})
         if answer.phase == "Failed":
             with self._changed:
                 self._answers_of_failure += 1

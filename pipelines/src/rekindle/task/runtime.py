@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from rekindle.protocol import (
     SinkAssignment,
     TaskProblem,
 )
-from rekindle.streams.flight import StreamServer
+from rekindle.streams.flight import StreamClient, StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
@@ -70,7 +71,7 @@ class TaskRuntime:
         self._wish: Poll | None = None
         self._states = TaskStates(config)
         self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
-        self.desk = Desk(config.ref, self.report.answer)
+        self.desk = Desk(config.ref, self.report.answer, config.identity)
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,
@@ -80,8 +81,11 @@ class TaskRuntime:
             registry=make_registry(
                 self.report, config.topology.name, config.segment.name, config.ref
             ),
+            identity=config.identity,
         )
-        self._flight = StreamServer(config.bind, FLIGHT_PORT)
+        self._flight = StreamServer(
+            config.bind, FLIGHT_PORT, config.identity, config.ref.incarnation
+        )
         self._engine = EngineStarter(config, self._fail)
         self._loop_thread: threading.Thread | None = None
 
@@ -174,6 +178,7 @@ class TaskRuntime:
                 after,
                 position.watermark,
                 stall_s=2 * interval_s + 2.0,
+                connect=partial(StreamClient, identity=config.identity),
             )
 
         def open_it() -> SourceInputs | None:

@@ -1,0 +1,235 @@
+"""Whoever is not meant refuses: another topology, another token, another protocol version."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from coordinator_world import started
+from prometheus_client import CollectorRegistry
+from pyarrow import flight
+
+from rekindle import identity
+from rekindle.coordinator.model import PollFailed
+from rekindle.identity import Identity, Versions, incompatible
+from rekindle.protocol import Answer, Poll, TaskRef
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.log import OutputLog
+from rekindle.task.control import ControlServer
+from rekindle.task.desk import Desk
+from rekindle.topology.model import Slot
+
+ADDRESS = "127.0.47.1"
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
+OWN = Identity("uid-a", "token-a")
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def answer(fence: int) -> Answer:
+    return Answer(task=REF, boot_id="b", fence=fence, phase="Live")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(REF, answer, OWN)
+
+
+@pytest.fixture
+def control(desk: Desk) -> Iterator[ControlServer]:
+    server = ControlServer(
+        ADDRESS,
+        0,
+        desk,
+        alive=lambda: True,
+        ready=lambda: True,
+        registry=CollectorRegistry(),
+        identity=OWN,
+    )
+    yield server
+    server.stop()
+
+
+def post(control: ControlServer, body: dict[str, object], token: str | None) -> tuple[int, str]:
+    request = urllib.request.Request(
+        f"http://{ADDRESS}:{control.port}/v1/poll", json.dumps(body).encode()
+    )
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def poll(topology: str = "uid-a", fence: int = 1, **changes: object) -> dict[str, object]:
+    message = Poll(topology=topology, fence=fence, generation=1, task=REF)
+    return {**message.model_dump(mode="json"), **changes}
+
+
+@pytest.mark.parametrize("token", [None, "", "token-b", "token-\u00e9"])
+def test_a_poll_without_the_token_learns_nothing(control: ControlServer, token: str | None) -> None:
+    status, text = post(control, poll(fence=10**12), token)
+    assert status == 401
+    assert "uid-a" not in text
+    assert "seg" not in text
+    assert post(control, poll(fence=1), "token-a")[0] == 200  # no fence was believed
+
+
+def test_a_poll_of_another_topology_is_refused(control: ControlServer, desk: Desk) -> None:
+    status, text = post(control, poll("uid-b", fence=9), "token-a")
+    assert status == 421
+    assert "for topology uid-b, this is topology uid-a" in text
+    assert desk.wish is None
+    assert post(control, poll(fence=1), "token-a")[0] == 200
+
+
+def test_an_answer_says_which_topology_it_is_of(control: ControlServer) -> None:
+    status, text = post(control, poll(), "token-a")
+    assert status == 200
+    said = Answer.model_validate_json(text)
+    assert said.topology == "uid-a"
+    assert said.versions() == Versions()
+
+
+def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:
+    newer = poll(protocol=identity.PROTOCOL + 1, of_tomorrow={"a": 1})
+    assert post(control, newer, "token-a")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs"),
+    [
+        ({"protocol": 9, "oldest_protocol": 9}, "protocol 9 (understands 9"),
+        ({"protocol": 1, "oldest_protocol": 1}, "protocol 1 (understands 1"),
+    ],
+)
+def test_a_poll_of_a_foreign_version_is_refused(
+    control: ControlServer, changes: dict[str, object], theirs: str
+) -> None:
+    status, text = post(control, poll(**changes), "token-a")
+    assert status == 426
+    assert theirs in text
+    assert f"speaks {identity.PROTOCOL}" in text
+
+
+def test_a_poll_without_a_version_is_of_the_first(control: ControlServer) -> None:
+    old = {k: v for k, v in poll().items() if k not in ("protocol", "oldest_protocol")}
+    status, text = post(control, old, "token-a")
+    assert status == 426
+    assert "it speaks protocol 1" in text
+
+
+def test_neighbouring_versions_work_both_ways() -> None:
+    old, new = Versions(2, 2), Versions(3, 2)
+    assert incompatible(new, old) is None
+    assert incompatible(old, new) is None
+
+
+def test_versions_apart_are_refused_both_ways() -> None:
+    old, new = Versions(2, 2), Versions(4, 3)
+    for one, other in ((old, new), (new, old)):
+        reason = incompatible(one, other) or ""
+        assert f"protocol {one.protocol}" in reason
+        assert f"speaks {other.protocol}" in reason
+
+
+def batch(epoch: int) -> EpochBatch:
+    rows = pa.table({"n": [epoch]}, schema=SCHEMA)
+    return EpochBatch("s", 0, epoch, epoch, rows, digest_table(rows))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StreamServer]:
+    log = OutputLog(tmp_path / "log", "s", 0, SCHEMA)
+    for epoch in range(3):
+        log.append(batch(epoch))
+    server = StreamServer(ADDRESS, 0, OWN, incarnation=3)
+    server.serve_log(log)
+    yield server
+    server.stop()
+
+
+def read(server: StreamServer, reader: Identity, incarnation: int | None = 3) -> list[int]:
+    client = StreamClient(f"{ADDRESS}:{server.port}", reader)
+    try:
+        got = client.get(Get("s", 0, 0, 1 << 20, incarnation=incarnation), 5)
+    finally:
+        client.close()
+    return [b.epoch for b in got.epochs]
+
+
+def test_a_reader_of_the_topology_is_served(server: StreamServer) -> None:
+    assert read(server, OWN) == [0, 1, 2]
+    assert read(server, OWN, incarnation=None) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("token", [None, "token-b"])
+def test_a_reader_without_the_token_is_refused(server: StreamServer, token: str | None) -> None:
+    with pytest.raises(StreamUnavailable, match="needs the topology's token") as refused:
+        read(server, Identity("uid-a", token))
+    assert "uid-a" not in str(refused.value)
+
+
+def test_a_reader_of_another_topology_is_refused(server: StreamServer) -> None:
+    with pytest.raises(StreamUnavailable, match="for topology uid-b, this is topology uid-a"):
+        read(server, Identity("uid-b", "token-a"))
+
+
+def test_a_reader_that_means_another_incarnation_is_refused(server: StreamServer) -> None:
+    with pytest.raises(StreamUnavailable, match="for incarnation 4, this is 3"):
+        read(server, OWN, incarnation=4)
+
+
+@pytest.mark.parametrize("version", [1, 9])
+def test_a_ticket_of_a_foreign_version_is_refused(
+    server: StreamServer, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    ticket = json.loads(Get("s", 0, 0, 1).to_ticket(OWN).ticket)
+    ticket |= {"protocol": version, "oldest": version, "of_tomorrow": 1}
+    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode()))
+    with pytest.raises(StreamUnavailable, match=f"speaks protocol {version} .*this process speaks"):
+        read(server, OWN)
+
+
+def test_fields_of_a_newer_ticket_are_ignored(
+    server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = json.loads(Get("s", 0, 1, 1).to_ticket(OWN).ticket)
+    ticket |= {"protocol": identity.PROTOCOL + 1, "of_tomorrow": 1}
+    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode()))
+    assert read(server, OWN) == [1]
+
+
+def test_an_answer_of_another_topology_is_refused(tmp_path: Path) -> None:
+    class Careless(StreamServer):
+        def _admit(self, stamp: object) -> None:
+            """Serves whoever asks."""
+
+    log = OutputLog(tmp_path / "log", "s", 0, SCHEMA)
+    log.append(batch(0))
+    server = Careless(ADDRESS, 0, Identity("uid-b"))
+    server.serve_log(log)
+    try:
+        with pytest.raises(StreamUnavailable, match="answer is refused: it is for topology uid-b"):
+            read(server, Identity("uid-a"))
+    finally:
+        server.stop()
+
+
+def test_a_refusal_is_said_until_the_task_answers() -> None:
+    world = started(2)
+    slot = Slot("both", 0, 0)
+    reason = "HTTP 426 from 10.0.0.9: poll refused"
+    world.tell(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
+    world.tell_tick()
+    assert world.statuses[-1].data_plane["problems"] == [f"both/0/0: {reason}"]
+    world.rounds(9)
+    assert world.statuses[-1].data_plane["problems"] == []
