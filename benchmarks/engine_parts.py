@@ -16,14 +16,14 @@ import pyarrow as pa
 import yaml
 
 from rekindle.checkpoints.store import Store
+from rekindle.engine.bounds import MAX_EPOCHS, CallBounds, take_ready
 from rekindle.engine.model import Chain, EpochInput, State
 from rekindle.identity import Identity
 from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
-from rekindle.task.inputs import take_ready
-from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
+from rekindle.task.loop import EpochLoop, Position
 from rekindle.task.report import Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.states import TaskStates
@@ -86,8 +86,8 @@ class Prepared:
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._epochs.extend(epochs)
 
-    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
-        return take_ready(self._epochs, min(max_epochs, self._most), max_rows)
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
+        return take_ready(self._epochs, bounds.within(self._most))
 
     def head(self) -> int:
         return self._epochs[-1].epoch

@@ -70,8 +70,12 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
     used = cds.with_archive(spec, archive)
     assert f"-XX:SharedArchiveFile={archive}" in used.archive_flags
     assert used.jars == prepared.jars
-    bigger = replace(spec, heap="1g")
-    assert cds.with_archive(bigger, archive) == bigger
+    bigger = replace(spec, heap="1g", direct="256m")
+    assert cds.with_archive(bigger, archive).archive_flags == used.archive_flags
+    huge = replace(spec, heap="40g")
+    assert cds.with_archive(huge, archive) == huge
+    other = replace(spec, extra_flags=("-Xint",))
+    assert cds.with_archive(other, archive) == other
     (tmp_path / "spark.jsa.jars/a.jar").unlink()
     assert cds.with_archive(spec, archive) == spec
     cds.prepare(spec, archive)

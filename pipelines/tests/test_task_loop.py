@@ -12,13 +12,14 @@ import pytest
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.connectors.source import SourceCut
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
 from rekindle.errors import Diverged, SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.inputs import SourceInputs, released_epoch
-from rekindle.task.loop import MAX_EPOCHS, EpochLoop, Position
+from rekindle.task.loop import EpochLoop, Position
 from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.sinks import SinkWriters
@@ -189,7 +190,7 @@ def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:
     world = World(tmp_path, per_epoch=90_000)
     world.run_to(5)
     assert world.chain.calls == [[0, 1], [2, 3], [4]]
-    assert MAX_EPOCHS == 64
+    assert CallBounds().max_epochs == 64
 
 
 def test_how_epochs_are_grouped_changes_nothing(tmp_path: Path) -> None:

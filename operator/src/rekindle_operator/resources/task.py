@@ -13,6 +13,7 @@ from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
 from rekindle.topology.model import Segment, Slot, Topology
 from rekindle.topology.quantities import task_limits
 from rekindle_operator import names
+from rekindle_operator.cluster.amounts import parse_quantity
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,
@@ -176,6 +177,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
         {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "REKINDLE_DATA", "value": DATA_MOUNT},
+        *_memory(spec),
     ]
     fixed = {
         "containers": [{"name": CONTAINER, "env": env}],
@@ -183,6 +185,18 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
         "affinity": {"podAntiAffinity": {_REQUIRED: [_apart(view, slot)]}},
     }
     return merge(spec, fixed)
+
+
+def _memory(spec: Manifest) -> list[Manifest]:
+    """What the container may use, from which the task sizes its JVM and its calls. As a number, and
+    not by the downward API, which gives the node's memory where there is no limit."""
+    container = next(c for c in spec["containers"] if c["name"] == CONTAINER)
+    places = [place.get("resources") or {} for place in (container, spec)]
+    given = (place.get(part) or {} for part in ("limits", "requests") for place in places)
+    text = next((amounts["memory"] for amounts in given if "memory" in amounts), None)
+    if text is None:
+        return []
+    return [{"name": "REKINDLE_MEMORY", "value": str(int(parse_quantity(text)))}]
 
 
 def _apart(view: TopologyView, slot: Slot) -> Manifest:

@@ -14,14 +14,12 @@ import pyarrow as pa
 
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
+from rekindle.engine.bounds import CALL_BYTES, MAX_ROWS
 from rekindle.engine.model import Chain, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.errors import RekindleError
 from rekindle.exchange.shuffle import split
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
 from rekindle.topology.model import Exchange, Input, Segment, Topology
-
-MAX_ROWS = 200_000
-"""Rows of all sources in one block, as in a task's job."""
 
 OpenSink = Callable[[str, int, pa.Schema], Sink]
 """A query's sink for one partition's rows of a schema."""
@@ -105,10 +103,10 @@ class Execution:
 def blocks(
     sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_job: int
 ) -> Iterator[Block]:
-    """Cut the sources, epoch by epoch, into blocks of bounded rows."""
+    """Cut the sources, epoch by epoch, into blocks of bounded rows and bytes, as a task's calls."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
-    first = rows = 0
+    first = rows = size = 0
     for epoch in range(last_epoch + 1):
         for name, source in sources.items():
             cut = source.cut(epoch)
@@ -116,10 +114,12 @@ def blocks(
             watermarks[name] = max(before, cut.watermark)
             cuts[name].append(EpochInput(epoch, before, watermarks[name], (cut.rows,)))
             rows += cut.rows.num_rows
-        if epoch == last_epoch or epoch - first + 1 >= epochs_per_job or rows >= MAX_ROWS:
+            size += cut.rows.nbytes
+        full = epoch - first + 1 >= epochs_per_job or rows >= MAX_ROWS or size >= CALL_BYTES
+        if epoch == last_epoch or full:
             yield Block(first, epoch, {name: tuple(epochs) for name, epochs in cuts.items()})
             cuts = {name: [] for name in sources}
-            first, rows = epoch + 1, 0
+            first, rows, size = epoch + 1, 0, 0
 
 
 def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MemoryPlan, plan_memory
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE, Identity
 from rekindle.protocol import TaskRef
@@ -33,6 +34,7 @@ class TaskConfig:
     topology: Topology
     segment: Segment
     cds_archive: Path | None
+    memory: MemoryPlan = field(default_factory=plan_memory)
 
     @property
     def uid(self) -> str:
@@ -69,6 +71,7 @@ class TaskConfig:
                 f"partition {ref.partition}; REKINDLE_SEGMENT is of another generation"
             )
         archive = env.get("REKINDLE_CDS_ARCHIVE")
+        limit = _number(env, "REKINDLE_MEMORY") if "REKINDLE_MEMORY" in env else DEFAULT_LIMIT_BYTES
         return TaskConfig(
             ref=ref,
             bind=_required(env, "REKINDLE_BIND"),
@@ -79,6 +82,7 @@ class TaskConfig:
             topology=topology,
             segment=segment,
             cds_archive=Path(archive) if archive else None,
+            memory=plan_memory(limit, with_jvm=len(segment.nodes) > 1 or not segment.is_source),
         )
 
 

@@ -48,6 +48,7 @@ class EngineStarter:
                 conf=config.topology.spec.spark_conf,
                 cds_archive=config.cds_archive,
                 data_dir=config.data,
+                memory=config.memory,
                 on_death=lambda status: self._on_death(f"the JVM died with status {status}"),
             )
             self._session = session

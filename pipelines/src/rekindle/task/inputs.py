@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
+from rekindle.engine.bounds import CallBounds, Gathering, bytes_of, take_ready
 from rekindle.engine.model import EpochInput
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch
@@ -21,7 +22,7 @@ from rekindle.streams.reader import PartitionReader, Subscription
 from rekindle.streams.sunion import Arrived, Channel, SUnion
 from rekindle.topology.model import Exchange, Input, Segment
 
-AHEAD_BYTES = 128 << 20
+AHEAD_BYTES = 32 << 20
 """Rows that readers may hold before the engine takes them, and as much again that is ready."""
 
 Clock = Callable[[], float]
@@ -31,9 +32,9 @@ Clock = Callable[[], float]
 class Inputs(Protocol):
     """Epochs of one task. `take` is called by the engine's thread, the rest by any."""
 
-    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
-        """The next complete epochs: at least one unless the time-out passes; more rows than
-        `max_rows` only if the first epoch alone has them."""
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
+        """The next complete epochs: at least one unless the time-out passes; more rows or bytes
+        than `bounds` allows only if the first epoch alone has them."""
         ...
 
     def head(self) -> int:
@@ -71,26 +72,23 @@ class SourceInputs:
     def head(self) -> int:
         return released_epoch(self._clock(), self._origin_us, self._interval_us)
 
-    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         if self.head() < self._next:
             due_us = self._origin_us + (self._next + 1) * self._interval_us
             self._closed.wait(min(timeout_s, max(0.0, due_us / 1e6 - self._clock())))
-        taken: list[EpochInput] = []
-        rows = 0
-        while len(taken) < max_epochs and self._next <= self.head():
+        call = Gathering(bounds)
+        while not call.full and self._next <= self.head():
             try:
                 self._peeked = self._peeked or self._cut()
             except Exception:
-                if not taken:
+                if not call.epochs:
                     raise
                 break  # the next call meets it again
-            rows += self._peeked.inputs[0].num_rows
-            if taken and rows > max_rows:
+            if not call.add(self._peeked):
                 break
-            taken.append(self._peeked)
             self._watermark, self._peeked = self._peeked.watermark, None
             self._next += 1
-        return taken
+        return call.epochs
 
     def _cut(self) -> EpochInput:
         cut = self._source.cut(self._next)
@@ -169,20 +167,20 @@ class StreamInputs:
                 for b in effect.buckets:
                     epoch = EpochInput(b.epoch, b.watermark_before, b.watermark, b.inputs)
                     self._ready.append(epoch)
-                    self._ready_bytes += _bytes(epoch)
+                    self._ready_bytes += bytes_of(epoch)
                 self._changed.notify_all()
 
     def _has_room(self, channel: Channel) -> bool:
         with self._changed:
             return self._union.has_room(channel) and self._ready_bytes < self._ahead_bytes
 
-    def take(self, max_epochs: int, max_rows: int, timeout_s: float) -> list[EpochInput]:
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._error or self._closed, timeout_s)
             if self._error is not None:
                 raise self._error
-            taken = take_ready(self._ready, max_epochs, max_rows)
-            self._ready_bytes -= sum(map(_bytes, taken))
+            taken = take_ready(self._ready, bounds)
+            self._ready_bytes -= sum(map(bytes_of, taken))
             return taken
 
     def head(self) -> int:
@@ -210,18 +208,6 @@ class StreamInputs:
         return [reader for readers in self._readers.values() for reader in readers]
 
 
-def take_ready(ready: deque[EpochInput], max_epochs: int, max_rows: int) -> list[EpochInput]:
-    """From the front, as `Inputs.take` promises."""
-    taken: list[EpochInput] = []
-    rows = 0
-    while ready and len(taken) < max_epochs:
-        rows += sum(t.num_rows for t in ready[0].inputs)
-        if taken and rows > max_rows:
-            break
-        taken.append(ready.popleft())
-    return taken
-
-
 def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
     """The newest epoch whose time is over."""
     return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1
@@ -236,7 +222,3 @@ def _share(input: Input, partitions: int, partition: int) -> Share | None:
     if input.exchange is not Exchange.HASH or partitions == 1:
         return None
     return Share(input.key_by, partitions, partition)
-
-
-def _bytes(epoch: EpochInput) -> int:
-    return sum(int(table.nbytes) for table in epoch.inputs)

@@ -1,7 +1,7 @@
 """The epoch loop: complete epochs through the chain into the output log (design §3, §4).
 
-One call takes as many epochs as are complete, bounded in epochs and rows and never across a
-checkpoint epoch, so that a task that is behind runs many in one Spark job and the state at a
+One call takes as many epochs as are complete, bounded in epochs, rows and bytes and never across
+a checkpoint epoch, so that a task that is behind runs many in one Spark job and the state at a
 checkpoint epoch is a reference to keep. An epoch is out when it is in the log; sinks, readers and
 the saver take it from there. Knows no clock, no network, no Spark.
 """
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import Chain, ChainResult, EpochInput, State
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
@@ -23,8 +24,6 @@ from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
 from rekindle.task.saver import Snapshot
 
-MAX_EPOCHS = 64
-MAX_ROWS = 200_000
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
 
@@ -56,6 +55,7 @@ class EpochLoop:
         save: Callable[[Snapshot], None],
         report: Report,
         wait: Callable[[float], bool],
+        bounds: CallBounds | None = None,
     ) -> None:
         self._chain = chain
         self.position = position
@@ -65,6 +65,7 @@ class EpochLoop:
         self._save = save
         self._report = report
         self._wait = wait
+        self._bounds = bounds or CallBounds()
 
     def run(self) -> None:
         """Until told to stop. Raises what cannot pass: OperatorFailed, Diverged, EngineLost."""
@@ -104,11 +105,11 @@ class EpochLoop:
     def _take(self, timeout_s: float) -> Sequence[EpochInput]:
         done = self.position.epoch + 1
         until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
-        limit = min(MAX_EPOCHS, until_checkpoint)
+        bounds = self._bounds.within(until_checkpoint)
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
-                epochs = self._inputs.take(limit, MAX_ROWS, timeout_s)
+                epochs = self._inputs.take(bounds, timeout_s)
                 self._report.problem("input", None)
                 return epochs
             except _PASSING as error:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import Chain
 from rekindle.errors import OperatorRefused, RekindleError, SourceFailed, SourceMisfit, StoreError
 from rekindle.protocol import (
@@ -143,6 +144,7 @@ class TaskRuntime:
             save=self._save,
             report=self.report,
             wait=self._halt.wait,
+            bounds=CallBounds(max_bytes=self._config.memory.call_bytes),
         )
         self._loop_thread = threading.Thread(
             target=self._run_loop, args=(loop,), name="engine", daemon=True
@@ -179,6 +181,7 @@ class TaskRuntime:
                 position.watermark,
                 stall_s=2 * interval_s + 2.0,
                 connect=partial(StreamClient, identity=config.identity),
+                ahead_bytes=config.memory.ahead_bytes,
             )
 
         def open_it() -> SourceInputs | None:

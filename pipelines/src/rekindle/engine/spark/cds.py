@@ -19,11 +19,28 @@ from rekindle.engine.spark.signed_jars import copy_unsigned, is_signed
 
 log = logging.getLogger(__name__)
 
+_COMPRESSED_BELOW = 31 << 30
+"""Heaps from about 32 GB on have wide object pointers, for which another archive is needed."""
+
 
 def key_of(spec: JvmSpec) -> str:
-    """Hash of what the JVM compares: itself, its flags, and its jars by name, size and time."""
-    parts = [_stamp(spec.java), _stamp(_libjvm(spec.java)), *spec.flags, *map(_stamp, spec.jars)]
+    """Hash of what the JVM compares: itself, its flags, and its jars by name, size and time.
+
+    Not the sizes of heap and buffers, which follow from a pod's memory: one archive serves all
+    heaps whose object pointers have the same width.
+    """
+    flags = [flag for flag in spec.flags if flag not in spec.size_flags]
+    width = (
+        "wide pointers" if _heap_bytes(spec.heap) >= _COMPRESSED_BELOW else "compressed pointers"
+    )
+    parts = [_stamp(spec.java), _stamp(_libjvm(spec.java)), *flags, width, *map(_stamp, spec.jars)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _heap_bytes(text: str) -> int:
+    """As the JVM reads -Xmx: a number, and k, m, g or t."""
+    shift = {"k": 10, "m": 20, "g": 30, "t": 40}.get(text[-1:].lower())
+    return int(text) if shift is None else int(text[:-1]) << shift
 
 
 def _stamp(path: Path) -> str:

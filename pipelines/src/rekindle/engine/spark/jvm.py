@@ -72,6 +72,8 @@ class JvmSpec:
     java: Path
     jars: tuple[Path, ...]
     heap: str = "512m"
+    direct: str = "128m"
+    """Of Arrow's buffers and Netty's, outside the heap."""
     extra_flags: tuple[str, ...] = ()
     archive_flags: tuple[str, ...] = ()
     """How the JVM uses or makes an archive; it does not compare these."""
@@ -81,7 +83,11 @@ class JvmSpec:
         ours: tuple[str, ...] = OUR_FLAGS
         if any(_COLLECTOR.fullmatch(f) for f in self.extra_flags):  # a JVM refuses to have two
             ours = tuple(f for f in ours if not _COLLECTOR.fullmatch(f))
-        return (f"-Xmx{self.heap}", *ours, *MODULE_FLAGS, *self.extra_flags)
+        return (*self.size_flags, *ours, *MODULE_FLAGS, *self.extra_flags)
+
+    @property
+    def size_flags(self) -> tuple[str, ...]:
+        return (f"-Xmx{self.heap}", f"-XX:MaxDirectMemorySize={self.direct}")
 
     @property
     def class_path(self) -> str:

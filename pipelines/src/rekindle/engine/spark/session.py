@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.engine.failure import EngineLost
+from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.spark import cds
 from rekindle.engine.spark.jvm import Jvm, JvmSpec, find_jars, find_java, launch
 
@@ -69,13 +70,15 @@ def start_session(
     conf: Mapping[str, str] | None = None,
     cds_archive: Path | None = None,
     data_dir: Path | None = None,
+    memory: MemoryPlan | None = None,
     on_death: Callable[[int], None] | None = None,
 ) -> SparkSession:
     """Start the JVM, if there is none, and a session in it.
 
-    `conf` is the user's sparkConf and wins. `cds_archive` is one made by `engine.spark.training`;
-    if it does not fit, a warning is logged and the start is slower. `on_death` is called in a
-    thread with the exit status when the JVM dies unasked. Raises EngineLost.
+    `conf` is the user's sparkConf and wins. `memory` gives the sizes of the JVM.
+    `cds_archive` is one made by `engine.spark.training`; if it does not fit, a warning is logged
+    and the start is slower. `on_death` is called in a thread with the exit status when the JVM dies
+    unasked. Raises EngineLost.
     """
     global _jvm
     user = dict(conf or {})
@@ -84,7 +87,7 @@ def start_session(
     if _jvm is None or not _jvm.alive:
         _forget_gateway()
         _jvm = launch(
-            cds.with_archive(jvm_spec(user), cds_archive),
+            cds.with_archive(jvm_spec(user, memory), cds_archive),
             directory=directory,
             environment={"SPARK_LOCAL_IP": bind, "SPARK_LOCAL_DIRS": str(directory)},
             meanwhile=_import_pyspark,
@@ -112,15 +115,18 @@ def start_session(
     return session
 
 
-def jvm_spec(conf: Mapping[str, str] | None = None) -> JvmSpec:
-    """The JVM for a user's sparkConf: driver memory, Java options and class path count."""
+def jvm_spec(conf: Mapping[str, str] | None = None, memory: MemoryPlan | None = None) -> JvmSpec:
+    """The JVM for a user's sparkConf (driver memory, Java options and class path count) and the
+    pod's memory."""
     user = conf or {}
+    plan = memory or plan_memory()
     extra = user.get("spark.driver.extraClassPath", "")
     jars = find_jars(_spark_home())
     return JvmSpec(
         java=find_java(),
         jars=(*(Path(p) for p in extra.split(os.pathsep) if p), *jars),
-        heap=user.get("spark.driver.memory", "512m"),
+        heap=user.get("spark.driver.memory", f"{plan.heap_bytes >> 20}m"),
+        direct=f"{plan.direct_bytes >> 20}m",
         extra_flags=tuple(shlex.split(user.get("spark.driver.extraJavaOptions", ""))),
     )
 

@@ -1,0 +1,71 @@
+"""How much one call of a chain takes: epochs, rows and bytes (design §4). Pure.
+
+Rows alone bound nothing: two hundred thousand rows are 5 MB of numbers or 400 MB of text. The first
+epoch is taken whatever it has, because an epoch is never divided; whether it fits into memory at
+all is judged by `rekindle.engine.memory`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from rekindle.engine.model import EpochInput
+
+MAX_EPOCHS = 64
+MAX_ROWS = 200_000
+CALL_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CallBounds:
+    """`max_bytes` counts the input rows as Arrow holds them."""
+
+    max_epochs: int = MAX_EPOCHS
+    max_rows: int = MAX_ROWS
+    max_bytes: int = CALL_BYTES
+
+    def within(self, max_epochs: int) -> CallBounds:
+        """The same with at most so many epochs."""
+        return replace(self, max_epochs=min(self.max_epochs, max_epochs))
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The epochs of a call while they are taken one after another."""
+
+    bounds: CallBounds
+    epochs: list[EpochInput] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.epochs) >= self.bounds.max_epochs
+
+    def add(self, epoch: EpochInput) -> bool:
+        """Take the next epoch; False if the call has no room for it."""
+        rows, size = self.rows + rows_of(epoch), self.bytes + bytes_of(epoch)
+        fits = rows <= self.bounds.max_rows and size <= self.bounds.max_bytes
+        if self.full or (self.epochs and not fits):
+            return False
+        self.epochs.append(epoch)
+        self.rows, self.bytes = rows, size
+        return True
+
+
+def take_ready(ready: deque[EpochInput], bounds: CallBounds) -> list[EpochInput]:
+    """The epochs of one call, from the front of `ready`, which loses them."""
+    call = Gathering(bounds)
+    while ready and call.add(ready[0]):
+        ready.popleft()
+    return call.epochs
+
+
+def rows_of(epoch: EpochInput) -> int:
+    return sum(int(table.num_rows) for table in epoch.inputs)
+
+
+def bytes_of(epoch: EpochInput) -> int:
+    """Bytes of the rows, of a slice only its own."""
+    return sum(int(table.nbytes) for table in epoch.inputs)

@@ -1,0 +1,72 @@
+"""How a task divides the memory of its pod (design §4). Pure.
+
+The pod's limit has room for the JVM's heap, what the JVM holds beside it (classes, compiled code,
+threads, Arrow's buffers), and Python with the rows of a call. A limit in bytes goes in, bounds in
+bytes come out; who keeps them is the loop, the readers and the JVM's command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+DEFAULT_LIMIT_BYTES = 1024 * MIB
+"""What a task gets that asks for nothing."""
+MIN_HEAP_BYTES = 512 * MIB
+"""Below this, Spark refuses to start."""
+JVM_BESIDE_HEAP_BYTES = 200 * MIB
+PYTHON_BYTES = 140 * MIB
+"""A task's Python without rows, PySpark and PyArrow loaded."""
+COPIES = 3
+"""Of one epoch in Python at the same time: input, output, and the log's record."""
+_HEAP_SHARE = 0.5
+"""Of what the limit has beyond the default. The other half is for Arrow's tables in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bounds in bytes. `heap` and `direct` are 0 for a task without a JVM.
+
+    `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `ahead`: rows
+    that readers hold before the engine takes them. `job`: rows of one Spark job where a call can be
+    divided by rows. `epoch`: the largest epoch that Python can hold as often as it has to.
+    """
+
+    limit_bytes: int
+    heap_bytes: int
+    direct_bytes: int
+    call_bytes: int
+    ahead_bytes: int
+    job_bytes: int
+    epoch_bytes: int
+
+
+def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True) -> MemoryPlan:
+    """The plan for a limit. Below the default limit a JVM's heap stays as large as Spark asks."""
+    beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
+    heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
+    beside = JVM_BESIDE_HEAP_BYTES if with_jvm else 0
+    python = limit_bytes - heap - beside - PYTHON_BYTES
+    call = _between(8 * MIB, limit_bytes // 32, 256 * MIB)
+    return MemoryPlan(
+        limit_bytes=limit_bytes,
+        heap_bytes=heap,
+        direct_bytes=heap // 4,
+        call_bytes=call,
+        ahead_bytes=_between(8 * MIB, limit_bytes // 32, 128 * MIB),
+        job_bytes=heap // 32,
+        epoch_bytes=max(call, python // COPIES),
+    )
+
+
+def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True) -> int:
+    """The least limit, in whole 64 MiB, whose plan has room for an epoch of so many bytes."""
+    step = 64 * MIB
+    limit = DEFAULT_LIMIT_BYTES
+    while plan_memory(limit, with_jvm=with_jvm).epoch_bytes < epoch_bytes:
+        limit += step
+    return limit
+
+
+def _between(low: int, value: int, high: int) -> int:
+    return min(max(low, value), high)

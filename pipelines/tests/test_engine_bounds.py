@@ -1,0 +1,89 @@
+"""What bounds a call: epochs, rows and bytes; and how a pod's memory is divided."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+import pytest
+
+from rekindle.connectors.source import SourceCut
+from rekindle.engine.bounds import CallBounds, bytes_of, take_ready
+from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MIB, needed_bytes, plan_memory
+from rekindle.engine.model import EpochInput
+from rekindle.task.inputs import SourceInputs
+
+SCHEMA = pa.schema([("s", pa.string())])
+
+
+def wide(epoch: int, size: int) -> EpochInput:
+    rows = pa.table({"s": ["x" * (size - 4)]}, schema=SCHEMA)
+    return EpochInput(epoch, 0, 0, (rows,))
+
+
+def numbers(epochs: list[EpochInput]) -> list[int]:
+    return [e.epoch for e in epochs]
+
+
+def test_a_call_is_bounded_in_bytes() -> None:
+    ready = deque(wide(n, 1000) for n in range(10))
+    size = bytes_of(ready[0])
+    bounds = CallBounds(max_bytes=3 * size)
+    assert numbers(take_ready(ready, bounds)) == [0, 1, 2]
+    assert numbers(take_ready(ready, bounds)) == [3, 4, 5]
+
+
+def test_an_epoch_larger_than_a_call_is_taken_alone() -> None:
+    ready = deque([wide(0, 5000), wide(1, 10), wide(2, 10)])
+    bounds = CallBounds(max_bytes=1000)
+    assert numbers(take_ready(ready, bounds)) == [0]
+    assert numbers(take_ready(ready, bounds)) == [1, 2]
+
+
+class WideSource:
+    schema = SCHEMA
+    last_epoch = None
+
+    def __init__(self) -> None:
+        self.cuts: list[int] = []
+
+    def cut(self, epoch: int) -> SourceCut:
+        self.cuts.append(epoch)
+        return SourceCut(wide(epoch, 1000).inputs[0], 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_source_reads_no_further_than_a_call_has_room() -> None:
+    source = WideSource()
+    inputs = SourceInputs(source, 0, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
+    taken = inputs.take(CallBounds(max_bytes=4 * bytes_of(wide(0, 1000))), 0)
+    assert numbers(taken) == [0, 1, 2, 3]
+    assert source.cuts == [0, 1, 2, 3, 4]
+
+
+def test_bytes_of_a_slice_are_its_own() -> None:
+    table = pa.table({"s": ["x" * 100] * 1000}, schema=SCHEMA)
+    part = EpochInput(0, 0, 0, (table.slice(10, 10),))
+    assert 1000 <= bytes_of(part) < 2000
+
+
+@pytest.mark.parametrize("limit", [DEFAULT_LIMIT_BYTES, 2048 * MIB, 4096 * MIB, 65536 * MIB])
+@pytest.mark.parametrize("with_jvm", [True, False])
+def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> None:
+    plan = plan_memory(limit, with_jvm=with_jvm)
+    assert plan.heap_bytes + 3 * plan.epoch_bytes <= limit
+    assert plan.job_bytes <= plan.direct_bytes
+    assert plan.call_bytes <= plan.epoch_bytes
+
+
+def test_the_heap_grows_with_the_pods_memory() -> None:
+    heaps = [plan_memory(n * 1024 * MIB).heap_bytes // MIB for n in (1, 2, 4)]
+    assert heaps == [512, 1024, 2048]
+
+
+def test_what_a_refused_epoch_needs_is_enough_and_no_more() -> None:
+    limit = needed_bytes(300 * MIB)
+    assert plan_memory(limit).epoch_bytes >= 300 * MIB
+    assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB
