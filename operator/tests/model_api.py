@@ -1,0 +1,178 @@
+"""The model cluster behind the Kubernetes API: the real executor acts on it, errors and all.
+
+`ModelApi` answers the calls that the executor makes; `ModelOperator` is snapshot, reconcile and
+executor as the control loop joins them, on the model's clock.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubernetes import client
+from model_objects import lease_json, node_json
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator import names
+from rekindle_operator.cluster.model import LeaseView, Snapshot
+from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.execute import Executor
+from rekindle_operator.reconcile.core import take_turns
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: dict[str, Any]
+    reason: str = ""
+
+    def read(self) -> bytes:
+        return json.dumps(self.body).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """Calls of this verb (GET, POST, PATCH, DELETE) whose path holds `path` fail so."""
+
+    verb: str
+    path: str
+    status: int
+    message: str = "refused by the test"
+
+
+@dataclass
+class ModelApi(client.ApiClient):
+    """Serves pods, nodes, Leases and the status of topologies from `model`; accepts the rest."""
+
+    model: ModelCluster
+    errors: list[ApiError] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)  # "VERB path"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def made(self, verb: str, path: str = "") -> list[str]:
+        return [c for c in self.calls if c.startswith(f"{verb} ") and path in c]
+
+    def call_api(self, method: str, url: str, *args: Any, **_: Any) -> Any:
+        path, query = urlsplit(url).path, urlsplit(url).query
+        if "dryRun" in query:
+            return Answer(200, {"kind": "Pod", "metadata": {}})
+        self.calls.append(f"{method} {path}")
+        for error in self.errors:
+            if error.verb == method and error.path in path:
+                return _refused(error.status, error.message)
+        body = args[1] if len(args) > 1 else None
+        *_, collection, last = path.split("/")
+        named = collection in ("pods", "nodes", "leases")
+        match method, collection if named else last:
+            case "GET", "pods":
+                return self._found(self.model.raw_pods.get(last), "Pod")
+            case "GET", "nodes":
+                node = self.model.nodes.get(last)
+                return self._found(node_json(node) if node is not None else None, "Node")
+            case "GET", "leases":
+                lease = self.model.leases.get(last)
+                return self._found(lease_json(lease) if lease is not None else None, "Lease")
+            case "POST", "pods":
+                return self._create_pod(body)
+            case "DELETE", "pods":
+                return self._delete_pod(last, body or {})
+            case "PATCH", "pods":
+                return self._patch_pod(last, body)
+            case "PATCH", "status":
+                self.model.write_status(collection, dict(body["status"]))
+                return Answer(200, self._topology(collection))
+            case "POST", "leases":
+                return self._create_lease(body)
+            case "POST", "configmaps":
+                self.model.configs[body["metadata"]["name"]] = body
+        return Answer(200, {"kind": "Status", "metadata": {}})
+
+    def _found(self, raw: dict[str, Any] | None, kind: str) -> Answer:
+        if raw is None:
+            return _refused(404, "not found")
+        return Answer(200, {**copy.deepcopy(raw), "kind": kind})
+
+    def _create_pod(self, manifest: dict[str, Any]) -> Answer:
+        name = manifest["metadata"]["name"]
+        if self.model.quota is not None and len(self.model.raw_pods) >= self.model.quota:
+            return _refused(403, "exceeded quota")
+        if name in self.model.raw_pods:
+            return _refused(409, "already exists")
+        self.model.create_pod(copy.deepcopy(manifest))
+        return self._found(self.model.raw_pods[name], "Pod")
+
+    def _delete_pod(self, name: str, options: dict[str, Any]) -> Answer:
+        raw = self.model.raw_pods.get(name)
+        if raw is None:
+            return _refused(404, "not found")
+        for key, expected in (options.get("preconditions") or {}).items():
+            if raw["metadata"][key] != expected:
+                return _refused(409, f"precondition {key}")
+        before = copy.deepcopy(raw)
+        self.model.delete_pod(name, raw["metadata"]["uid"], options.get("gracePeriodSeconds"))
+        return self._found(self.model.raw_pods.get(name, before), "Pod")
+
+    def _patch_pod(self, name: str, patch: list[dict[str, Any]]) -> Answer:
+        raw = self.model.raw_pods.get(name)
+        if raw is None:
+            return _refused(404, "not found")
+        if not raw["spec"].get("schedulingGates"):
+            return _refused(422, "the test operation failed")
+        self.model.patch_pod(name, patch)
+        return self._found(raw, "Pod")
+
+    def _create_lease(self, manifest: dict[str, Any]) -> Answer:
+        name = manifest["metadata"]["name"]
+        fresh = LeaseView("default", name, self.model.next_version(), "", self.model.now)
+        return self._found(lease_json(self.model.leases.setdefault(name, fresh)), "Lease")
+
+    def _topology(self, name: str) -> dict[str, Any]:
+        view = self.model.topologies[name]
+        meta = {
+            "namespace": view.namespace,
+            "name": view.name,
+            "uid": view.uid,
+            "generation": view.generation,
+            "creationTimestamp": view.created,
+            "resourceVersion": str(view.version),
+        }
+        spec, status = dict(view.spec), dict(view.status)
+        return {"kind": names.KIND, "metadata": meta, "spec": spec, "status": status}
+
+
+class ModelOperator:
+    def __init__(self, model: ModelCluster) -> None:
+        self.model = model
+        self.api = ModelApi(model)
+        self.store = Cluster(self.api, None, lambda: model.now)
+        self.executor = Executor(self.api, self.store, "me", 2.0, lambda: model.now, lambda: True)
+
+    def snapshot(self) -> Snapshot:
+        """The model's objects with what this operator remembers."""
+        known = self.store.snapshot()
+        return replace(
+            self.model.snapshot(),
+            trials=known.trials,
+            refusals=known.refusals,
+            shunned=known.shunned,
+        )
+
+    def run_pass(self) -> None:
+        turns = take_turns(self.snapshot(), self.model.now, self.model.settings)
+        self.executor.run(turns)
+        self.model.kubelets_and_scheduler()
+
+    def run(self, seconds: float, step_s: float = 0.5) -> None:
+        """Passes until so much of the model's time has gone by."""
+        for _ in range(max(1, round(seconds / step_s))):
+            self.run_pass()
+            self.model.pass_time(step_s)
+
+
+def _refused(status: int, message: str) -> Answer:
+    return Answer(status, {"kind": "Status", "message": message}, message)

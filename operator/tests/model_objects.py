@@ -1,0 +1,54 @@
+"""What the model cluster reads in the API's JSON objects, and its own views as such objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from rekindle_operator.cluster.model import LeaseView, NodeView, PodView
+
+
+def allows(raw: dict[str, Any], node: str) -> bool:
+    affinity = (raw["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms")
+    return terms is None or any(
+        all((node in f["values"]) == (f["operator"] == "In") for f in term["matchFields"])
+        for term in terms
+    )
+
+
+def shares(pod: PodView, others: Iterable[PodView]) -> bool:
+    if pod.slot is None:
+        return False
+    return any(
+        o.slot is not None
+        and o.topology == pod.topology
+        and (o.slot.segment, o.slot.partition) == (pod.slot.segment, pod.slot.partition)
+        and o.slot.replica != pod.slot.replica
+        for o in others
+    )
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def node_json(node: NodeView) -> dict[str, Any]:
+    ready = {
+        "type": "Ready",
+        "status": "True" if node.ready else "Unknown",
+        "lastTransitionTime": rfc3339(node.ready_since),
+    }
+    meta = {"name": node.name, "uid": node.uid, "resourceVersion": str(node.version)}
+    return {"kind": "Node", "metadata": meta, "status": {"conditions": [ready]}}
+
+
+def lease_json(lease: LeaseView) -> dict[str, Any]:
+    meta = {
+        "namespace": lease.namespace,
+        "name": lease.name,
+        "resourceVersion": str(lease.version),
+    }
+    return {"kind": "Lease", "metadata": meta, "spec": {"holderIdentity": lease.holder}}

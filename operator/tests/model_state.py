@@ -1,0 +1,155 @@
+"""The state of the model cluster, and what can happen to it.
+
+Nodes die, freeze, leave, or are only called NotReady; watches stall; reports of coordinators and
+the scheduler are late. Whether a Node object stays after its machine died is the test's choice
+(`lose_node`, `remove_node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.convert import pod_view, topology_view
+from rekindle_operator.cluster.model import (
+    LeaseView,
+    NodeView,
+    PodView,
+    SlotRef,
+    TopologyView,
+    Trial,
+)
+from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.reconcile.actions import EmitEvent
+from rekindle_operator.settings import Settings
+
+
+class ModelState:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+        self.settings = Settings()
+        self.version = 0
+        self.raw_pods: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, NodeView] = {}
+        self.topologies: dict[str, TopologyView] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.leases: dict[str, LeaseView] = {}
+        self.trials: dict[tuple[str, int], Trial] = {}
+        self.silent: dict[SlotRef, float] = {}
+        self.shunned: dict[str, float] = {}
+        self.refusals: dict[tuple[str, int], Trial] = {}
+        self.quota: int | None = None  # of pods
+        self.refused = Refusals({})
+        self.events: list[EmitEvent] = []
+        self.binding = True
+        self.frozen_at: dict[str, float] = {}
+        self.dead: set[str] = set()  # nodes without a kubelet
+        self.stuck: set[str] = set()  # pods that have a node and never say a word
+        self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
+        self.refusing = ""  # the segment whose pods kubelets refuse
+        self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
+        self.binding_delay_s = 0.0
+        self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
+        self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it
+        self.reports_lost = (
+            False  # coordinators cannot write; their Leases are renewed all the same
+        )
+        self.reports: dict[str, float] = {}  # topology uid -> when its report was last known true
+        self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
+
+    # --- what happens to it -----------------------------------------------------
+
+    def add_node(self, name: str, cpu_m: int = 4000, memory: int = 8 << 30, **more: Any) -> None:
+        self.dead.discard(name)
+        self.nodes[name] = NodeView(
+            name=name,
+            uid=f"uid-{name}",
+            version=self.next_version(),
+            ready=True,
+            ready_since=self.now,
+            cordoned=False,
+            taints=more.get("taints", ()),
+            labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
+            allocatable=Amounts(cpu_m, memory, 50, more.get("others", ())),
+        )
+
+    def lose_node(self, name: str) -> None:
+        self.dead.add(name)
+        self.nodes[name] = replace(self.nodes[name], ready=False, ready_since=self.now)
+
+    def freeze_node(self, name: str) -> None:
+        """Its tasks fall silent; Kubernetes does not know yet."""
+        self.dead.add(name)
+        self.frozen_at[name] = self.now
+        for pod in self.pods():
+            if pod.node == name and pod.slot is not None and pod.owner_uid is not None:
+                ref = SlotRef(pod.owner_uid, pod.slot.key, pod.incarnation)
+                self.silent.setdefault(ref, self.now)
+
+    def turn_not_ready(self, *nodes: str) -> None:
+        """The API server hears nothing of their kubelets; all that runs on them goes on."""
+        self._turn(nodes, False)
+
+    def turn_ready(self, *nodes: str) -> None:
+        self._turn(nodes, True)
+
+    def _turn(self, nodes: Iterable[str], ready: bool) -> None:
+        for name in nodes:
+            changed = {"ready": ready, "ready_since": self.now, "version": self.next_version()}
+            self.nodes[name] = replace(self.nodes[name], **changed)
+
+    def stall(self, *kinds: str) -> None:
+        """From now on the operator sees no change of pods, nodes, leases or topologies."""
+        views = self.views()
+        self.stalled |= {kind: views[kind] for kind in kinds}
+
+    def resume(self) -> None:
+        """The watches are connected again and have caught up."""
+        self.stalled.clear()
+
+    def remove_node(self, name: str) -> None:
+        self.dead.add(name)
+        del self.nodes[name]
+
+    def add_topology(self, name: str, spec: dict[str, Any]) -> None:
+        raw = {
+            "metadata": {
+                "namespace": "default",
+                "name": name,
+                "uid": f"uid-{name}",
+                "generation": 1,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "resourceVersion": str(self.next_version()),
+            },
+            "spec": spec,
+        }
+        self.topologies[name] = topology_view(raw)
+
+    def edit(self, name: str, **fields: Any) -> None:
+        old = self.topologies[name]
+        spec = {**old.spec, **fields}
+        self.topologies[name] = replace(
+            old, spec=spec, generation=old.generation + 1, version=self.next_version()
+        )
+
+    def delete(self, name: str) -> None:
+        self.topologies[name] = replace(self.topologies[name], deleting=True)
+
+    # --- what there is ----------------------------------------------------------
+
+    def pods(self) -> list[PodView]:
+        return [pod_view(raw) for raw in self.raw_pods.values()]
+
+    def views(self) -> dict[str, tuple[Any, ...]]:
+        return {
+            "topologies": tuple(self.topologies.values()),
+            "pods": tuple(self.pods()),
+            "nodes": tuple(self.nodes.values()),
+            "leases": tuple(self.leases.values()),
+        }
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
