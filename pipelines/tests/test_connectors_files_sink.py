@@ -214,6 +214,14 @@ def test_rows_that_a_file_cannot_hold_are_refused_by_column(tmp_path: Path) -> N
         sink.write(batch(4, rows("a").set_column(1, "x", pa.array([[1]]))))
 
 
+def test_json_is_read_back_in_the_types_of_a_schema(url: str) -> None:
+    table = pa.concat_tables([rows("a", x=float("nan")), rows("b", x=float("-inf")), rows("c")])
+    place = fill(url, "json", {1: table})
+    got = read_sink(place, schema=SCHEMA).drop_columns(["_query", "_partition", "_epoch"])
+    assert got.schema == SCHEMA
+    assert repr(got.to_pylist()) == repr(table.to_pylist())
+
+
 def test_names_parse() -> None:
     assert parse_name(file_name("a-p1", 12, 345, "json")) == ("a-p1", 12, 345)
     assert parse_name("_rekindle.json") is None

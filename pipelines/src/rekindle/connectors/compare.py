@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rekindle.connectors.files_read import decode_json
 from rekindle.connectors.files_sink import MARKER, SUFFIX, parse_name
 from rekindle.connectors.json_lines import json_line
 from rekindle.objects import Objects, open_objects
@@ -66,7 +67,7 @@ def read_sink(
     """All rows of a `files` sink, by (query, partition, epoch), with these as first columns.
 
     `place` is the query or its sink's URL (then `format` is "parquet" or "json"). JSON gives what
-    JSON can say: times are strings unless `schema` names their types.
+    JSON can say: times are strings unless `schema` names all columns and their types.
     """
     url, format, query = _place(place, format)
     objects = open_objects(url)
@@ -179,10 +180,11 @@ def _files(
 def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
     if format == "parquet":
         return pq.read_table(io.BytesIO(data))
+    if schema is not None:
+        return pa.Table.from_batches(decode_json(data, schema), schema)
     from pyarrow import json as pa_json
 
-    options = pa_json.ParseOptions(explicit_schema=schema)
-    return pa_json.read_json(io.BytesIO(data), parse_options=options)
+    return pa_json.read_json(io.BytesIO(data))
 
 
 def _lines(

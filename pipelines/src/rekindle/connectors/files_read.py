@@ -10,25 +10,24 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import json
+import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
+from rekindle.connectors.conversions import TextRules, typed
+from rekindle.connectors.json_reading import read_json_lines
 from rekindle.errors import SourceFailed, SourceMisfit
+from rekindle.topology.findings import did_you_mean
 
 BLOCK_BYTES = 4 * 1024**2
-_ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
-_DATE_AND_TIME = r"^\s*\d{4}-\d{2}-\d{2}[T ]"
 _PARSERS = (ValueError, csv.Error, pa.ArrowException)
 _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
@@ -130,14 +129,26 @@ def _batches(
             raw = _parquet_batches(fs, path, schema, where)
         case _:
             raise SourceFailed(f"{where}: files of format {format!r} are not known")
+    yield from _typed(raw, schema, where, TextRules(binary_is_base64=format == "json"))
+
+
+def _typed(
+    raw: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, rules: TextRules
+) -> Iterator[pa.RecordBatch]:
     row = 0
     for batch in raw:
         columns = [
-            _typed(batch.column(i), field, f"{where}: column {field.name}", row)
+            typed(batch.column(i), field, f"{where}: column {field.name}", row, rules)
             for i, field in enumerate(schema)
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
         row += batch.num_rows
+
+
+def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """JSON lines as the source reads them. Raises SourceMisfit."""
+    raw = read_json_lines(lambda: io.BytesIO(data), schema, BLOCK_BYTES, "JSON lines")
+    return _typed(raw, schema, "JSON lines", TextRules(binary_is_base64=True))
 
 
 def _csv_batches(
@@ -164,27 +175,17 @@ def _csv_batches(
 
 
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
-    raw = pa.schema([pa.field(f.name, _json_type(f.type)) for f in schema])
-    parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
-    read = pa_json.ReadOptions(block_size=BLOCK_BYTES)
-    unseen = set(schema.names)
-    try:
-        with fs.open(path, "rb", compression="infer") as f:
-            for batch in pa_json.open_json(f, read_options=read, parse_options=parse):
-                unseen -= {n for n in unseen if batch.column(n).null_count < batch.num_rows}
-                yield batch.select(schema.names)
-    except pa.ArrowInvalid as e:
-        line, value = _bad_json_line(fs, path, raw)
-        at = f", line {line}: {value[:120]!r}" if line else ""
-        raise SourceMisfit(f"{where}{at}: {e}; correct the file or the schema") from e
-    if unseen:
-        _require_fields(fs, path, sorted(unseen), where)
+    def opened() -> Any:
+        return fs.open(path, "rb", compression="infer")
+
+    yield from read_json_lines(opened, schema, BLOCK_BYTES, where)
 
 
 def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     with fs.open(path, "rb") as f:
         file = pq.ParquetFile(f)
         _require_columns(file.schema_arrow.names, schema, where)
+        _require_fields(file.schema_arrow, schema, where)
         for batch in file.iter_batches(columns=schema.names):
             yield batch.select(schema.names)
 
@@ -193,111 +194,42 @@ def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
     missing = [n for n in schema.names if n not in names]
     if missing:
         raise SourceMisfit(
-            f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: "
-            "name its columns in the source's schema"
+            f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: name its "
+            f"columns in the source's schema{_hint(missing[0], names)}"
+        )
+    twice = [n for n in schema.names if names.count(n) > 1]
+    if twice:
+        raise SourceMisfit(
+            f"{where}: column {', '.join(twice)} is there more than once, and the schema cannot "
+            "say which is meant; rename one in the file"
         )
 
 
-def _require_fields(fs: Any, path: str, names: list[str], where: str) -> None:
-    """Each field is in some row, be it as null: one that none has is a mistake in a name."""
-    missing, others = set(names), set[str]()
-    with fs.open(path, "rb", compression="infer") as f:
-        for line in filter(bytes.strip, f):
-            try:
-                fields = json.loads(line)
-            except ValueError:
-                return  # Arrow has read it; what it holds is not known here
-            missing -= fields.keys()
-            others |= fields.keys()
-            if not missing:
-                return
-    raise SourceMisfit(
-        f"{where}: no row has a field {', '.join(sorted(missing))}; the file has "
-        f"{', '.join(sorted(others))}: name its fields in the source's schema"
-    )
+def _require_fields(found: pa.Schema, schema: pa.Schema, where: str) -> None:
+    """All fields of structs, however deep: one that is not there would be NULL in every row."""
+    for field in schema:
+        _require_inner(found.field(field.name).type, field.type, field.name, where)
 
 
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """What JSON can say of a type: times, decimals and binaries come as strings."""
+def _require_inner(found: pa.DataType, wanted: pa.DataType, path: str, where: str) -> None:
     t = pa.types
-    as_text = (
-        t.is_temporal(kind) or t.is_decimal(kind) or t.is_binary(kind) or t.is_large_string(kind)
-    )
-    return pa.string() if as_text else kind
-
-
-def _bad_json_line(fs: Any, path: str, schema: pa.Schema) -> tuple[int, str]:
-    parse = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    with fs.open(path, "rb", compression="infer") as f:
-        for number, line in enumerate(f, start=1):
-            try:
-                json.loads(line)
-                pa_json.read_json(pa.BufferReader(line), parse_options=parse)
-            except (pa.ArrowInvalid, ValueError, RecursionError):
-                return number, line.decode(errors="replace").rstrip()
-    return 0, ""
-
-
-def _typed(column: pa.Array, field: pa.Field, where: str, first_row: int) -> pa.Array:
-    """The column in its declared type, or an error naming the first value that does not fit."""
-    if pa.types.is_string(column.type) and not pa.types.is_string(field.type):
-        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    if column.type != field.type:
-        convert = _converter(column.type, field.type)
-        try:
-            column = convert(column)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
-            row = _first_bad(convert, column)
+    if t.is_list(wanted) and hasattr(found, "value_type"):
+        _require_inner(found.value_type, wanted.value_type, path, where)
+    if not (t.is_struct(wanted) and t.is_struct(found)):
+        return
+    names = [f.name for f in found]
+    for field in wanted:
+        if names.count(field.name) != 1:
+            what = "more than one" if field.name in names else "no"
+            listed = ", ".join(f"{path}.{name}" for name in names) or "no fields"
             raise SourceMisfit(
-                f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
-                f"{field.type}; correct the file, the schema, or nullValue"
-            ) from e
-    if column.null_count and not field.nullable:
-        row = int(pc.index(column.is_null(), True).as_py())
-        raise SourceMisfit(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
-    return column
+                f"{where}: {what} field {path}.{field.name}; the file has {listed}: name its "
+                f"fields in the source's schema{_hint(field.name, names)}"
+            )
+        inner = found.field(found.get_field_index(field.name)).type
+        _require_inner(inner, field.type, f"{path}.{field.name}", where)
 
 
-def _converter(source: pa.DataType, target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    if pa.types.is_string(source) and pa.types.is_timestamp(target):
-        return lambda column: _timestamps(column, target)
-    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
-        return lambda column: _rezoned(column, target)
-    return lambda column: pc.cast(column, target)
-
-
-def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """ISO 8601 texts; one without a zone is UTC."""
-    utc = pa.timestamp("us", "UTC")
-    text = pc.utf8_trim_whitespace(column)
-    zoned = pc.and_(
-        pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
-    )
-    nothing = pa.scalar(None, pa.string())
-    with_zone = pc.cast(pc.if_else(zoned, text, nothing), utc)
-    without = pc.cast(pc.if_else(zoned, nothing, text), pa.timestamp("us"))
-    return _rezoned(pc.coalesce(with_zone, pc.assume_timezone(without, "UTC")), target)
-
-
-def _rezoned(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Between zoned and zoneless timestamps, whose zone is UTC."""
-    if column.type.tz is None and target.tz is not None:
-        column = pc.assume_timezone(column, "UTC")
-    elif column.type.tz is not None and target.tz is None:
-        column = pc.cast(column, pa.timestamp(column.type.unit, "UTC"))
-        column = pc.local_timestamp(column)
-    return pc.cast(column, target)
-
-
-def _first_bad(convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> int:
-    """The index of the first value that does not convert, by halving."""
-    low, high = 0, len(column)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            convert(column.slice(low, middle - low))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            high = middle
-        else:
-            low = middle
-    return low
+def _hint(name: str, names: list[str]) -> str:
+    hint = did_you_mean(name, names)
+    return f" ({hint})" if hint else ""

@@ -33,7 +33,7 @@ from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node
 from rekindle.topology.spec import FilesSourceSpec, SourceSpec
 
-VERSION = 1
+VERSION = 2
 ROWS_PER_BATCH = 65_536
 _INDEX = pa.schema([("epoch", pa.int64()), ("start", pa.int64()), ("max_time", pa.int64())])
 

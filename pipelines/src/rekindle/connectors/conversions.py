@@ -1,0 +1,191 @@
+"""Columns as a file gave them -> columns of the declared types, or the first value that misfits.
+
+Nothing becomes NULL or Infinity on the way: a value that its type cannot hold is an error. Texts
+inside of arrays and structs are converted like those of columns. Pure: Arrow in, Arrow out.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.errors import SourceMisfit
+
+_UTC = pa.timestamp("us", "UTC")
+_ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
+_DATE_AND_TIME = r"^\s*[+-]?\d{4,}-\d{2}-\d{2}[T ]"
+_FAR_YEAR = r"^\s*(-\d{4,}|\+?\d{5,})-"
+_INFINITY = r"(?i)^[+-]?inf(inity)?$"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What a text means. An empty one is NULL, except for STRING and for BINARY in base64."""
+
+    binary_is_base64: bool = False
+    """As in JSON; else the bytes of a text are those of the BINARY."""
+
+
+_FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
+
+
+def typed(
+    column: pa.Array, field: pa.Field, where: str, first_row: int, rules: TextRules
+) -> pa.Array:
+    """The column in its declared type. Raises SourceMisfit for the first value that does not fit;
+    `first_row` is the number of rows before the column."""
+    if column.type != field.type:
+        try:
+            column = convert(column, field.type, rules)
+        except _FAILURES as e:
+            row = _first_bad(lambda part: convert(part, field.type, rules), column)
+            raise SourceMisfit(
+                f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
+                f"{field.type}; correct the file, the schema, or nullValue"
+            ) from e
+    if column.null_count and not field.nullable:
+        row = int(pc.index(column.is_null(), True).as_py())
+        raise SourceMisfit(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
+    return column
+
+
+def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
+    """Raises ValueError or ArrowNotImplementedError."""
+    source, t = column.type, pa.types
+    if source == target:
+        return column
+    if t.is_struct(source) and t.is_struct(target):
+        return _structs(column, target, rules)
+    if _is_list(source) and _is_list(target):
+        return _lists(column, target, rules)
+    if t.is_string(source) or t.is_large_string(source):
+        return _texts(column, target, rules)
+    if t.is_timestamp(source) and t.is_timestamp(target):
+        return _rezoned(column, target)
+    converted = pc.cast(column, target)
+    if t.is_floating(source) and t.is_floating(target):
+        _refuse_new_infinities(converted, pc.is_inf(column))
+    return converted
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
+
+
+def _structs(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
+    """Fields are found by name; those that the target does not have are left out."""
+    parts = dict(zip((f.name for f in column.type), column.flatten(), strict=True))
+    lacking = [f.name for f in target if f.name not in parts]
+    if lacking:
+        raise pa.ArrowInvalid(f"no field {', '.join(lacking)}")
+    children = [convert(parts[f.name], f.type, rules) for f in target]
+    return pa.StructArray.from_arrays(children, fields=list(target), mask=column.is_null())
+
+
+def _lists(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    items = convert(column.flatten(), target.value_type, rules)
+    return pa.ListArray.from_arrays(offsets, items, type=target, mask=column.is_null())
+
+
+def _texts(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
+    t = pa.types
+    if t.is_string(target) or t.is_large_string(target):
+        return pc.cast(column, target)
+    if t.is_binary(target) and rules.binary_is_base64:
+        return _from_base64(column, target)
+    column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    if t.is_timestamp(target):
+        return _timestamps(column, target)
+    if t.is_date(target):
+        return _dates(column, target)
+    converted = pc.cast(column, target)
+    if t.is_floating(target):
+        _refuse_new_infinities(converted, pc.match_substring_regex(column, _INFINITY))
+    return converted
+
+
+def _refuse_new_infinities(converted: pa.Array, infinite_before: pa.Array) -> None:
+    if pc.any(pc.and_not(pc.is_inf(converted), infinite_before)).as_py():
+        raise pa.ArrowInvalid("a number is too large for its type")
+
+
+def _from_base64(column: pa.Array, target: pa.DataType) -> pa.Array:
+    texts = column.to_pylist()
+    return pa.array(
+        [None if s is None else base64.b64decode(s, validate=True) for s in texts], target
+    )
+
+
+def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
+    """ISO 8601 texts; one without a zone is UTC."""
+    text = pc.utf8_trim_whitespace(column)
+    zoned = pc.and_(
+        pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
+    )
+    nothing = pa.scalar(None, text.type)
+    far = pc.match_substring_regex(text, _FAR_YEAR)
+    near = pc.if_else(far, nothing, text)
+    with_zone = pc.cast(pc.if_else(zoned, near, nothing), _UTC)
+    without = pc.cast(pc.if_else(zoned, nothing, near), pa.timestamp("us"))
+    times = pc.coalesce(with_zone, pc.assume_timezone(without, "UTC"))
+    if pc.any(far).as_py():
+        remote = pc.replace_substring_regex(pc.if_else(far, text, nothing), r"(?i)Z$", "")
+        times = pc.coalesce(times, _remote(remote, "us").cast(_UTC))
+    return _rezoned(times, target)
+
+
+def _dates(column: pa.Array, target: pa.DataType) -> pa.Array:
+    far = pc.match_substring_regex(column, _FAR_YEAR)
+    if not pc.any(far).as_py():
+        return pc.cast(column, target)
+    nothing = pa.scalar(None, column.type)
+    days = pc.cast(_remote(pc.if_else(far, column, nothing), "D"), pa.int32()).cast(target)
+    return pc.coalesce(pc.cast(pc.if_else(far, nothing, column), target), days)
+
+
+def _remote(texts: pa.Array, unit: str) -> pa.Array:
+    """Counts of `unit` since 1970 of years outside 0 to 9999, as the sink writes them; Arrow's own
+    parser takes years of four digits."""
+    counts: list[int | None] = []
+    for text in texts.to_pylist():
+        if text is None:
+            counts.append(None)
+            continue
+        time = np.datetime64(text)
+        count = time.astype(f"datetime64[{unit}]")
+        if count.astype(time.dtype) != time or np.datetime64(str(count)) != count:
+            raise pa.ArrowInvalid(f"{text} is out of range")
+        counts.append(int(count.astype(np.int64)))
+    return pa.array(counts, pa.int64())
+
+
+def _rezoned(column: pa.Array, target: pa.DataType) -> pa.Array:
+    """Between zoned and zoneless timestamps, whose zone is UTC."""
+    if column.type.tz is None and target.tz is not None:
+        column = pc.assume_timezone(column, "UTC")
+    elif column.type.tz is not None and target.tz is None:
+        column = pc.cast(column, pa.timestamp(column.type.unit, "UTC"))
+        column = pc.local_timestamp(column)
+    return pc.cast(column, target)
+
+
+def _first_bad(convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> int:
+    """The index of the first value that does not convert, by halving."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            convert(column.slice(low, middle - low))
+        except _FAILURES:
+            high = middle
+        else:
+            low = middle
+    return low

@@ -1,0 +1,396 @@
+"""JSON lines as batches: what a declared schema makes of them, exactly.
+
+Arrow's reader takes a block of lines at once; where it refuses one, or reads an infinity, Python
+reads that block value by value and accepts what JSON cannot say otherwise: NaN and infinities as
+strings or bare words, as the JSON sink and most other writers have them. Decimals are read from
+numbers and strings, never by way of a double. What is refused is named with its line.
+
+A declared field that no object of a file has is an error (a misspelt name would be NULL in every
+row); one that only some lack is NULL there. Fields that are not declared are not read.
+"""
+
+from __future__ import annotations
+
+import decimal
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+
+from rekindle.errors import SourceMisfit
+from rekindle.topology.findings import did_you_mean
+
+_WORDS = {
+    "NaN": math.nan,
+    "Infinity": math.inf,
+    "+Infinity": math.inf,
+    "-Infinity": -math.inf,
+    "INF": math.inf,
+    "+INF": math.inf,
+    "-INF": -math.inf,
+}
+"""How writers of JSON spell the doubles that it lacks; the first form of each is the sink's."""
+_SHOWN_CHARS = 120
+_WHITESPACE = " \t\r\n"
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Path = tuple[str, ...]
+
+
+class _BadValue(ValueError):
+    """A value that is not of its declared type."""
+
+
+class _Number(str):
+    """A number with a fraction or an exponent, as it is written."""
+
+    __slots__ = ()
+
+
+class _Word(str):
+    """NaN, Infinity or -Infinity without quotes."""
+
+    __slots__ = ()
+
+
+class _Object(dict[str, Any]):
+    """An object that remembers which of its fields it has twice."""
+
+    __slots__ = ("twice",)
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        names = [name for name, _ in pairs]
+        self.twice = {n for n in names if names.count(n) > 1} if len(self) < len(pairs) else set()
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, parse_constant=_Word)
+
+
+def raw_schema(schema: pa.Schema) -> pa.Schema:
+    """What JSON can say of the types: times and binaries are strings."""
+    return pa.schema([_raw_field(f) for f in schema])
+
+
+def _raw_field(f: pa.Field) -> pa.Field:
+    return pa.field(f.name, _raw_type(f.type))
+
+
+def _raw_type(kind: pa.DataType) -> pa.DataType:
+    t = pa.types
+    if t.is_struct(kind):
+        return pa.struct([_raw_field(f) for f in kind])
+    if t.is_list(kind) or t.is_large_list(kind):
+        return pa.list_(_raw_type(kind.value_type))
+    as_text = t.is_temporal(kind) or t.is_binary(kind) or t.is_large_string(kind)
+    return pa.string() if as_text else kind
+
+
+def read_json_lines(
+    open_file: Callable[[], AbstractContextManager[BinaryIO]],
+    schema: pa.Schema,
+    block_bytes: int,
+    where: str,
+) -> Iterator[pa.RecordBatch]:
+    """The lines of a file, in `raw_schema(schema)`. A file without lines has no rows. Raises
+    SourceMisfit, with the number of the line, and what the file raises."""
+    raw = raw_schema(schema)
+    fields = _Fields(raw)
+    line = 1
+    with open_file() as file:
+        for block in _blocks(file, block_bytes):
+            batch = _by_arrow(block, raw)
+            if batch is None:
+                batch = _by_python(block, raw, line, where)
+            line += block.count(b"\n")
+            fields.look(batch)
+            yield batch
+    if absent := fields.never_seen():
+        with open_file() as file:
+            _require_some(file, absent, where)
+
+
+def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+    """Whole lines, of about `block_bytes` together unless one alone is longer."""
+    rest = [file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)]
+    while data := file.read(block_bytes):
+        whole, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            rest.append(data)
+            continue
+        yield b"".join((*rest, whole, newline))
+        rest = [tail]
+    if last := b"".join(rest):
+        yield last
+
+
+def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
+    """None where Arrow refuses the block, or may have bent a value."""
+    if not block.strip():
+        return _no_rows(raw)
+    parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
+    read = pa_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
+    try:
+        table = pa_json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+        batches = table.select(raw.names).combine_chunks().to_batches()
+        batch = batches[0] if batches else _no_rows(raw)
+        batch.validate(full=True)  # digits of decimals, UTF-8: the reader checks neither
+    except pa.ArrowInvalid:
+        return None
+    return None if any(_has_infinity(column) for column in batch.columns) else batch
+
+
+def _no_rows(raw: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in raw], schema=raw)
+
+
+def _has_infinity(column: pa.Array) -> bool:
+    t = pa.types
+    if t.is_floating(column.type):
+        return bool(pc.any(pc.is_inf(column)).as_py())
+    if t.is_struct(column.type):
+        return any(_has_infinity(child) for child in column.flatten())
+    return t.is_list(column.type) and _has_infinity(column.flatten())
+
+
+def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.RecordBatch:
+    rows: list[list[Any]] = []
+    readers = [(f.name, _reader(f.type, f.name), pa.schema([f])) for f in raw]
+    for number, line in enumerate(block.split(b"\n"), start=first_line):
+        try:
+            for value in _objects(line.decode("utf-8")):
+                rows.append([_field(value, name, read) for name, read, _ in readers])
+        except UnicodeDecodeError as e:
+            raise SourceMisfit(f"{where}, line {number}: {e}; write the file in UTF-8") from e
+        except (ValueError, RecursionError) as e:
+            shown = line.decode(errors="replace").strip()[:_SHOWN_CHARS]
+            raise SourceMisfit(
+                f"{where}, line {number}: {shown!r}: {e}; correct the file or the schema"
+            ) from e
+    columns = zip(*rows, strict=True) if rows else [()] * len(raw)
+    arrays = [pa.array(list(values), f.type) for values, f in zip(columns, raw, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=raw)
+
+
+def _objects(text: str) -> Iterator[_Object]:
+    """The objects of a line: mostly one, or none if it is blank."""
+    at = 0
+    text = text.strip(_WHITESPACE)
+    while at < len(text):
+        value, at = _DECODER.raw_decode(text, at)
+        if not isinstance(value, _Object):
+            raise _BadValue(f"{_kind(value)} instead of an object; write one object a line")
+        yield value
+        while at < len(text) and text[at] in _WHITESPACE:
+            at += 1
+
+
+Reader = Callable[[Any], Any]
+"""A decoded JSON value, never None -> what `pa.array` takes for the type. Raises _BadValue."""
+
+
+def _field(value: _Object, name: str, read: Reader) -> Any:
+    if name in value.twice:
+        raise _BadValue(f"field {name} is there twice")
+    inner = value.get(name)
+    return None if inner is None else read(inner)
+
+
+def _reader(kind: pa.DataType, path: str) -> Reader:
+    t = pa.types
+    if t.is_struct(kind):
+        inner = [(f.name, _reader(f.type, f"{path}.{f.name}")) for f in kind]
+        return lambda v: (
+            {name: _field(v, name, read) for name, read in inner}
+            if isinstance(v, _Object)
+            else _refuse(v, path, "an object")
+        )
+    if t.is_list(kind):
+        item = _reader(kind.value_type, path)
+        return lambda v: (
+            [None if i is None else item(i) for i in v]
+            if isinstance(v, list)
+            else _refuse(v, path, "an array")
+        )
+    if t.is_floating(kind):
+        return lambda v: _double(v, path, kind)
+    if t.is_decimal(kind):
+        return lambda v: _decimal(v, path, kind)
+    if t.is_integer(kind):
+        return lambda v: _integer(v, path, kind)
+    if t.is_boolean(kind):
+        return lambda v: v if isinstance(v, bool) else _refuse(v, path, "true or false")
+    return lambda v: _string(v, path)
+
+
+def _refuse(value: Any, path: str, wanted: str) -> Any:
+    raise _BadValue(f"field {path}: {_kind(value)} instead of {wanted}")
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case _Word():
+            return str(value)
+        case int() | _Number():
+            return f"the number {value}"
+        case str():
+            return f"the string {value!r}"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+def _string(value: Any, path: str) -> str:
+    if type(value) is not str:
+        _refuse(value, path, "a string")
+    if not value.isascii():
+        value.encode("utf-8")  # half of a surrogate pair is no text
+    return str(value)
+
+
+def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
+    if isinstance(value, bool | list | dict) or (type(value) is str and value not in _WORDS):
+        return float(_refuse(value, path, "a number"))
+    if type(value) is str or isinstance(value, _Word):
+        return _WORDS[value]
+    try:
+        number = float(value)
+        if pa.types.is_float32(kind):
+            number = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise _BadValue(f"field {path}: the number {value} is too large for a {kind}")
+    return number
+
+
+def _decimal(value: Any, path: str, kind: pa.DataType) -> decimal.Decimal | None:
+    if value == "" and type(value) is str:
+        return None
+    if isinstance(value, bool | list | dict) or not _NUMBER.fullmatch(str(value)):
+        _refuse(value, path, "a number")
+    try:
+        number = decimal.Decimal(value)
+        pa.scalar(number, kind)
+    except (decimal.DecimalException, ValueError) as e:
+        raise _BadValue(f"field {path}: {_kind(value)} is not a {kind}") from e
+    return number
+
+
+def _integer(value: Any, path: str, kind: pa.DataType) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(value, path, "a whole number")
+    try:
+        pa.scalar(value, kind)
+    except (OverflowError, ValueError) as e:
+        raise _BadValue(f"field {path}: the number {value} is not a {kind}") from e
+    return int(value)
+
+
+@dataclass(slots=True)
+class _Fields:
+    """Which declared fields have had a value; of others the file is asked in the end."""
+
+    schema: pa.Schema
+    _unseen: set[Path] = field(default_factory=set)
+    _rows: int = 0
+
+    def __post_init__(self) -> None:
+        self._unseen = {path for f in self.schema for path in _paths(f, ())}
+
+    def look(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+        if not self._unseen:
+            return
+        for at, f in enumerate(self.schema):
+            self._look(batch.column(at), (f.name,))
+
+    def _look(self, column: pa.Array, path: Path) -> None:
+        if column.null_count < len(column):
+            self._unseen.discard(path)
+        if not any(unseen[: len(path)] == path for unseen in self._unseen):
+            return
+        if pa.types.is_list(column.type):
+            column = _items(column)
+        if pa.types.is_struct(column.type):
+            for f, child in zip(column.type, column.flatten(), strict=True):
+                self._look(child, (*path, f.name))
+
+    def never_seen(self) -> set[Path]:
+        """Fields without a value though what holds them has had one."""
+        if not self._rows:
+            return set()
+        return {p for p in self._unseen if len(p) == 1 or p[:-1] not in self._unseen}
+
+
+def _items(column: pa.Array) -> pa.Array:
+    while pa.types.is_list(column.type):
+        column = column.flatten()
+    return column
+
+
+def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
+    path = (*above, f.name)
+    yield path
+    kind = f.type
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind):
+        for inner in kind:
+            yield from _paths(inner, path)
+
+
+def _require_some(file: BinaryIO, absent: set[Path], where: str) -> None:
+    """Each field is in some object, be it as null: one that none has is a mistake in a name."""
+    missing = set(absent)
+    others: dict[Path, set[str]] = {}
+    for line in file:
+        try:
+            rows = list(_objects(line.decode("utf-8")))
+        except (ValueError, RecursionError):
+            return  # Arrow has read it; what it holds is not known here
+        for path in list(missing):
+            for holder in (h for row in rows for h in _holders(row, path[:-1])):
+                others.setdefault(path[:-1], set()).update(holder)
+                if path[-1] in holder:
+                    missing.discard(path)
+        if not missing:
+            return
+    missing = {path for path in missing if path[:-1] in others}
+    if not missing:
+        return
+    above = min(path[:-1] for path in missing)
+    names = sorted(path[-1] for path in missing if path[:-1] == above)
+    dotted = ", ".join(".".join((*above, name)) for name in names)
+    found = ", ".join(".".join((*above, name)) for name in sorted(others[above])) or "nothing"
+    hint = did_you_mean(names[0], others[above])
+    raise SourceMisfit(
+        f"{where}: no row has a field {dotted}; the file has {found}: name its fields in the "
+        f"source's schema{f' ({hint})' if hint else ''}"
+    )
+
+
+def _holders(value: Any, path: Path) -> Iterator[dict[str, Any]]:
+    """The objects that a path leads to, through arrays."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _holders(item, path)
+    elif isinstance(value, dict):
+        if path:
+            yield from _holders(value.get(path[0]), path[1:])
+        else:
+            yield value

@@ -1,0 +1,313 @@
+"""What real files hold: misspelt fields, no rows, numbers too large for a type, names twice."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.connectors import files_read
+from rekindle.connectors.files_read import read_batches
+from rekindle.connectors.json_lines import encode_lines
+from rekindle.errors import SourceMisfit
+from rekindle.topology.ddl import ddl_to_schema
+
+
+def read(path: Path, ddl: str, format: str = "json") -> list[dict[str, Any]]:
+    fs = fsspec.filesystem("file")
+    schema = ddl_to_schema(ddl)
+    batches = list(read_batches(fs, str(path), format, schema, "NA", "s"))
+    return pa.Table.from_batches(batches, schema).to_pylist()  # type: ignore[no-any-return]
+
+
+def json_file(tmp: Path, *lines: str) -> Path:
+    path = tmp / "in.json"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def csv_file(tmp: Path, *lines: str) -> Path:
+    path = tmp / "in.csv"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        ("k BIGINT, s STRUCT<nmae: STRING>", r"a field s\.nmae; the file has .*s\.name"),
+        ("s STRUCT<nmae: STRING>", r"did you mean name\?"),
+        ("s STRUCT<name: STRING, in: STRUCT<z: INT>>", r"a field s\.in\.z; the file has s\.in\.x"),
+        ("l ARRAY<STRUCT<y: INT>>", r"a field l\.y; the file has l\.x"),
+    ],
+)
+def test_a_misspelt_field_of_a_struct_is_refused(tmp_path: Path, ddl: str, said: str) -> None:
+    row = {"k": 1, "s": {"name": "a", "in": {"x": 1}}, "l": [{"x": 1}, None]}
+    with pytest.raises(SourceMisfit, match=rf"in\.json.*{said}"):
+        read(json_file(tmp_path, json.dumps(row), "{}", '{"s": null}'), ddl)
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
+    said = said.replace("a field", "no field")
+    with pytest.raises(SourceMisfit, match=rf"in\.parquet.*{said}"):
+        read(tmp_path / "in.parquet", ddl, "parquet")
+
+
+def test_a_field_that_some_objects_lack_is_null_there(tmp_path: Path) -> None:
+    lines = ['{"s": {"a": 1}}', '{"s": {"b": null, "c": 0}}', '{"s": null}', "{}", '{"s": {}}']
+    got = read(json_file(tmp_path, *lines), "s STRUCT<a: INT, b: INT>")
+    assert [row["s"] for row in got] == [
+        {"a": 1, "b": None},
+        {"a": None, "b": None},
+        None,
+        None,
+        {"a": None, "b": None},
+    ]
+
+
+def test_fields_below_what_is_always_null_are_not_judged(tmp_path: Path) -> None:
+    path = json_file(tmp_path, '{"s": null, "l": []}', '{"s": null, "l": [null]}')
+    got = read(path, "s STRUCT<a: STRUCT<b: INT>>, l ARRAY<STRUCT<c: INT>>")
+    assert got == [{"s": None, "l": []}, {"s": None, "l": [None]}]
+
+
+def test_parquet_fields_are_found_by_name(tmp_path: Path) -> None:
+    table = pa.table({"l": [[{"b": 1, "a": 2.5, "more": "x"}, None], None, []]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    got = read(tmp_path / "in.parquet", "l ARRAY<STRUCT<a: DOUBLE, b: INT>>", "parquet")
+    assert [row["l"] for row in got] == [[{"a": 2.5, "b": 1}, None], None, []]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b" \n\n", b"\xef\xbb\xbf"])
+def test_a_json_file_without_lines_has_no_rows(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "in.json"
+    path.write_bytes(content)
+    assert read(path, "k BIGINT, s STRUCT<a: INT>") == []
+
+
+DOUBLES = {
+    "1": 1.0,
+    "-2.5e-3": -0.0025,
+    '"NaN"': math.nan,
+    "NaN": math.nan,
+    '"Infinity"': math.inf,
+    '"-Infinity"': -math.inf,
+    "-Infinity": -math.inf,
+    "1e-400": 0.0,
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("text", DOUBLES)
+def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
+    lines = '{"x": 0.5, "f": [{"y": 1}]}', f'{{"x": {text}, "f": [{{"y": {text}}}]}}'
+    (first, second) = read(json_file(tmp_path, *lines), "x DOUBLE, f ARRAY<STRUCT<y: FLOAT>>")
+    assert first == {"x": 0.5, "f": [{"y": 1.0}]}
+    wanted = DOUBLES[text]
+    assert str(second["x"]) == str(wanted)
+    assert second["f"][0]["y"] == pytest.approx(wanted, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value", "said"),
+    [
+        ("x DOUBLE", "1e400", "the number 1e400 is too large for a double"),
+        ("x DOUBLE", "-" + "9" * 400, "is too large for a double"),
+        ("x FLOAT", "1e39", "the number 1e39 is too large for a float"),
+        ("x ARRAY<DOUBLE>", "[1, 1e999]", "the number 1e999 is too large"),
+        ("x DOUBLE", '"one"', "field x: the string 'one' instead of a number"),
+        ("x DOUBLE", "true", "field x: true instead of a number"),
+        ("x BIGINT", "1.0", "the number 1.0 instead of a whole number"),
+        ("x TINYINT", "128", "the number 128 is not a int8"),
+        ("x DECIMAL(5, 2)", "1.005", r"the number 1.005 is not a decimal128\(5, 2\)"),
+        ("x DECIMAL(5, 2)", "12345", "the number 12345 is not a decimal"),
+        ("x DECIMAL(5, 2)", '"NaN"', "the string 'NaN' instead of a number"),
+        ("x DECIMAL(5, 2)", '"1_0"', "the string '1_0' instead of a number"),
+        ("x STRUCT<y: INT>", "[1]", "field x: an array instead of an object"),
+        ("x STRUCT<y: INT>", '{"y": "1"}', r"field x\.y: the string '1' instead of a whole"),
+        ("x STRING", "5", "field x: the number 5 instead of a string"),
+        ("x BIGINT", '5, "x": 6', "field x is there twice"),
+        ("x BINARY", '"not base64!"', "'not base64!' is not a binary"),
+    ],
+)
+def test_a_bad_json_value_is_named_with_its_line(
+    tmp_path: Path, ddl: str, value: str, said: str
+) -> None:
+    path = json_file(tmp_path, '{"x": null}', "", f'{{"x": {value}}}', '{"x": null}')
+    place = "row 2" if "BINARY" in ddl else "line 3"
+    with pytest.raises(SourceMisfit, match=rf"(?s)in\.json.*{place}: .*{said}"):
+        read(path, ddl)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[]", "an array instead of an object; write one object a line"),
+        ('{"x": 1', "Expecting"),
+        ('{"x": "a"} x', "Expecting value"),
+        ('{"x": "\\ud800"}', "surrogates not allowed"),
+        (b'{"x": "\xff"}', "write the file in UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, said: str) -> None:
+    path = tmp_path / "in.json"
+    path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
+    with pytest.raises(SourceMisfit, match=rf"(?s)in\.json, line 2: .*{said}"):
+        read(path, "x STRING")
+
+
+@pytest.mark.parametrize("text", ["0.1", '"0.1"', "1e-1", "0.10000", '"+0.1"'])
+def test_json_decimals_are_exact(tmp_path: Path, text: str) -> None:
+    lines = f'{{"d": {text}}}', '{"d": 12345678901234567890123456789012345.678}', '{"d": ""}'
+    got = read(json_file(tmp_path, *lines), "d DECIMAL(38, 3)")
+    wanted = [decimal.Decimal(d) for d in ("0.100", "12345678901234567890123456789012345.678")]
+    assert [row["d"] for row in got] == [*wanted, None]
+
+
+def test_blocks_end_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [i / 7 if i % 5 else None for i in range(300)]
+    path = json_file(tmp_path, *(json.dumps({"i": i, "x": v}) for i, v in enumerate(values)))
+    for size in (1, 7, 100, 4096):
+        monkeypatch.setattr(files_read, "BLOCK_BYTES", size)
+        got = read(path, "i BIGINT, x DOUBLE")
+        assert got == [{"i": i, "x": v} for i, v in enumerate(values)]
+    path.write_text(path.read_text() + '{"x": "bad"}')
+    with pytest.raises(SourceMisfit, match="line 301: "):
+        read(path, "i BIGINT, x DOUBLE")
+
+
+SCHEMA = (
+    "x DOUBLE, f FLOAT, d DECIMAL(20, 4), t TIMESTAMP, y DATE, b BINARY, k STRING, n BIGINT, "
+    "o BOOLEAN, s STRUCT<x: DOUBLE, t: TIMESTAMP, b: BINARY>, l ARRAY<STRUCT<d: DECIMAL(9, 2), "
+    "y: DATE>>, m ARRAY<ARRAY<FLOAT>>"
+)
+doubles = st.none() | st.floats()
+floats = st.none() | st.floats(width=32)
+micros = st.none() | st.integers(-(2**62), 2**62)
+days = st.none() | st.integers(-(2**31) + 1, 2**31 - 1)
+binaries = st.none() | st.binary(max_size=8)
+
+
+def decimals(digits: int, places: int) -> st.SearchStrategy[decimal.Decimal | None]:
+    return st.none() | st.integers(-(10**digits) + 1, 10**digits - 1).map(
+        lambda i: decimal.Decimal(i).scaleb(-places)
+    )
+
+
+rows = st.fixed_dictionaries(
+    {
+        "x": doubles,
+        "f": floats,
+        "d": decimals(20, 4),
+        "t": micros,
+        "y": days,
+        "b": binaries,
+        "k": st.none() | st.text(max_size=5),
+        "n": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "o": st.none() | st.booleans(),
+        "s": st.none() | st.fixed_dictionaries({"x": doubles, "t": micros, "b": binaries}),
+        "l": st.none()
+        | st.lists(st.none() | st.fixed_dictionaries({"d": decimals(9, 2), "y": days}), max_size=3),
+        "m": st.none() | st.lists(st.none() | st.lists(floats, max_size=3), max_size=2),
+    }
+)
+
+
+def numbered(kind: pa.DataType) -> pa.DataType:
+    """Times as numbers, which Python's own could not hold."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, numbered(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(numbered(kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return pa.int32() if pa.types.is_date(kind) else kind
+
+
+@settings(max_examples=60)
+@given(st.lists(rows, min_size=1, max_size=5))
+def test_what_the_json_sink_writes_the_source_reads(
+    tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
+) -> None:
+    schema = ddl_to_schema(SCHEMA)
+    plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in schema])
+    # Every field in some row with a value, as a file has to have.
+    full = {"x": 1.0, "t": 0, "b": b""}
+    first = {**values[0], "s": full, "l": [{"d": decimal.Decimal(1), "y": 0}]}
+    table = pa.Table.from_pylist([first, *values], plain).cast(schema)
+    path = tmp_path_factory.mktemp("json") / "in.json"
+    path.write_bytes(encode_lines(table))
+    batches = read_batches(fsspec.filesystem("file"), str(path), "json", schema, "", "s")
+    got = pa.Table.from_batches(batches, schema)
+    assert bits(got.cast(plain)) == bits(table.cast(plain))
+
+
+def bits(table: pa.Table) -> list[str]:
+    """By which a NaN equals a NaN, and 0.0 is not -0.0."""
+    return [repr(row) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("format", "said"),
+    [("csv", "column v is there more than once"), ("parquet", "column v is there more than once")],
+)
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, format: str, said: str) -> None:
+    path = csv_file(tmp_path, "k,v,v,w,w", "a,1,2,3,4")
+    if format == "parquet":
+        columns = [pa.array([i]) for i in range(5)]
+        pq.write_table(pa.table(columns, names=["k", "v", "v", "w", "w"]), tmp_path / "in.parquet")
+        path = tmp_path / "in.parquet"
+    with pytest.raises(SourceMisfit, match=said):
+        read(path, "k STRING, v INT", format)
+
+
+def test_a_column_that_is_twice_but_not_read_is_ignored(tmp_path: Path) -> None:
+    assert read(csv_file(tmp_path, "k,,", "a,1,2"), "k STRING", "csv") == [{"k": "a"}]
+
+
+def test_a_misspelt_csv_column_gets_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(SourceMisfit, match=r"no column carier.*did you mean carrier\?"):
+        read(csv_file(tmp_path, "carrier,v", "a,1"), "carier STRING", "csv")
+
+
+@pytest.mark.parametrize(
+    ("ddl", "text"), [("x DOUBLE", "1e400"), ("x DOUBLE", "-1e400"), ("x FLOAT", "1e39")]
+)
+def test_a_csv_number_too_large_for_its_type_is_refused(
+    tmp_path: Path, ddl: str, text: str
+) -> None:
+    path = csv_file(tmp_path, "x", "inf", "-Infinity", text)
+    with pytest.raises(SourceMisfit, match=rf"in\.csv: column x, row 3: '{text}' is not a"):
+        read(path, ddl, "csv")
+    assert read(csv_file(tmp_path, "x", "inf", "-Infinity"), ddl, "csv") == [
+        {"x": math.inf},
+        {"x": -math.inf},
+    ]
+
+
+def test_a_parquet_double_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [math.inf, math.nan, 1e300]}), tmp_path / "in.parquet")
+    with pytest.raises(SourceMisfit, match=r"column x, row 3: 1e\+300 is not a float"):
+        read(tmp_path / "in.parquet", "x FLOAT", "parquet")
+
+
+def test_times_far_away_are_read_from_csv(tmp_path: Path) -> None:
+    lines = ["t,d", "12024-02-03T04:05:06.5Z,12024-02-03", "2024-01-01 00:00:00,2024-01-01"]
+    path = csv_file(tmp_path, *lines)
+    schema = ddl_to_schema("t TIMESTAMP, d DATE")
+    batches = read_batches(fsspec.filesystem("file"), str(path), "csv", schema, "", "s")
+    table = pa.Table.from_batches(batches, schema)
+    far = pc.strftime(table.column("t"), "%Y").to_pylist()
+    assert far == ["12024", "2024"]
+    assert table.column("d").cast(pa.int32()).to_pylist()[1] == 19723
+    year = dt.timedelta(days=table.column("d").cast(pa.int32()).to_pylist()[0] - 19723).days / 365
+    assert 10_000 < year < 10_010
