@@ -27,6 +27,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     CreateConfig,
     CreatePod,
+    CreateToken,
     DeleteConfig,
     DeletePod,
     EmitEvent,
@@ -209,7 +210,7 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case ShunNode(node, at):
                 self.shunned[node] = at
-            case EnsureAccess():
+            case EnsureAccess() | CreateToken():
                 pass
 
     def _admit(self, action: CreatePod) -> None:

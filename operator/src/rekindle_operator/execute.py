@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     CreateConfig,
     CreatePod,
+    CreateToken,
     DeleteConfig,
     DeletePod,
     EmitEvent,
@@ -40,10 +42,11 @@ from rekindle_operator.reconcile.actions import (
     Turn,
     WriteStatus,
 )
-from rekindle_operator.resources.common import Manifest
+from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 
 _TIMEOUT_S = (3, 10)
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+_TOKEN_AGAIN_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -76,6 +79,7 @@ class Executor:
         self._allowed = allowed
         self._api = api
         self._core = client.CoreV1Api(api)
+        self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._standings: dict[str, _Standing] = {}
 
     def run(self, turns: Iterable[Turn]) -> None:
@@ -133,6 +137,8 @@ class Executor:
             case EnsureLease(namespace, manifest):
                 path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
                 self._create(path, manifest)
+            case CreateToken():
+                self._create_token(action)
             case CreatePod(namespace, manifest, ref):
                 self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
                 self._cluster.forget_refusal(ref)
@@ -170,6 +176,16 @@ class Executor:
         self._cluster.remember_trial(
             action.uid, action.generation, Trial(tuple(problems), self._clock())
         )
+
+    def _create_token(self, action: CreateToken) -> None:
+        """Asked for with every pod; the API server is asked at most once in a while."""
+        key, now = (action.namespace, action.name), self._clock()
+        if now - self._tokens.get(key, float("-inf")) < _TOKEN_AGAIN_S:
+            return
+        value = {"stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
+        path = f"/api/v1/namespaces/{action.namespace}/secrets"
+        self._call("POST", path, {**action.manifest, **value}, ok=409)
+        self._tokens[key] = now
 
     def _delete_pod(self, action: DeletePod) -> None:
         logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)

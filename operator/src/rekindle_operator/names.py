@@ -54,6 +54,12 @@ def coordinator_name(topology: str) -> str:
     return object_name(topology, COORDINATOR_SLOT)
 
 
+def token_name(topology: str, uid: str) -> str:
+    """Of the Secret. With the UID, so that one of the topology that had the name before, which is
+    about to be deleted with it, is never taken for this one's."""
+    return object_name(topology, "token", uid[:8])
+
+
 def coordinator_pod_name(topology: str, incarnation: int) -> str:
     return object_name(topology, COORDINATOR_SLOT, incarnation)
 

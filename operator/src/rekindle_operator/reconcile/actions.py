@@ -52,6 +52,19 @@ class EnsureLease:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateToken:
+    """Create the Secret of the topology's token unless it exists; its value is drawn when it is
+    created and is known to nobody here."""
+
+    namespace: str
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePod:
     """`ref`: whose pod, for the memory of refusals; `lost_at`: when what it replaces was lost."""
 
@@ -125,6 +138,7 @@ Action = (
     | DeleteConfig
     | EnsureAccess
     | EnsureLease
+    | CreateToken
     | CreatePod
     | DeletePod
     | OpenGate

@@ -14,7 +14,14 @@ from typing import TypeVar
 from rekindle_operator.cluster.model import Snapshot, TopologyView
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
-from rekindle_operator.reconcile.actions import Action, DeletePod, ShunNode, Turn, WriteStatus
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreateToken,
+    DeletePod,
+    ShunNode,
+    Turn,
+    WriteStatus,
+)
 from rekindle_operator.reconcile.capacity import (
     Work,
     measure,
@@ -38,6 +45,7 @@ from rekindle_operator.reconcile.slots import (
 )
 from rekindle_operator.recovery.judge import Judgement, judge_nodes
 from rekindle_operator.recovery.plan import Plan
+from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
 from rekindle_operator.status import build_status, owned, without_figures
 
@@ -177,6 +185,8 @@ def _turn(
         removals += leftovers(case, work.states, snapshot, judgement, serving)
     # Pods on lost nodes go first: a quota counts them until they do.
     actions += [a for a in (*succession.remove, *removals) if _is_forced(a)]
+    if succession.create or any(m.due for m in work.made):
+        actions.append(CreateToken(case.view.namespace, token_secret(case.view)))
     actions += succession.create
     actions += [a for a in succession.remove if not _is_forced(a)]
     actions += [m.create for m in work.made if m.due]

@@ -1,4 +1,4 @@
-"""What a coordinator may do: its identity, its rights, its Lease. Pure.
+"""What a coordinator may do: its identity, its rights, its Lease; the topology's token. Pure.
 
 The rights cannot follow labels, so they are those of the namespace; nothing but the Lease and the
 status of topologies may be written. The Lease is made here, owned and labelled, so that deleting
@@ -54,6 +54,18 @@ def coordinator_access(topology: TopologyView) -> list[Manifest]:
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": topology.namespace}],
     }
     return [account, role, binding]
+
+
+def token_secret(topology: TopologyView) -> Manifest:
+    """The Secret of the token that polls and Flight calls need, without its value. Pods get it by
+    reference; no role reads Secrets."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(topology, names.token_name(topology.name, topology.uid)),
+        "type": "Opaque",
+        "immutable": True,
+    }
 
 
 def coordinator_lease(topology: TopologyView) -> Manifest:

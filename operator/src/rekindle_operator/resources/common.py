@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle.identity import TOKEN_VARIABLE
 from rekindle_operator import names
 from rekindle_operator.cluster.model import TopologyView
 
@@ -14,6 +15,7 @@ Manifest = dict[str, Any]
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
 TOPOLOGY_KEY = "topology.json"
+TOKEN_KEY = "token"
 VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; file:// URLs of specs point below it
 DATA_MOUNT = "/var/lib/rekindle-task"
 
@@ -105,6 +107,12 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
         return [], []
     volume = {"name": "store", "persistentVolumeClaim": {"claimName": claim}}
     return [volume], [{"name": "store", "mountPath": VOLUME_MOUNT}]
+
+
+def token_variable(topology: TopologyView) -> Manifest:
+    """The topology's token as an environment variable of a container."""
+    secret = {"name": names.token_name(topology.name, topology.uid), "key": TOKEN_KEY}
+    return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}}
 
 
 def store_credentials(checkpoint: Mapping[str, Any]) -> list[Manifest]:

@@ -23,6 +23,7 @@ from rekindle_operator.resources.common import (
     store_credentials,
     store_volumes,
     template_digest,
+    token_variable,
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.settings import PodDefaults
@@ -114,6 +115,7 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
         {"name": "REKINDLE_TOPOLOGY_UID", "value": topology.uid},
         {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        token_variable(topology),
     ]
 
 

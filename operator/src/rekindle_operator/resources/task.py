@@ -28,6 +28,7 @@ from rekindle_operator.resources.common import (
     store_credentials,
     store_volumes,
     template_digest,
+    token_variable,
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.settings import PodDefaults
@@ -177,6 +178,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
         {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "REKINDLE_DATA", "value": DATA_MOUNT},
+        token_variable(view),
         *_memory(spec),
     ]
     fixed = {
