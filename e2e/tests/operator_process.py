@@ -28,9 +28,6 @@ class Operator:
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
             "REKINDLE_PRIORITY_CLASS": "rekindle-task",
-            "REKINDLE_LEASE_SECONDS": "4",
-            "REKINDLE_RENEW_DEADLINE_SECONDS": "3",
-            "REKINDLE_RETRY_SECONDS": "1",
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import rekindle.early_exit  # noqa: F401
 
 # isort: split
+import logging
+import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import kopf
@@ -23,22 +26,24 @@ from rekindle_operator.metrics import serve
 from rekindle_operator.probe import KubeletProbe
 from rekindle_operator.settings import Settings, read_settings
 
+logger = logging.getLogger(__name__)
+
 
 def main() -> None:
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()
     cluster = Cluster(api, settings.namespace, time.time, settings.own_node)
-    leader = Leader(api, settings.election, cluster.excuse)
+    leader = Leader(_connect_for_election(), settings.election, cluster.excuse)
     executor = Executor(
         api,
         cluster,
         settings.election.identity,
         settings.timing.figures_s,
         time.time,
-        lambda: leader.leading,
+        leader.may_act,
     )
-    loop = ControlLoop(cluster, executor, settings)
+    loop = ControlLoop(cluster, executor, settings, leader)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     relister = Relister(api, cluster, settings)
@@ -47,7 +52,8 @@ def main() -> None:
     if settings.ask_kubelets:
         probe = KubeletProbe(cluster, settings.timing, time.time)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
-    leader.start(loop.run)
+    leader.start()
+    threading.Thread(target=_or_die, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()
 
@@ -58,6 +64,24 @@ def _connect() -> client.ApiClient:
     except ConfigException:
         config.load_kube_config()  # type: ignore[no-untyped-call]
     return client.ApiClient()
+
+
+def _connect_for_election() -> client.ApiClient:
+    """With connections of its own, and without retries: a late answer is to be seen as late."""
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = 0
+    return client.ApiClient(configuration)
+
+
+def _or_die(run: Callable[[], None]) -> None:
+    """A replica whose control loop has ended would lead and do nothing."""
+    try:
+        run()
+    except BaseException:
+        logger.exception("the control loop failed")
+    logger.error("the control loop has ended, and so does this process")
+    logging.shutdown()
+    os._exit(1)
 
 
 def _watch(cluster: Cluster, settings: Settings) -> None:

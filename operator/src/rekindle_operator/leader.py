@@ -1,145 +1,215 @@
-"""One of the operator's replicas acts: a Lease (design §13; Kopf's peering is no election).
+"""One of the operator's replicas acts: the I/O around `election` (design §13; Kopf's peering is no
+election).
 
-The others keep their mirrors warm. Whoever loses the Lease ends its process: nothing of an old
-leader lives on in threads.
+The others keep their mirrors warm. Who loses the Lease goes on as one of them, without a new
+process: what it decided as the leader is not done any more (`may_act`), and the control loop waits
+until it leads again.
 """
 
 from __future__ import annotations
 
-import functools
+import json
 import logging
-import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from kubernetes.leaderelection.electionconfig import Config
-from kubernetes.leaderelection.leaderelection import LeaderElection
-from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 from urllib3.exceptions import HTTPError
 
+from rekindle_operator.election import Candidate, Span
+from rekindle_operator.lease import lease_body, lease_path, read_lease, released
 from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
-_TIMEOUT_S = (2, 2)  # a frozen API server must look like one that is away
+_TIMEOUT_S = (1.0, 1.0)  # a frozen API server must look like one that is away
+_AWAY_S = 2.0  # one late answer is no outage
 
 logger = logging.getLogger(__name__)
 
 
-class _Impatient:
-    """The Lease API with a timeout on every call: the library gives none."""
-
-    def __init__(self, api: client.CoordinationV1Api) -> None:
-        self._api = api
-
-    def __getattr__(self, name: str) -> Any:
-        return functools.partial(getattr(self._api, name), _request_timeout=_TIMEOUT_S)
-
-
-class Lease(LeaseLock):
-    """Connection errors count as refusals, and the last success is remembered."""
-
-    def __init__(
-        self, api: client.ApiClient, election: Election, returned: Callable[[], None]
-    ) -> None:
-        super().__init__(election.name, election.namespace, election.identity)  # type: ignore[no-untyped-call]
-        self.api_instance: Any = _Impatient(client.CoordinationV1Api(api))
-        self.renewed_at = -1e9  # monotonic
-        self._returned = returned
-        self._away = False
-
-    def get(self, name: str, namespace: str) -> tuple[bool, Any]:
-        try:
-            answer: tuple[bool, Any] = super().get(name, namespace)  # type: ignore[no-untyped-call]
-        except HTTPError as error:
-            self._away = True
-            return False, ApiException(status=0, reason=str(error))
-        if self._away and (answer[0] or answer[1].status == 404):
-            self._away = False
-            self._returned()
-        return answer
-
-    def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        return self._write(super().create, name, namespace, election_record)
-
-    def update(self, name: str, namespace: str, updated_record: Any) -> bool:
-        return self._write(super().update, name, namespace, updated_record)
-
-    def _write(self, write: Callable[..., bool], name: str, namespace: str, record: Any) -> bool:
-        started = time.monotonic()
-        try:
-            done = write(name, namespace, record)
-        except HTTPError as error:
-            logger.warning("the Lease could not be written: %s", error)
-            return False
-        if done:
-            self.renewed_at = started
-        return done
+def monotonic_s() -> float:
+    """Goes on while the machine sleeps, where the system has such a clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
 
 
 class Leader:
-    """`lead` runs, in a thread, once this replica is the leader; it never returns."""
+    """`returned` is called when the API server answers again after it was away."""
 
     def __init__(
         self, api: client.ApiClient, election: Election, returned: Callable[[], None]
     ) -> None:
+        self._api = api
         self._election = election
-        self._lease = Lease(api, election, returned)
+        self._returned = returned
+        self._lock = threading.Lock()
+        self._candidate = Candidate(election.identity, uuid.uuid4().hex, election.timing)
+        self._away_since: float | None = None
+        self._released = False
+        self._thread: threading.Thread | None = None
+        self._acquired = 0.0
+        self._leading_event = threading.Event()
+        self._pass_term: int | None = None
+
+    # --- asked by the control loop and the executor -----------------------------
 
     @property
     def leading(self) -> bool:
-        """Certainly: a process that was stopped for longer than its Lease is not."""
+        """Certainly: a process that was paused for longer than its Lease lasts is not."""
         if not self._election.enabled:
             return True
-        return time.monotonic() - self._lease.renewed_at < self._election.lease_s
+        with self._lock:
+            return not self._released and self._candidate.leads(monotonic_s())
 
-    def start(self, lead: Callable[[], None]) -> None:
+    def wait_leading(self, timeout_s: float) -> bool:
         if not self._election.enabled:
-            threading.Thread(target=_or_die, args=(lead,), name="control", daemon=True).start()
+            return True
+        return self._leading_event.wait(timeout_s) and self.leading
+
+    @property
+    def term(self) -> int:
+        with self._lock:
+            return self._candidate.term
+
+    def begin_pass(self) -> int:
+        """What is decided from now on may be done as long as this term lasts; returns it."""
+        self._pass_term = self.term
+        return self._pass_term
+
+    def may_act(self) -> bool:
+        """Asked before each action: what was decided in an earlier term changes nothing."""
+        return self.leading and self._pass_term == self.term
+
+    # --- life ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        if not self._election.enabled:
+            LEADER.set(1)
             return
-        config = Config(  # type: ignore[no-untyped-call]
-            self._lease,
-            lease_duration=self._election.lease_s,
-            renew_deadline=self._election.renew_deadline_s,
-            retry_period=self._election.retry_s,
-            onstarted_leading=lambda: self._lead(lead),
-            onstopped_leading=_end,
-        )
-        election = LeaderElection(config)  # type: ignore[no-untyped-call]
-        target = functools.partial(_or_die, election.run)
-        threading.Thread(target=target, name="election", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="election", daemon=True)
+        self._thread.start()
 
     def release(self) -> None:
         """Let another replica lead at once; for an orderly end."""
-        if not self._election.enabled or not self.leading:
+        self._released = True
+        self._leading_event.clear()
+        LEADER.set(0)
+        if self._thread is not None:
+            self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be under way
+        if self._candidate.seen is None or not self._candidate.holds:
             return
-        body = {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
-            self._lease.api_instance.patch_namespaced_lease(
-                self._election.name, self._election.namespace, body
-            )
+            self._put(released(self._candidate.seen))
         except (ApiException, HTTPError) as error:
             logger.warning("the Lease could not be released: %s", error)
 
-    def _lead(self, lead: Callable[[], None]) -> None:
-        logger.info("%s leads", self._election.identity)
-        LEADER.set(1)
-        _or_die(lead)
+    def _run(self) -> None:
+        while not self._released:
+            try:
+                self.step()
+            except Exception:
+                logger.exception("leader election failed; it goes on")
+                time.sleep(self._election.timing.retry_s)
+            time.sleep(self._candidate.pause_s())
+
+    def step(self) -> None:
+        """One call to the API server, and what follows from it."""
+        before = self._candidate
+        began = monotonic_s()
+        try:
+            after = self._call(before)
+        except (ApiException, HTTPError) as error:
+            if self._away_since is None:
+                self._away_since = began
+            after = before.after_failure(Span(began, monotonic_s()))
+            if before.holds:
+                logger.warning("the Lease could not be renewed: %s", _reason(error))
+        else:
+            self._note_answer()
+        with self._lock:
+            self._candidate = after
+        self._announce(before, after)
+
+    def _call(self, before: Candidate) -> Candidate:
+        began = monotonic_s()
+        if before.wants_to_write():
+            wanted = before.record_to_write()
+            raw = self._put(wanted) if wanted.version else self._create(wanted)
+            span = Span(began, monotonic_s())
+            if raw is None:
+                return before.after_conflict()
+            return before.after_write(read_lease(raw), span)
+        raw = self._request("GET", lease_path(self._election.namespace, self._election.name))
+        span = Span(began, monotonic_s())
+        return before.after_read(None if raw is None else read_lease(raw), span)
+
+    def _note_answer(self) -> None:
+        since, self._away_since = self._away_since, None
+        if since is not None and monotonic_s() - since > _AWAY_S:
+            self._returned()
+
+    def _announce(self, before: Candidate, after: Candidate) -> None:
+        led, leads = self._leading_event.is_set(), after.leads(monotonic_s())
+        if leads and after.term != before.term:
+            silence = f", {before.unchanged_s:.1f} s after its holder's last renewal was seen"
+            logger.info("%s leads (term %d%s)", after.identity, after.term, silence)
+            self._acquired = time.time()
+        if leads and not led and not self._released:
+            LEADER.set(1)
+            self._leading_event.set()
+        elif led and not leads:
+            LEADER.set(0)
+            self._leading_event.clear()
+            logger.warning(
+                "%s does not lead any more: %s", after.identity, _why_not(after, self._away_since)
+            )
+
+    # --- the API --------------------------------------------------------------------
+
+    def _create(self, record: Any) -> dict[str, Any] | None:
+        self._acquired = time.time()
+        return self._request("POST", lease_path(self._election.namespace), self._body(record))
+
+    def _put(self, record: Any) -> dict[str, Any] | None:
+        path = lease_path(self._election.namespace, self._election.name)
+        return self._request("PUT", path, self._body(record))
+
+    def _body(self, record: Any) -> dict[str, Any]:
+        now = time.time()
+        acquired = self._acquired or now
+        return lease_body(
+            self._election.namespace, self._election.name, record, now, min(acquired, now)
+        )
+
+    def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+        """None: 404, or 409."""
+        request = self._api.param_serialize(
+            method,
+            path,
+            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = self._api.call_api(*request, _request_timeout=_TIMEOUT_S)
+        text = response.read()  # type: ignore[no-untyped-call]
+        if response.status in (404, 409):
+            return None
+        if not 200 <= response.status <= 299:
+            raise ApiException(status=response.status, reason=f"{response.reason} {text[:300]!r}")
+        return dict(json.loads(text))
 
 
-def _or_die(run: Callable[[], None]) -> None:
-    try:
-        run()
-    except BaseException:
-        logger.exception("the operator cannot go on")
-    _end()
+def _why_not(candidate: Candidate, away_since: float | None) -> str:
+    if candidate.seen is not None and candidate.seen.holder != candidate.identity:
+        return f"{candidate.seen.holder or 'nobody'} has the Lease"
+    if away_since is not None:
+        return "the API server does not answer"
+    return "its Lease was not renewed in time"
 
 
-def _end() -> None:
-    """At once, from whichever thread: an orderly end would let other threads act on."""
-    logger.error("this replica does not lead any more; ending")
-    logging.shutdown()
-    os._exit(1)
+def _reason(error: Exception) -> str:
+    return f"{error.status} {error.reason}" if isinstance(error, ApiException) else str(error)

@@ -16,6 +16,7 @@ from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
+from rekindle_operator.leader import Leader
 from rekindle_operator.metrics import (
     RECONCILE_ERRORS,
     RECONCILE_SECONDS,
@@ -34,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class ControlLoop:
-    def __init__(self, cluster: Cluster, executor: Executor, settings: Settings) -> None:
+    def __init__(
+        self, cluster: Cluster, executor: Executor, settings: Settings, leader: Leader
+    ) -> None:
+        self._leader = leader
+        self._term: int | None = None  # in which the last pass was
         self._cluster = cluster
         self._executor = executor
         self._settings = settings
@@ -52,11 +57,21 @@ class ControlLoop:
         while not self._cluster.synced:
             self._cluster.wait_dirty(self._settings.timing.tick_s)
         while True:
+            if not self._leader.wait_leading(self._settings.timing.tick_s):
+                self._passed_at = None
+                continue
             self._cluster.wait_dirty(self._settings.timing.tick_s)
             time.sleep(_COALESCE_S)
-            self._excuse_own_pause()
+            self._begin_pass()
             self.run_pass()
             self._passed_at = time.monotonic()
+
+    def _begin_pass(self) -> None:
+        term = self._leader.begin_pass()
+        if term != self._term:
+            self._term, self._passed_at = term, None
+            self._faults.clear()
+        self._excuse_own_pause()
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():

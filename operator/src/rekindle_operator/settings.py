@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rekindle_operator.election import ElectionTiming
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -34,9 +36,7 @@ class Election:
     name: str = "rekindle-operator"
     namespace: str = "default"
     identity: str = field(default_factory=socket.gethostname)
-    lease_s: int = 8  # short: a standby is warm and takes over without listing anything
-    renew_deadline_s: int = 6
-    retry_s: int = 2
+    timing: ElectionTiming = field(default_factory=ElectionTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             name=env.get("REKINDLE_LEASE_NAME", defaults.name),
             namespace=env.get("REKINDLE_OPERATOR_NAMESPACE", defaults.namespace),
             identity=env.get("REKINDLE_OPERATOR_IDENTITY", defaults.identity),
-            lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),
-            renew_deadline_s=int(
-                env.get("REKINDLE_RENEW_DEADLINE_SECONDS", defaults.renew_deadline_s)
-            ),
-            retry_s=int(env.get("REKINDLE_RETRY_SECONDS", defaults.retry_s)),
+            timing=_election_timing(env),
         ),
         pods=PodDefaults(
             image=env.get("REKINDLE_PIPELINES_IMAGE", PodDefaults().image),
@@ -88,6 +84,16 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),
         log_level=env.get("REKINDLE_LOG_LEVEL", "INFO").upper(),
+    )
+
+
+def _election_timing(env: Mapping[str, str]) -> ElectionTiming:
+    defaults = ElectionTiming()
+    return ElectionTiming(
+        lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),
+        act_s=float(env.get("REKINDLE_RENEW_DEADLINE_SECONDS", defaults.act_s)),
+        renew_s=float(env.get("REKINDLE_RENEW_SECONDS", defaults.renew_s)),
+        retry_s=float(env.get("REKINDLE_RETRY_SECONDS", defaults.retry_s)),
     )
 
 

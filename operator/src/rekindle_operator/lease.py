@@ -1,0 +1,63 @@
+"""The operator's election Lease as the API has it <-> `election.LeaseRecord`. Pure; standard
+library only, since the standby uses it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rekindle_operator.election import LeaseRecord
+
+ANNOTATION_PROCESS = "rekindle.dev/holder-process"
+_RELEASED_S = 1
+
+
+def lease_path(namespace: str, name: str = "") -> str:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    return f"{path}/{name}" if name else path
+
+
+def read_lease(raw: Mapping[str, Any]) -> LeaseRecord:
+    meta, spec = raw["metadata"], raw.get("spec") or {}
+    return LeaseRecord(
+        holder=str(spec.get("holderIdentity") or ""),
+        process=str((meta.get("annotations") or {}).get(ANNOTATION_PROCESS, "")),
+        lease_s=float(spec.get("leaseDurationSeconds") or 0),
+        transitions=int(spec.get("leaseTransitions") or 0),
+        version=str(meta["resourceVersion"]),
+    )
+
+
+def lease_body(
+    namespace: str, name: str, record: LeaseRecord, now: float, acquired: float
+) -> dict[str, Any]:
+    """To create (without version) or to replace on the condition that the version still stands.
+    `now`, `acquired`: seconds since 1970, for people; nobody's decisions depend on them."""
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "annotations": {ANNOTATION_PROCESS: record.process},
+    }
+    if record.version:
+        metadata["resourceVersion"] = record.version
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": max(1, int(record.lease_s)),
+            "leaseTransitions": record.transitions,
+            "acquireTime": _text(acquired),
+            "renewTime": _text(now),
+        },
+    }
+
+
+def released(record: LeaseRecord) -> LeaseRecord:
+    return LeaseRecord("", "", _RELEASED_S, record.transitions, record.version)
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,285 @@
+"""Leader election: at most one leader, whatever calls, clocks and processes do."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
+from rekindle_operator.lease import lease_body, read_lease, released
+
+TIMING = ElectionTiming()
+_TIMEOUT_S = 1.0
+
+
+class Conflict(Exception):
+    """The version that was to stand does not."""
+
+
+@dataclass
+class Server:
+    """The Lease at the API server."""
+
+    record: LeaseRecord | None = None
+    versions: int = 0
+
+    def write(self, wanted: LeaseRecord) -> LeaseRecord:
+        current = self.record.version if self.record is not None else ""
+        if wanted.version != current:
+            raise Conflict
+        self.versions += 1
+        self.record = replace(wanted, version=str(self.versions))
+        return self.record
+
+
+@dataclass
+class Faults:
+    """What may happen to a call or a process; probabilities of each."""
+
+    lost_request: float = 0.0
+    lost_answer: float = 0.0
+    slow: float = 0.0
+    pause: float = 0.0
+
+
+@dataclass
+class Process:
+    """A candidate with a clock of its own, that starts anywhere and runs a little fast or slow."""
+
+    name: str
+    offset_s: float
+    rate: float
+    candidate: Candidate = field(init=False)
+    dead: bool = False
+
+    def __post_init__(self) -> None:
+        self.candidate = Candidate(self.name, f"process of {self.name}", TIMING)
+
+    def clock(self, at: float) -> float:
+        return self.offset_s + at * self.rate
+
+    def leads(self, at: float) -> bool:
+        return not self.dead and self.candidate.leads(self.clock(at))
+
+
+class World:
+    """Discrete events: each process calls, the server answers, calls and processes fail."""
+
+    def __init__(self, seed: int, processes: int, faults: Faults) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.server = Server()
+        self.now = 0.0
+        self.history: list[tuple[float, str]] = []
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self.processes = [
+            Process(str(n), self.random.uniform(0, 1e6), self.random.uniform(0.97, 1.03))
+            for n in range(processes)
+        ]
+        for process in self.processes:
+            self.after(self.random.uniform(0, 1), lambda p=process: self.call(p))
+
+    def after(self, delay_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay_s, next(self._numbers), event))
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+            leaders = [p.name for p in self.processes if p.leads(self.now)]
+            assert len(leaders) <= 1, f"at {self.now}: {leaders} lead, by {self.history[-9:]}"
+        self.now = until
+
+    def leaders(self) -> list[str]:
+        return [p.name for p in self.processes if p.leads(self.now)]
+
+    def call(self, process: Process) -> None:
+        if process.dead:
+            return
+        began, before = self.now, process.candidate
+        there = self.delay()
+        if self.happens(self.faults.lost_request):
+            self.answer_at(began + _TIMEOUT_S, process, began, None)
+            return
+
+        def serve() -> None:
+            answer: Callable[[Candidate, Span], Candidate]
+            if before.wants_to_write():
+                try:
+                    written = self.server.write(before.record_to_write())
+                    answer = lambda c, span: c.after_write(written, span)  # noqa: E731
+                    self.history.append((self.now, f"{process.name} writes {written.version}"))
+                except Conflict:
+                    answer = lambda c, span: c.after_conflict()  # noqa: E731
+            else:
+                found = self.server.record
+                answer = lambda c, span: c.after_read(found, span)  # noqa: E731
+            if self.happens(self.faults.lost_answer):
+                self.answer_at(began + _TIMEOUT_S, process, began, None)
+            else:
+                self.answer_at(self.now + self.delay(), process, began, answer)
+
+        self.after(there, serve)
+
+    def answer_at(
+        self,
+        at: float,
+        process: Process,
+        began: float,
+        answer: Callable[[Candidate, Span], Candidate] | None,
+    ) -> None:
+        if at - began > _TIMEOUT_S:
+            at, answer = began + _TIMEOUT_S, None  # the server may do it later all the same
+
+        def take() -> None:
+            if process.dead:
+                return
+            span = Span(process.clock(began), process.clock(self.now))
+            before = process.candidate
+            process.candidate = answer(before, span) if answer else before.after_failure(span)
+            self.after(process.candidate.pause_s() + self.pause(), lambda: self.call(process))
+
+        self.after(max(0.0, at - self.now) + self.pause(), take)
+
+    def delay(self) -> float:
+        if self.happens(self.faults.slow):
+            return self.random.uniform(0.1, 3.0)
+        return self.random.uniform(0.001, 0.02)
+
+    def pause(self) -> float:
+        """A process that gets no CPU, or is stopped."""
+        return self.random.uniform(0.1, 10.0) if self.happens(self.faults.pause) else 0.0
+
+    def happens(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+
+FAULTS = st.builds(
+    Faults,
+    lost_request=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
+    lost_answer=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
+    slow=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    pause=st.sampled_from([0.0, 0.02, 0.1]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
+def test_never_two_processes_lead_at_once(seed: int, processes: int, faults: Faults) -> None:
+    World(seed, processes, faults).run(until=60)  # asserts after each event
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), faults=FAULTS)
+def test_once_calls_succeed_again_somebody_leads(seed: int, faults: Faults) -> None:
+    world = World(seed, 3, faults)
+    world.run(until=30)
+    world.faults = Faults()
+    world.run(until=50)
+    assert len(world.leaders()) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_dead_leader_is_followed_within_three_seconds(seed: int) -> None:
+    world = World(seed, 3, Faults())
+    world.run(until=10)
+    (leader,) = world.leaders()
+    world.processes[int(leader)].dead = True
+    world.run(until=13)
+    assert len(world.leaders()) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_api_server_moves_no_lease(seed: int) -> None:
+    world = World(seed, 3, Faults())
+    world.run(until=10)
+    (leader,) = world.leaders()
+    term = world.processes[int(leader)].candidate.term
+    world.delay = lambda: world.random.uniform(0.2, 0.45)  # type: ignore[method-assign]
+    world.run(until=60)
+    assert world.server.record is not None
+    assert world.server.record.holder == leader
+    assert world.processes[int(leader)].candidate.term == term
+
+
+def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
+    made = Candidate(name, f"process of {name}", TIMING)
+    return made if seen is None else made.after_read(seen, Span(0.0, 0.01))
+
+
+def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
+    return LeaseRecord(holder, f"process of {holder}", lease_s, 0, version)
+
+
+def watched(made: Candidate, for_s: float, version: str = "1") -> Candidate:
+    """It reads the same version again and again."""
+    at = made.last_read_ended or 0.0
+    while at < for_s:
+        made = made.after_read(replace(made.seen or record(), version=version), Span(at, at + 0.01))
+        at += 0.25
+    return made
+
+
+def test_a_lease_that_is_given_back_is_free_at_once() -> None:
+    assert candidate(seen=released(record())).wants_to_write()
+
+
+def test_time_without_an_answer_does_not_count_as_silence() -> None:
+    waiting = candidate(seen=record())
+    for second in range(10):
+        waiting = waiting.after_failure(Span(second, second + 1))
+    waiting = waiting.after_read(record(), Span(10, 10.01))
+    assert not waiting.wants_to_write()
+
+
+def test_a_paused_candidate_has_watched_nobody() -> None:
+    waiting = candidate(seen=record()).after_read(record(), Span(60, 60.01))
+    assert not waiting.wants_to_write()
+
+
+def test_a_longer_lease_of_the_holder_is_respected() -> None:
+    assert watched(candidate(seen=record(lease_s=2)), 3).wants_to_write()
+    assert not watched(candidate(seen=record(lease_s=8)), 7).wants_to_write()
+    assert watched(candidate(seen=record(lease_s=8)), 9).wants_to_write()
+
+
+def test_a_holder_of_the_same_name_is_another_process() -> None:
+    other = LeaseRecord("a", "an earlier process", 2.0, 0, "1")
+    assert not candidate("a", other).holds
+
+
+def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
+    leader = candidate().after_write(record("a"), Span(0.0, 0.1))
+    leader = leader.after_failure(Span(0.5, 1.5))
+    assert leader.leads(1.5)
+    assert not leader.leads(TIMING.act_s)
+    assert leader.holds
+    again = leader.after_write(record("a", "2"), Span(5.0, 5.1))
+    assert again.leads(5.2)
+    assert again.term == leader.term, "nobody led in between"
+
+
+def test_leading_anew_after_another_is_another_term() -> None:
+    first = candidate().after_write(record("a"), Span(0.0, 0.1))
+    lost = first.after_conflict().after_read(record("b", "2"), Span(0.5, 0.6))
+    assert not lost.leads(0.6)
+    again = watched(lost, 4, version="2").after_write(record("a", "3"), Span(5.0, 5.1))
+    assert again.term == first.term + 1
+
+
+def test_timing_that_lets_two_lead_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ElectionTiming(lease_s=2, act_s=2.0)
+
+
+def test_a_lease_survives_its_way_through_the_api() -> None:
+    made = LeaseRecord("a", "p", 2.0, 3, "7")
+    assert read_lease(lease_body("ns", "name", made, 5.0, 4.0)) == made

@@ -1,0 +1,124 @@
+"""Who leads acts, and who lost the Lease goes on without acting: the I/O around the election."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from rekindle_operator.election import ElectionTiming
+from rekindle_operator.leader import Leader
+from rekindle_operator.settings import Election
+
+TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
+
+
+class LeaseServer:
+    """One Lease, behind `Leader`'s calls; `away`: it answers nobody."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.away = False
+        self._version = 0
+
+    def request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+        if self.away:
+            raise ApiException(status=503, reason="away")
+        match method:
+            case "GET":
+                return self.lease
+            case "POST" if self.lease is not None:
+                return None
+            case "PUT":
+                current = self.lease and self.lease["metadata"]["resourceVersion"]
+                if current != body["metadata"].get("resourceVersion"):
+                    return None
+        self._version += 1
+        meta = {**body["metadata"], "resourceVersion": str(self._version)}
+        self.lease = {**body, "metadata": meta}
+        return self.lease
+
+
+def make_leader(server: LeaseServer, name: str, monkeypatch: pytest.MonkeyPatch) -> Leader:
+    leader = Leader(None, Election(identity=name, timing=TIMING), lambda: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(leader, "_request", server.request)
+    return leader
+
+
+def lead(leader: Leader) -> None:
+    for _ in range(2):  # it reads, and then writes
+        leader.step()
+    assert leader.leading
+
+
+def test_who_lost_the_lease_waits_and_may_lead_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    first, second = (make_leader(server, name, monkeypatch) for name in "ab")
+    lead(first)
+    first.release()
+    lead(second)
+    third = make_leader(server, "a", monkeypatch)
+    third.step()
+    assert not third.leading
+    assert not third.wait_leading(0.01)
+    second.release()
+    lead(third)
+    assert third.wait_leading(0.01)
+
+
+def test_decisions_of_an_earlier_term_are_not_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    leader = make_leader(server, "a", monkeypatch)
+    lead(leader)
+    leader.begin_pass()
+    assert leader.may_act()
+    other = make_leader(server, "b", monkeypatch)
+    deadline = time.monotonic() + 10
+    while not other.leading and time.monotonic() < deadline:  # `a` does not renew meanwhile
+        other.step()
+        time.sleep(0.02)
+    leader.step()
+    assert not leader.may_act()
+    other.release()
+    while not leader.leading and time.monotonic() < deadline:
+        leader.step()
+        time.sleep(0.02)
+    assert leader.leading
+    assert not leader.may_act(), "the pass began in another term"
+    leader.begin_pass()
+    assert leader.may_act()
+
+
+def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    leader = make_leader(server, "a", monkeypatch)
+    lead(leader)
+    leader.begin_pass()
+    server.away = True
+    deadline = time.monotonic() + 10
+    while leader.leading and time.monotonic() < deadline:
+        leader.step()
+        time.sleep(0.02)
+    assert not leader.may_act()
+    server.away = False
+    leader.step()
+    assert leader.may_act(), "nobody else led in between"
+
+
+def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    leader = make_leader(server, "a", monkeypatch)
+    leader.start()
+    deadline = time.monotonic() + 10
+    while not leader.leading and time.monotonic() < deadline:
+        time.sleep(0.01)
+    leader.release()
+    ended = [t for t in threading.enumerate() if t.name == "election"]
+    for thread in ended:
+        thread.join(5)
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == ""
+    assert not leader.leading
