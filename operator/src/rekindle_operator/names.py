@@ -17,6 +17,7 @@ COORDINATOR_SLOT = "coordinator"
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"
+LABEL_OPERATOR = f"{GROUP}/operator"  # of the operator's own pods: their release
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_SEGMENT = f"{GROUP}/segment"
 LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"

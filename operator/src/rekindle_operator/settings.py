@@ -58,6 +58,7 @@ class Settings:
     namespace: str | None = None  # None: all of them
     ask_kubelets: bool = True
     own_node: str = ""  # the node of this replica
+    release: str = ""  # which the pods of its peers bear; empty: they are not looked after
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -80,6 +81,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         ),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
+        release=env.get("REKINDLE_RELEASE", ""),
         ask_kubelets=_is_on(env, "REKINDLE_ASK_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),

@@ -99,6 +99,7 @@ def pod_view(raw: Json) -> PodView:
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
+        release=labels.get(names.LABEL_OPERATOR, ""),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),

@@ -81,6 +81,7 @@ class PodView:
     owner_uid: str | None = None
     topology: str | None = None
     role: str | None = None
+    release: str = ""  # of a replica of an operator
     slot: Slot | None = None
     segment_name: str = ""
     incarnation: int = 0

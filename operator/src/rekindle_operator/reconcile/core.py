@@ -32,6 +32,7 @@ from rekindle_operator.reconcile.capacity import (
 from rekindle_operator.reconcile.case import Case, open_case, reservation
 from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
 from rekindle_operator.reconcile.health import examine, still_needed
+from rekindle_operator.reconcile.peers import lost_peers
 from rekindle_operator.reconcile.progress import follow
 from rekindle_operator.reconcile.slots import (
     SlotState,
@@ -87,13 +88,14 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     prepared = faults.without(prepare, surveyed)
     plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
     turns = faults.without(act, prepared)
-    common = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
+    common: list[Action] = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
         Turn(view.key, surveyed[view.uid].accepting if view.uid in surveyed else (), fault)
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
+    common += lost_peers(snapshot, judgement, now, settings)
     return [Turn("", (*common, *zombies(snapshot, judgement))), *turns.values(), *faulty]
 
 

@@ -1,0 +1,37 @@
+"""The operator's own replicas on lost nodes (docs/decisions/0030). Pure.
+
+Kubernetes evicts nothing while most nodes of a zone are NotReady, so a Deployment counts the pods
+on them as running and makes no new ones. The leader deletes them, as it does with tasks. A replica
+that is cut off and lives on holds no Lease, and so changes nothing.
+"""
+
+from __future__ import annotations
+
+from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.reconcile.actions import DeletePod
+from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.settings import Settings
+
+# The scheduler may choose a dead node again for as long as Kubernetes calls it Ready.
+_YOUNG_S = 5.0
+
+
+def lost_peers(
+    snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+) -> list[DeletePod]:
+    """For the Deployment to make new ones. `now` is compared with the API server's clock."""
+    return [
+        DeletePod(p.namespace, p.name, p.uid, 0, "this replica's node is lost")
+        for p in snapshot.pods
+        if _is_peer(p, settings) and judgement.loss_of_node(p) and now - p.created_at >= _YOUNG_S
+    ]
+
+
+def _is_peer(pod: PodView, settings: Settings) -> bool:
+    """Another replica of the same release: not this process, whatever is said of its node."""
+    return (
+        bool(settings.release)
+        and pod.release == settings.release
+        and pod.namespace == settings.election.namespace
+        and pod.name != settings.election.identity
+    )

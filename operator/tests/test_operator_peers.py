@@ -1,0 +1,64 @@
+"""The leader replaces replicas of the operator that died with their nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
+from rekindle_operator.reconcile.actions import DeletePod
+from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.settings import Election, Settings
+
+NOW = 1_800_000_000.0
+SETTINGS = Settings(release="rekindle", election=Election(namespace="system", identity="leader"))
+
+
+def node(name: str, ready: bool) -> NodeView:
+    return NodeView(name, name, 1, ready, NOW - 60, False, (), {}, Amounts.parse({"cpu": "4"}))
+
+
+def peer(name: str, on: str, **changes: object) -> PodView:
+    made = PodView(
+        namespace="system",
+        name=name,
+        uid=f"uid of {name}",
+        version=1,
+        created_at=NOW - 600,
+        bound_at=NOW - 600,
+        phase="Running",
+        node=on,
+        requests=Amounts.parse({"cpu": "100m"}),
+        release="rekindle",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def deleted(*pods: PodView, settings: Settings = SETTINGS) -> list[DeletePod]:
+    nodes = (node("up", True), node("down", False))
+    actions = reconcile(Snapshot(pods=pods, nodes=nodes), NOW, settings)
+    return [a for a in actions if isinstance(a, DeletePod)]
+
+
+def test_a_replica_on_a_lost_node_is_deleted_by_force() -> None:
+    (action,) = deleted(peer("leader", "up"), peer("b", "up"), peer("c", "down"))
+    assert (action.name, action.uid, action.grace_s) == ("c", "uid of c", 0)
+
+
+def test_a_terminating_replica_on_a_lost_node_is_deleted() -> None:
+    assert [a.name for a in deleted(peer("c", "down", terminating=True))] == ["c"]
+
+
+def test_the_leader_never_deletes_itself() -> None:
+    assert deleted(peer("leader", "down")) == []
+
+
+def test_replicas_of_another_release_are_left_alone() -> None:
+    assert deleted(peer("c", "down", release="other")) == []
+    assert deleted(peer("c", "down", namespace="elsewhere")) == []
+    assert deleted(peer("c", "down"), settings=replace(SETTINGS, release="")) == []
+
+
+def test_a_new_replica_is_not_deleted_at_once_again() -> None:
+    """The scheduler may choose the dead node while Kubernetes calls it Ready."""
+    assert deleted(peer("c", "down", created_at=NOW - 1)) == []
