@@ -307,3 +307,18 @@ def test_the_restore_point_is_not_repeated_to_a_task_that_has_started() -> None:
     poll = world.coordinator.poll_for(BOTH)
     assert poll is not None
     assert poll.restore == RestorePoint(epoch=7, object="both/0@7")
+
+
+def test_no_topology_is_founded_beside_tasks_that_run() -> None:
+    world = started()
+    restored = {s: t.restored_from for s, t in world.tasks.items()}
+    held, world.store = world.store, []  # another directory stands where the store was mounted
+    world.start_coordinator()
+    world.rounds(40)
+    assert world.store == []
+    problems = world.statuses[-1].data_plane["problems"]
+    assert any("holds no manifest, but task both/0/0 has started" in p for p in problems)
+    world.store = held
+    world.run(4)
+    assert world.store[-1].fence == 2
+    assert {s: t.restored_from for s, t in world.tasks.items()} == restored

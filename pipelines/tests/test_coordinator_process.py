@@ -150,7 +150,11 @@ class Scene:
 
 @asynccontextmanager
 async def running(
-    directory: Path, incarnation: int = 1, token: str | None = "of t", tasks_token: str = "of t"
+    directory: Path,
+    incarnation: int = 1,
+    token: str | None = "of t",
+    tasks_token: str = "of t",
+    status: dict[str, Any] | None = None,
 ) -> AsyncIterator[Scene]:
     net = f"88.{next(_nets)}"
     manifest = yaml.safe_load(EXAMPLE.read_text())
@@ -162,6 +166,7 @@ async def running(
     }
     name, spec = load_topology(manifest)
     api = FakeApi()
+    api.topology["status"] = status or {}
     text = {"name": name, "uid": UID, "generation": 1, "spec": manifest["spec"]}
     meta = {"name": "flights-g1", "resourceVersion": "1"}
     api.config_map = {"metadata": meta, "data": {"topology.json": json.dumps(text)}}
@@ -298,6 +303,27 @@ def test_a_task_that_refuses_the_fence_ends_the_coordinator(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_a_coordinator_makes_no_store_in_the_place_of_another(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        recorded = {"dataPlane": {"fence": 1, "store": "away"}}
+        async with running(tmp_path / "new", incarnation=2, status=recorded) as scene:
+            await until(lambda: "another store" in problems(scene))
+            assert scene.api.topology["status"]["dataPlane"]["store"] == "away"
+            assert {t.phase for t in scene.fleet.tasks.values()} == {"Waiting"}
+
+    asyncio.run(scenario())
+
+
+def test_the_status_says_which_store_the_topology_has_run_with(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as scene:
+            await all_live(scene)
+            found = json.loads((tmp_path / "_rekindle_store.json").read_text())
+            assert scene.api.topology["status"]["dataPlane"]["store"] == found["store"]
+
+    asyncio.run(scenario())
+
+
 def test_tasks_that_refuse_the_token_are_said_in_problems(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, token="of another") as scene:
@@ -340,7 +366,7 @@ def test_a_broken_generation_is_said_in_the_status(tmp_path: Path) -> None:
 
 
 def problems(scene: Scene) -> str:
-    return " ".join(scene.api.topology["status"]["dataPlane"]["problems"])
+    return " ".join(scene.api.topology["status"].get("dataPlane", {}).get("problems", []))
 
 
 def test_the_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

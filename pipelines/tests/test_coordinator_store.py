@@ -52,6 +52,30 @@ def test_an_empty_store_has_no_manifest(store: CheckpointStore) -> None:
     assert run(store.newest()) is None
 
 
+def test_a_store_that_is_away_is_not_replaced_by_another(
+    store: CheckpointStore, url: str, tmp_path: Path
+) -> None:
+    run(store.write(WriteManifest(manifest(0, {}))))
+    (tmp_path / "store").rename(tmp_path / "away")
+    successor = CheckpointStore(UID, 5.0)
+    successor.use(url)
+    successor.expect(store.id)
+    with pytest.raises(StoreError, match="is not there"):
+        run(successor.newest())
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "away").rename(tmp_path / "store")
+    found = run(successor.newest())
+    assert found is not None
+    assert found.seq == 0
+
+
+def test_another_store_at_the_place_is_refused(store: CheckpointStore, url: str) -> None:
+    store.expect("of another")
+    Store(url)
+    with pytest.raises(StoreError, match="has run with \\(of another\\)"):
+        run(store.newest())
+
+
 def test_the_first_of_two_with_the_same_number_wins(store: CheckpointStore, url: str) -> None:
     other = CheckpointStore(UID, 5.0)
     other.use(url)

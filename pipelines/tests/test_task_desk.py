@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from rekindle.protocol import Answer, Poll, RestorePoint, TaskProblem, TaskRef
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk, Refused
+from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
 from rekindle.task.report import Report
 
@@ -49,6 +51,37 @@ def test_a_poll_for_another_task_is_refused(desk: Desk, field: str) -> None:
         desk.poll(poll(9, task=other))
     assert refused.value.status == 410
     desk.poll(poll(1))  # and its fence was not believed
+
+
+def remembering(report: Report, data: Path, ref: TaskRef = REF) -> Desk:
+    return Desk(ref, report.answer, None, FenceFile(data, "uid", ref))
+
+
+def test_a_fence_outlives_the_container(report: Report, tmp_path: Path) -> None:
+    remembering(report, tmp_path).poll(poll(4))
+    restarted = remembering(report, tmp_path)
+    with pytest.raises(Refused) as refused:
+        restarted.poll(poll(3))
+    assert refused.value.status == 409
+    assert restarted.poll(poll(4)).fence == 4
+
+
+def test_a_fence_is_of_one_incarnation_alone(report: Report, tmp_path: Path) -> None:
+    remembering(report, tmp_path).poll(poll(4))
+    for field in ("segment", "partition", "replica", "incarnation"):
+        other = REF.model_copy(update={field: "x" if field == "segment" else 9})
+        assert remembering(report, tmp_path, other).poll(poll(1, task=other)).fence == 1
+
+
+def test_a_disk_that_refuses_the_fence_stops_no_poll(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "fence").write_text("a file where a directory should be")
+    desk = remembering(report, tmp_path)
+    assert desk.poll(poll(4)).fence == 4
+    with pytest.raises(Refused):
+        desk.poll(poll(3))
+    (tmp_path / "fence").unlink()
+    desk.poll(poll(4))
+    assert FenceFile(tmp_path, "uid", REF).read() == 4
 
 
 def test_asking_only_leaves_the_wish_as_it_is(desk: Desk) -> None:

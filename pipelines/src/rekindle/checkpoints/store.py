@@ -7,6 +7,7 @@ written into whatever stands there instead. Credentials come from the environmen
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ class Store:
     ) -> None:
         """Open the store. `create`: make it if it is absent; without that its absence is an error,
         so that whoever restarts while the store is away does not begin another one in its place.
+        `id` is drawn when the store is made; another store at the same place has another one.
         `objects` replaces the file system (tests)."""
         self.url = url.rstrip("/")
         self._retry = retry or Retry()
@@ -47,7 +49,8 @@ class Store:
         except (OSError, ValueError, ImportError) as e:
             raise StoreError(f"checkpoint store {self.url} cannot be opened: {e}") from e
         marker = to_json({"store": uuid.uuid4().hex}) if create else None
-        self._call("cannot be opened", lambda: self._objects.mark(MARKER, marker))
+        there = self._call("cannot be opened", lambda: self._objects.mark(MARKER, marker))
+        self.id = _store_id(there)
 
     def put(self, name: str, data: bytes) -> bool:
         """Create `name`. False if it exists (with whatever content)."""
@@ -83,3 +86,11 @@ class Store:
             raise ObjectMissing(f"checkpoint store {self.url} {what}: it is not there") from e
         except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
             raise StoreError(f"checkpoint store {self.url} {what}: {e}") from e
+
+
+def _store_id(marker: bytes) -> str:
+    """Of a marker that cannot be read, what it holds: it is compared, and nothing else."""
+    try:
+        return str(json.loads(marker)["store"])
+    except (ValueError, KeyError, TypeError):
+        return marker[:64].hex()

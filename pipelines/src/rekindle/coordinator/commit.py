@@ -44,6 +44,12 @@ _PATIENCE = 3  # checkpoint intervals for which a checkpoint waits for a partiti
 _LATE = 2  # ... after which all replicas save, since the one that should seems not to
 
 
+_NO_MANIFEST = (
+    "it holds no manifest, but task {task} has started from one: this is not the store that the "
+    "topology has run with, or it was emptied; nothing is written until that one is back"
+)
+
+
 class _Store(StrEnum):
     UNREAD = "unread"  # what the newest manifest is has to be asked
     BUSY = "busy"  # asked, or being written
@@ -52,13 +58,15 @@ class _Store(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a proposal is made from. `running`: partitions that a checkpoint waits for."""
+    """What a proposal is made from. `running`: partitions that a checkpoint waits for; `started`:
+    tasks that have been given a restore point."""
 
     generation: Generation
     graph: Graph
     standings: Standings
     running: frozenset[Partition]
     head_epoch: int
+    started: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class Committer:
         self._failure: str | None = None
         self._garbage: str | None = None
         self.newest: Manifest | None = None
+        self.store_id: str | None = None
         self.duration_s: float | None = None
 
     # --- what others may rely on ---
@@ -111,7 +120,10 @@ class Committer:
 
     # --- events ---
 
-    def manifest_read(self, manifest: Manifest | None, now: float) -> list[Effect]:
+    def manifest_read(
+        self, manifest: Manifest | None, now: float, store_id: str | None = None
+    ) -> list[Effect]:
+        self.store_id = store_id or self.store_id
         self._store = _Store.READY
         self._recovered()
         if manifest is None:
@@ -190,6 +202,8 @@ class Committer:
             return [ReadNewestManifest()]
         if self._store is not _Store.READY or scene is None:
             return []
+        if self.newest is None and scene.started:
+            return self.store_failed(_NO_MANIFEST.format(task=scene.started[0]), now)
         proposal = self._propose(scene, now)
         if proposal is None:
             return self._clean(scene.generation.topology.spec.checkpoint.retain, now)

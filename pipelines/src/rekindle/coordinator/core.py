@@ -140,9 +140,9 @@ class Coordinator:
                 return self._pods_listed(event, now)
             case GenerationSeen(generation=generation):
                 return self._generation_seen(generation, now)
-            case ManifestRead(manifest=manifest):
+            case ManifestRead(manifest=manifest, store=store):
                 self._pace.hurry()
-                return self.committer.manifest_read(manifest, now)
+                return self.committer.manifest_read(manifest, now, store)
             case ManifestWritten(manifest=manifest):
                 self._pace.hurry()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
@@ -296,6 +296,7 @@ class Coordinator:
             standings=Standings.of(self.membership),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=max((_newest(t.answer) for t in self.membership if t.answer), default=-1),
+            started=self.membership.started(),
         )
 
     def _waits_for_replaced(self, now: float) -> bool:
@@ -352,6 +353,7 @@ class Coordinator:
             heads=self._heads,
             diverged=tuple(sorted(slot.key for slot in self.divergence.found)),
             problems=self.problems(now),
+            store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
         )
 

@@ -166,6 +166,12 @@ class Membership:
     def refusals(self) -> list[str]:
         return [f"{t.slot.key}: {t.refusal}" for t in self if t.refusal is not None]
 
+    def started(self) -> tuple[str, ...]:
+        """Slots whose task has been given a restore point, by whichever coordinator."""
+        return tuple(
+            sorted(t.slot.key for t in self if t.answer and t.answer.restored_from is not None)
+        )
+
     def asked_from(self, now: float) -> None:
         """The first polls go out now."""
         self._last_tick = now

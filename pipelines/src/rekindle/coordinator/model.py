@@ -113,9 +113,10 @@ class FenceRaised:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRead:
-    """The store's newest manifest; None where there is none."""
+    """The store's newest manifest; None where there is none. `store`: the store's id."""
 
     manifest: Manifest | None
+    store: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
 )
 from rekindle.coordinator.polling import Pollers
-from rekindle.coordinator.reporting import LeaseKeeper, StatusWriter
+from rekindle.coordinator.reporting import LeaseKeeper, StatusWriter, recorded_store
 from rekindle.coordinator.serving import Metrics, serve
 from rekindle.coordinator.settings import Settings
 from rekindle.coordinator.store import CheckpointStore
@@ -54,6 +54,7 @@ class Process:
         self.core = Coordinator(settings.incarnation, time.time() - time.monotonic(), settings.uid)
         self._metrics = Metrics(self.core)
         self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
+        self._store_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
         self._pollers = Pollers(settings, self._wish, self.feed, self._metrics.observe_poll)
         self._ended = asyncio.Event()
@@ -125,7 +126,10 @@ class Process:
 
     async def _read(self) -> None:
         try:
-            self.feed(ManifestRead(await self._store.newest()))
+            if not self._store_is_known:
+                self._store.expect(await recorded_store(self._api, self._settings))
+                self._store_is_known = True
+            self.feed(ManifestRead(await self._store.newest(), self._store.id))
         except RekindleError as error:
             self._store_failed(error)
 

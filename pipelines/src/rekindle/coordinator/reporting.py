@@ -19,9 +19,26 @@ from rekindle.coordinator.model import FenceRaised, ProblemSaid
 from rekindle.coordinator.objects import API_VERSION, FIELD_MANAGER, holder, lease, status_patch
 from rekindle.coordinator.settings import Settings
 from rekindle.coordinator.watching import Feed
+from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
 _REFUSED = (409, 422)
+
+
+async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
+    """The id of the checkpoint store that the topology has run with, as its status says; None: it
+    has not written there yet. Raises StoreError while that cannot be known: a store that is made
+    meanwhile could stand in the place of one that is only away."""
+    path = (
+        f"/apis/{API_VERSION}/namespaces/{settings.namespace}/streamtopologies/{settings.topology}"
+    )
+    try:
+        found = await api.get(path)
+    except UNREACHABLE as error:
+        raise StoreError(f"not opened before the topology's status was read: {error!r}") from error
+    data_plane = (found.get("status") or {}).get("dataPlane") or {}
+    recorded = data_plane.get("store")
+    return str(recorded) if recorded else None
 
 
 class StatusWriter:
@@ -33,6 +50,7 @@ class StatusWriter:
             f"/apis/{API_VERSION}/namespaces/{settings.namespace}/streamtopologies/"
             f"{settings.topology}"
         )
+        self._store: str | None = None  # its id, as the status says
         self._wish: Mapping[str, Any] | None = None
         self._wished = asyncio.Event()
         self.writes = 0
@@ -65,6 +83,8 @@ class StatusWriter:
         settings = self._settings
         if not await self._in_charge():
             return
+        if self._store is not None:
+            wish = {"store": self._store, **wish}  # which this coordinator may not know yet
         patch = status_patch(settings.namespace, settings.topology, settings.uid, wish)
         try:
             await self._api.apply(f"{self._path}/status", patch, FIELD_MANAGER)
@@ -88,7 +108,9 @@ class StatusWriter:
         if found["metadata"]["uid"] != settings.uid:
             self._feed(FenceRaised(f"topology {settings.topology} was made anew"))
             return False
-        fence = ((found.get("status") or {}).get("dataPlane") or {}).get("fence") or 0
+        data_plane = (found.get("status") or {}).get("dataPlane") or {}
+        self._store = data_plane.get("store") or self._store
+        fence = data_plane.get("fence") or 0
         if fence > settings.incarnation:
             self._feed(FenceRaised(f"status.dataPlane.fence is {fence}"))
             return False

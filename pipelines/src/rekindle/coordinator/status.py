@@ -63,6 +63,7 @@ class View:
     heads: HeadHistory
     diverged: tuple[str, ...]
     problems: tuple[str, ...]
+    store_id: str | None
     is_suspected: Judge
 
 
@@ -77,6 +78,8 @@ def build_status(view: View, now: float) -> dict[str, Any]:
         status["generation"] = view.generation.number
     if view.heads.head != NO_EPOCH:
         status["headEpoch"] = view.heads.head
+    if view.manifest is not None and view.store_id is not None:
+        status["store"] = view.store_id  # what the next coordinator looks for
     if view.manifest is not None and view.manifest.epoch != NO_EPOCH:
         status["checkpoint"] = _checkpoint(view.manifest)
     status["queries"] = _queries(view, now)

@@ -31,12 +31,23 @@ class CheckpointStore:
         self._uid = uid
         self._deadline_s = deadline_s
         self._url: str | None = None
+        self._expected: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="clean-up")
 
     def use(self, url: str) -> None:
         self._url = url
+
+    def expect(self, store_id: str | None) -> None:
+        """The store that the topology has run with before: no other one is made, or used. None: it
+        has not run yet, as far as is known."""
+        self._expected = store_id
+
+    @property
+    def id(self) -> str | None:
+        """Of the store that is open."""
+        return self._opened[1].id if self._opened is not None else None
 
     def close(self) -> None:
         for thread in (self._thread, self._cleaner):
@@ -83,7 +94,12 @@ class CheckpointStore:
         if self._url is None:
             raise StoreError("no checkpoint store is known yet")
         if self._opened is None or self._opened[0] != self._url:
-            store = Store(self._url)
+            store = Store(self._url, create=self._expected is None)
+            if self._expected not in (None, store.id):
+                raise StoreError(
+                    f"{self._url}: another store ({store.id}) is there than the one that this "
+                    f"topology has run with ({self._expected}); mount or move that one back"
+                )
             self._opened = (self._url, store, ManifestStore(store, self._uid))
         return self._opened[1], self._opened[2]
 

@@ -3,7 +3,8 @@
 Called by the control server's thread while the engine is busy, so nothing here waits for anything.
 A poll is level-triggered: the newest full one is the whole wish, and it stays in force however long
 no other comes (design §1). Fencing (I9): a lower fence than seen is refused, and a poll meant for
-another topology or another incarnation of the slot.
+another topology or another incarnation of the slot. The fence is on the task's disk before a poll
+is answered, so that a container that restarts does not forget it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from rekindle.errors import RekindleError
 from rekindle.identity import Identity
 from rekindle.protocol import Answer, Poll, TaskRef
+from rekindle.task.fence import NO_FENCE, FenceFile
 
 
 class Refused(RekindleError):
@@ -32,12 +34,14 @@ class Desk:
         ref: TaskRef,
         answer: Callable[[int], Answer],
         identity: Identity | None = None,
+        fences: FenceFile | None = None,
     ) -> None:
         self._ref = ref
         self._identity = identity or Identity()
         self._answer = answer
         self._changed = threading.Condition()
-        self._fence = -1
+        self._fences = fences
+        self._fence = self._written = fences.read() if fences is not None else NO_FENCE
         self._wish: Poll | None = None
         self._answers_of_failure = 0
 
@@ -51,6 +55,7 @@ class Desk:
             if poll.fence < self._fence:
                 raise Refused(409, f"fence {poll.fence} is below {self._fence}, which was seen")
             self._fence = poll.fence
+            self._remember()
             if not poll.ask_only:
                 self._wish = poll
                 self._changed.notify_all()
@@ -60,6 +65,12 @@ class Desk:
                 self._answers_of_failure += 1
                 self._changed.notify_all()
         return answer
+
+    def _remember(self) -> None:
+        if self._fences is None or self._written == self._fence:
+            return
+        if self._fences.remember(self._fence):
+            self._written = self._fence
 
     @property
     def wish(self) -> Poll | None:

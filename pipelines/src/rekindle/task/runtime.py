@@ -37,6 +37,7 @@ from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk
 from rekindle.task.engine import EngineStarter
+from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.loop import EpochLoop, Position
 from rekindle.task.metrics import make_registry
@@ -72,7 +73,8 @@ class TaskRuntime:
         self._wish: Poll | None = None
         self._states = TaskStates(config)
         self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
-        self.desk = Desk(config.ref, self.report.answer, config.identity)
+        fences = FenceFile(config.data, config.uid, config.ref)
+        self.desk = Desk(config.ref, self.report.answer, config.identity, fences)
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,
