@@ -3,7 +3,7 @@ PY := .venv/bin/python
 UNIT := -n auto -m "not process and not spark and not cluster"
 export PYTHONPATH := e2e
 
-.PHONY: setup tools lint unit test failures demo bench clean lock
+.PHONY: setup tools lint unit test failures demo chaos bench clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -29,6 +29,9 @@ failures: tools   ## of these, whole topologies under kill -9, freezes and lost 
 
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m demo
+
+chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader"
+	@$(PY) -m chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS))
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -82,6 +83,7 @@ class EmbeddedCluster:
         self._wanted = nodes
         self._shape = shape
         self._report = report
+        self._dead: list[ProcessNode] = []
         self._numbers = itertools.count(1)
         self.control_plane = ControlPlane(directory / "control-plane")
 
@@ -111,7 +113,7 @@ class EmbeddedCluster:
             self.custom = client.CustomObjectsApi(self._api_client)
             self.coordination = client.CoordinationV1Api(self._api_client)
             self._report(f"starting {self._wanted} process nodes")
-            started = [self._launch_node() for _ in range(self._wanted)]
+            started = [self.launch_node() for _ in range(self._wanted)]
             for node in started:
                 node.wait_ready()
         except BaseException:
@@ -122,8 +124,9 @@ class EmbeddedCluster:
         """All of it, the control plane last; an error stops nothing else from ending."""
         with contextlib.ExitStack() as ends:
             ends.callback(self.control_plane.stop)
-            for node in self.nodes.values():
+            for node in (*self._dead, *self.nodes.values()):
                 ends.callback(node.stop)
+            self._dead.clear()
             self.nodes.clear()
 
     def keep_logs(self, directory: Path) -> None:
@@ -140,7 +143,8 @@ class EmbeddedCluster:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(log, directory / name)
 
-    def _launch_node(self) -> ProcessNode:
+    def launch_node(self) -> ProcessNode:
+        """Start one more machine; it joins by itself."""
         number = next(self._numbers)
         name = f"node-{number}"
         node = ProcessNode(
@@ -158,14 +162,19 @@ class EmbeddedCluster:
 
     def add_node(self) -> str:
         """One more machine; returns its name once it is Ready."""
-        node = self._launch_node()
+        node = self.launch_node()
         node.wait_ready()
         return node.name
 
-    def kill_nodes(self, names: list[str]) -> None:
-        """SIGKILL every process of these nodes, all at once."""
-        for name in names:
-            self.nodes.pop(name).kill()
+    def kill_nodes(self, names: list[str], *, keep_addresses: bool = False) -> None:
+        """SIGKILL every process of these nodes, all at once. A new node may get their addresses,
+        unless they are kept until the cluster stops."""
+        dying = [self.nodes.pop(name) for name in names]
+        if keep_addresses:
+            self._dead += dying
+        # Each waits for its own end, so they are asked side by side.
+        with ThreadPoolExecutor(max(len(dying), 1)) as pool:
+            list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
 
     # -- Rekindle -----------------------------------------------------------------------------
 

@@ -168,15 +168,20 @@ def _summary(status: dict[str, Any]) -> list[str]:
 
 def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:
     """SIGKILL every process of the node whose environment names this pod address."""
+    found = pod_processes(node, address, cluster)
+    assert found, f"no process of pod address {address} on {node}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+def pod_processes(node: str, address: str, cluster: EmbeddedCluster) -> list[int]:
+    """The processes of Rekindle on the node whose environment names this pod address."""
     needle = f"={address}\0".encode()
-    found = [
+    return [
         pid
         for pid in cluster.nodes[node].pids
         if needle in _environment(pid) and b"rekindle" in _command(pid)
     ]
-    assert found, f"no process of pod address {address} on {node}"
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _environment(pid: int) -> bytes:

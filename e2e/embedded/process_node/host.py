@@ -157,16 +157,16 @@ class ProcessNode:
 
     # --- losing it --------------------------------------------------------
 
-    def kill(self) -> None:
-        """As if the power went: SIGKILL to all at once, and the disk is gone."""
-        if self._launcher is None:
+    def kill(self, *, keep_address: bool = False) -> None:
+        """As if the power went: SIGKILL to all at once, and the disk is gone. Another node may get
+        the address, unless it is kept for this one until `stop`."""
+        if self._launcher is not None:
+            if self._launcher.poll() is None:
+                os.killpg(self.init_pid, signal.SIGKILL)
+            self._launcher.wait(30)
+            self._partitioned = False
+        if not keep_address:
             self._reservation.release()
-            return
-        if self._launcher.poll() is None:
-            os.killpg(self.init_pid, signal.SIGKILL)
-        self._launcher.wait(30)
-        self._partitioned = False
-        self._reservation.release()
 
     def freeze(self) -> None:
         """SIGSTOP to all: connections stay open and nothing answers."""

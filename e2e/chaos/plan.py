@@ -1,0 +1,290 @@
+"""What a chaos run does to the cluster, and when: pure data, drawn from a seed.
+
+The same seed gives the same plan, and a round is the same however many rounds follow it, so that
+`SEED= ROUNDS=` of a failure replays it. Nodes are named in advance: the cluster numbers them in the
+order in which they start. Pods are not, since the scheduler places them: a step names a role and an
+index, taken modulo the pods that are there. Times are seconds since the round began.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+FAULTS_BEGIN_BY_S = 15.0
+HEALED_BY_S = 35.0
+MAX_API_PAUSE_S = 8.0
+_MIN_FAULTS, _MAX_FAULTS = 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class KillTask:
+    """SIGKILL every process of a task's pod."""
+
+    topology: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillCoordinator:
+    topology: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillLeader:
+    """Of the operator: the replica that holds the Lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillNodes:
+    """SIGKILL all processes of these nodes at once; their disks are gone."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AddNode:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNodeObject:
+    """Of a dead node, as a cloud's controller does."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A network partition: the node's processes go on and still reach the shared volume."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStoreAway:
+    """The checkpoint store's directory is gone for a while."""
+
+    topology: str
+
+
+@dataclass(frozen=True, slots=True)
+class BringStoreBack:
+    topology: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseApiServer:
+    """SIGSTOP: connections stay open and nothing answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeApiServer:
+    pass
+
+
+Action = (
+    KillTask
+    | KillCoordinator
+    | KillLeader
+    | KillNodes
+    | AddNode
+    | DeleteNodeObject
+    | Freeze
+    | Thaw
+    | CutOff
+    | Reconnect
+    | TakeStoreAway
+    | BringStoreBack
+    | PauseApiServer
+    | ResumeApiServer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    at_s: float
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{self.at_s:5.1f} s  {self.action}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Steps in the order of their times; after the last one every fault is healed and the cluster
+    has as many nodes as at the start."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+
+class Fault(Enum):
+    TASK = "task"
+    NODES = "nodes"
+    COORDINATOR = "coordinator"
+    LEADER = "leader"
+    FREEZE = "freeze"
+    CUT_OFF = "cut-off"
+    STORE = "store"
+    API_SERVER = "api-server"
+
+
+# How often each is drawn: losses above all, since they are what recovery is for.
+_WEIGHTS = {Fault.TASK: 2.0, Fault.NODES: 2.0, Fault.FREEZE: 1.5, Fault.CUT_OFF: 1.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`node_objects_stay`: Node objects of dead nodes are never deleted, as on premises; else they
+    are deleted after a while, and new nodes may get their addresses, as in a cloud."""
+
+    seed: int
+    node_objects_stay: bool
+    rounds: tuple[Round, ...]
+
+    def __str__(self) -> str:
+        stay = "stay" if self.node_objects_stay else "are deleted after a while"
+        lines = [f"seed {self.seed}: Node objects of dead nodes {stay}"]
+        for round in self.rounds:
+            lines.append(f"round {round.number}")
+            lines += [f"  {step}" for step in round.steps]
+        return "\n".join(lines)
+
+
+def make_plan(
+    seed: int,
+    rounds: int,
+    *,
+    nodes: int,
+    topologies: Sequence[str],
+    faults: Sequence[Fault] = tuple(Fault),
+) -> Plan:
+    """The plan of a seed, for a cluster of `nodes` nodes, of these kinds of faults only."""
+    stay = seed % 2 == 1
+    alive = [f"node-{n}" for n in range(1, nodes + 1)]
+    next_number = nodes + 1
+    made = []
+    for number in range(1, rounds + 1):
+        drawing = _Drawing(random.Random(f"{seed}/{number}"), alive, topologies, stay)
+        steps = drawing.draw(faults, next_number)
+        made.append(Round(number, steps))
+        added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
+        next_number += len(added)
+        alive = [n for n in alive if n not in drawing.dead] + added
+    return Plan(seed, stay, tuple(made))
+
+
+class _Drawing:
+    """One round. One node is never touched; no node is touched twice, but that a frozen or cut off
+    one may die; a store or the API server is taken away once."""
+
+    def __init__(
+        self, rng: random.Random, alive: Sequence[str], topologies: Sequence[str], stay: bool
+    ) -> None:
+        self._rng = rng
+        self._topologies = topologies
+        self._stay = stay
+        self._spared = rng.choice(alive)
+        self._untouched = [n for n in alive if n != self._spared]
+        self._silent: dict[str, tuple[float, float]] = {}
+        self._taken: set[str] = set()
+        self._steps: list[Step] = []
+        self.dead: set[str] = set()
+
+    def draw(self, faults: Sequence[Fault], next_number: int) -> tuple[Step, ...]:
+        count = self._rng.randint(_MIN_FAULTS, _MAX_FAULTS)
+        weights = [_WEIGHTS.get(fault, 1.0) for fault in faults]
+        for fault in self._rng.choices(faults, weights, k=count):
+            self._add(fault, round(self._rng.uniform(0, FAULTS_BEGIN_BY_S), 1))
+        self._replace_dead(next_number)
+        return tuple(sorted(self._steps, key=lambda step: step.at_s))
+
+    def _add(self, fault: Fault, at_s: float) -> None:
+        match fault:
+            case Fault.TASK:
+                name, index = self._rng.choice(self._topologies), self._rng.randrange(100)
+                self._step(at_s, KillTask(name, index))
+            case Fault.COORDINATOR:
+                self._step(at_s, KillCoordinator(self._rng.choice(self._topologies)))
+            case Fault.LEADER:
+                self._step(at_s, KillLeader())
+            case Fault.NODES:
+                self._kill_nodes(at_s)
+            case Fault.FREEZE:
+                self._silence(at_s, Freeze, Thaw)
+            case Fault.CUT_OFF:
+                self._silence(at_s, CutOff, Reconnect)
+            case Fault.STORE:
+                name = self._rng.choice(self._topologies)
+                self._take(at_s, 12, TakeStoreAway(name), BringStoreBack(name))
+            case Fault.API_SERVER:
+                self._take(at_s, MAX_API_PAUSE_S, PauseApiServer(), ResumeApiServer())
+
+    def _step(self, at_s: float, action: Action) -> None:
+        self._steps.append(Step(round(at_s, 1), action))
+
+    def _take(self, at_s: float, longest_s: float, away: Action, back: Action) -> None:
+        if str(away) not in self._taken:
+            self._taken.add(str(away))
+            self._step(at_s, away)
+            self._step(at_s + self._rng.uniform(2, longest_s), back)
+
+    def _silence(
+        self, at_s: float, begin: type[Freeze | CutOff], end: type[Thaw | Reconnect]
+    ) -> None:
+        if self._untouched:
+            node = self._untouched.pop(self._rng.randrange(len(self._untouched)))
+            until_s = round(at_s + self._rng.uniform(2, 18), 1)
+            self._silent[node] = at_s, until_s
+            self._step(at_s, begin(node))
+            self._step(until_s, end(node))
+
+    def _kill_nodes(self, at_s: float) -> None:
+        """One node, two, or most of them."""
+        mortal = self._untouched + [n for n, (since_s, _) in self._silent.items() if since_s < at_s]
+        if not mortal:
+            return
+        wanted = self._rng.choices((1, 2, len(mortal)), (5, 2, 3))[0]
+        victims = self._rng.sample(mortal, min(wanted, len(mortal)))
+        for node in victims:
+            if node in self._untouched:
+                self._untouched.remove(node)
+            self._silent.pop(node, None)
+        self.dead.update(victims)
+        self._steps = [s for s in self._steps if not _heals_one_of(s, victims, at_s)]
+        self._step(at_s, KillNodes(tuple(sorted(victims))))
+
+    def _replace_dead(self, next_number: int) -> None:
+        losses = [(s.at_s, s.action.nodes) for s in self._steps if isinstance(s.action, KillNodes)]
+        arrivals = []
+        for at_s, nodes in losses:
+            for node in nodes:
+                arrivals.append(round(at_s + self._rng.uniform(3, 15), 1))
+                gone_s = at_s + self._rng.uniform(2, HEALED_BY_S - FAULTS_BEGIN_BY_S)
+                if not self._stay:
+                    self._step(gone_s, DeleteNodeObject(node))
+        for number, at_s in enumerate(sorted(arrivals), next_number):
+            self._step(at_s, AddNode(f"node-{number}"))
+
+
+def _heals_one_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
+    healed = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
+    return step.at_s > since_s and healed in victims

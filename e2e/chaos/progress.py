@@ -1,0 +1,78 @@
+"""How far the sinks are, and what the status claimed meanwhile: pure, no I/O, no clock.
+
+The sinks' files are the truth: a partition's files appear in the order of their epochs, so the
+newest one says that all before it are written. Times are seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Newest = Mapping[str, Mapping[int, int]]
+"""Query -> partition -> its newest epoch with a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleClaim:
+    """The status said Live though the query's sink had been silent for so long."""
+
+    query: str
+    at_s: float
+    silent_s: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """`partitions`: query -> how many its sink has; `window_s`: the time between two of its files
+    when all is well."""
+
+    partitions: Mapping[str, int]
+    window_s: float
+    _written: dict[str, int] = field(default_factory=dict)
+    _advanced_s: dict[str, float] = field(default_factory=dict)
+    _head: int = -1
+
+    def observe(self, at_s: float, newest: Newest) -> None:
+        for query, count in self.partitions.items():
+            found = newest.get(query, {})
+            self._head = max(self._head, *found.values(), -1)
+            written = min((found.get(p, -1) for p in range(count)), default=-1)
+            if written > self.written(query):
+                self._written[query] = written
+                self._advanced_s[query] = at_s
+
+    def written(self, query: str) -> int:
+        """The epoch through which every partition of the query's sink is written; -1: none."""
+        return self._written.get(query, -1)
+
+    @property
+    def head(self) -> int:
+        """The newest epoch that any partition of any query has written."""
+        return self._head
+
+    @property
+    def complete(self) -> int:
+        """The epoch through which every query is written."""
+        return min(self.written(query) for query in self.partitions)
+
+    def behind(self, epoch: int) -> dict[str, int]:
+        """Queries that are not written through `epoch`, and how far they are."""
+        return {q: self.written(q) for q in self.partitions if self.written(q) < epoch}
+
+    def stale_claims(self, at_s: float, states: Mapping[str, str]) -> list[StaleClaim]:
+        """Of queries that are said to be Live: since when their next file is overdue."""
+        return [
+            StaleClaim(query, at_s, silent_s)
+            for query in self.partitions
+            if states.get(query) == "Live"
+            and (since_s := self._advanced_s.get(query)) is not None
+            and (silent_s := at_s - since_s - self.window_s) > 0
+        ]
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least this share of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[math.ceil(len(ordered) * share) - 1]
