@@ -6,13 +6,21 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from kubernetes import client
 
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.actions import CreateConfig, CreatePod, DeletePod, TryPods, Turn
+from rekindle_operator.reconcile.actions import (
+    CreateConfig,
+    CreatePod,
+    DeletePod,
+    EmitEvent,
+    TryPods,
+    Turn,
+    WriteStatus,
+)
+from rekindle_operator.reconcile.schedule import schedule
 
 REF = SlotRef("uid", "seg/0/0", 2)
 
@@ -53,7 +61,7 @@ _REMOVAL = DeletePod("default", "old", "u", None, "why")
 
 def run(api: Refusing) -> Cluster:
     cluster = Cluster(api, None, lambda: 1000.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
     create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, lost_at=990.0)
     executor.run([Turn("default/t", (create, _REMOVAL))])
@@ -64,7 +72,7 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
     api = Refusing(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = Cluster(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     executor.run([Turn("default/t", (TryPods("default", "u", 3, pods),))])
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
     (problem,) = cluster.snapshot().trials["u", 3].problems
@@ -73,34 +81,132 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
     assert "correct spec.podTemplate" in problem.hint
 
 
-def test_a_refused_pod_ends_no_turn_and_is_remembered() -> None:
+def test_a_refused_pod_is_remembered_and_tried_again_after_the_clean_up() -> None:
     api = Refusing()
     refusal = run(api).snapshot().refusals[REF]
-    assert api.calls == ["POST pods", "DELETE old"]
+    assert api.calls == ["POST pods", "DELETE old", "POST pods"]
     assert (refusal.message, refusal.lost_at) == ("exceeded quota: pods", 990.0)
     assert refusal.again_at > 1000.0
 
 
-def test_an_api_server_in_trouble_ends_the_turn_since_the_pod_may_have_been_made() -> None:
-    api = Refusing(status=500)
-    assert run(api).snapshot().refusals == {}
-    assert api.calls == ["POST pods"]
+def test_a_create_without_an_answer_keeps_its_incarnation() -> None:
+    api = Refusing(status=500, says="etcd is away")
+    assert run(api).snapshot().refusals[REF].message == "etcd is away"
+    assert "DELETE old" in api.calls
 
 
-@pytest.mark.parametrize(("owner", "goes_on"), [("uid", True), ("of the topology before", False)])
-def test_a_record_of_the_topology_that_had_the_name_before_is_not_taken_for_ones_own(
-    owner: str, goes_on: bool
-) -> None:
-    api = Refusing(409, "already exists", owner=owner)
-    executor = Executor(api, Cluster(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True)
+def test_a_failed_status_write_keeps_the_incarnations_that_it_reserved() -> None:
+    api = Failing({"PATCH status": 500})
+    cluster = Cluster(api, None, lambda: 1000.0)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
+    executor.run([Turn("default/t", (reserving("t"), creation("t-0", uid="t"), _REMOVAL))])
+    assert api.calls == ["PATCH status", "DELETE old"], (
+        "the pod needs the status, nothing else does"
+    )
+    assert cluster.snapshot().refusals
+
+
+def test_a_record_of_an_earlier_topology_of_the_name_is_not_accepted() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
-    actions = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta}), _REMOVAL
-    executor.run([Turn("default/t", actions)])
-    assert api.calls == ["POST configmaps", "GET t-g1", *["DELETE old"] * goes_on]
+    record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
+    for owner, goes_on in (("uid", True), ("of the topology before", False)):
+        api = Refusing(409, "already exists", owner=owner)
+        cluster = Cluster(api, None, lambda: 0.0)
+        executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+        executor.run([Turn("default/t", (record, creation("t-0", uid="uid")))])
+        assert ("POST pods" in api.calls) is goes_on
 
 
-def test_a_pod_of_the_topology_that_had_the_name_before_is_waited_for_alone() -> None:
+def test_a_pod_of_an_earlier_topology_of_the_name_is_waited_for_alone() -> None:
     api = Refusing(409, "already exists", owner="of the topology before")
     refusal = run(api).snapshot().refusals[REF]
     assert "must be deleted first" in refusal.message
-    assert api.calls == ["POST pods", "GET new", "DELETE old"]
+    assert api.calls[:3] == ["POST pods", "GET new", "DELETE old"]
+
+
+@dataclass
+class Failing(client.ApiClient):
+    """Answers with the status that `fails` has for "VERB last-part-of-the-path", else well."""
+
+    fails: dict[str, int]
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
+        call = f"{method} {url.rpartition('/')[2].partition('?')[0]}"
+        self.calls.append(call)
+        stamp = "2026-01-01T00:00:00Z"
+        meta = {"namespace": "default", "name": "t", "uid": "t", "creationTimestamp": stamp}
+        body = {"kind": "Status", "message": "no", "metadata": meta}
+        return Answer(self.fails.get(call, 200), body)
+
+
+def reserving(topology: str) -> WriteStatus:
+    reserves = frozenset({SlotRef(topology, f"{topology}-0", 2)})
+    return WriteStatus("default", topology, topology, {}, True, reserves)
+
+
+def creation(name: str, *, uid: str) -> CreatePod:
+    meta = {"name": name, "ownerReferences": [{"uid": uid}]}
+    return CreatePod("default", {"kind": "Pod", "metadata": meta}, SlotRef(uid, name, 2))
+
+
+def removal(name: str) -> DeletePod:
+    return DeletePod("default", name, f"uid-{name}", 0, "its node is lost")
+
+
+def event(topology: str) -> EmitEvent:
+    return EmitEvent("default", topology, topology, False, "QueryLive", "Recover", "note", "1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_delete_that_is_denied_holds_up_no_other() -> None:
+    clock, api = Clock(), Failing({"DELETE z0": 403})
+    cluster = Cluster(api, None, clock)
+    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    turn = Turn("", tuple(removal(f"z{n}") for n in range(5)))
+    executor.run([turn])
+    assert sorted(api.calls) == [f"DELETE z{n}" for n in range(5)]
+    for _ in range(600):
+        executor.run([Turn("", (removal("z0"),))])
+        clock.now += 1.0
+    assert 20 < api.calls.count("DELETE z0") < 60, "with back-off, and without end"
+
+
+def test_replacements_precede_clean_up_status_and_events_of_everybody() -> None:
+    api = Failing({})
+    clock = Clock()
+    executor = Executor(api, Cluster(api, None, clock), "me", 2.0, clock, lambda: True, workers=1)
+    first = (event("a"), removal("old-a"), reserving("a"), creation("a-0", uid="a"))
+    second = (removal("old-b"), WriteStatus("default", "b", "b", {}, True), event("b"))
+    executor.run([Turn("", (removal("zombie"),)), Turn("a", first), Turn("b", second)])
+    assert api.calls == [
+        "PATCH status",
+        "POST pods",
+        "DELETE zombie",
+        "DELETE old-a",
+        "DELETE old-b",
+        "PATCH status",
+        "POST events",
+        "POST events",
+    ]
+
+
+def test_pods_are_created_in_the_order_of_the_plan() -> None:
+    turns = [
+        Turn(name, (reserving(name), creation(f"{name}-0", uid=name)), ranks={f"{name}-0": rank})
+        for name, rank in (("a", (0, 2)), ("b", (1, 0)), ("c", (0, 1)), ("d", (-1, 0)))
+    ]
+    pods = [s.action.name for s in schedule(turns) if isinstance(s.action, CreatePod)]
+    assert pods == ["d-0", "c-0", "a-0", "b-0"]
+    keys = [s.key for s in schedule(turns)]
+    assert keys[:2] == ["WriteStatus d", "CreatePod default/d-0"]

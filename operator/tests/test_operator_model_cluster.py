@@ -178,8 +178,14 @@ class ModelCluster(ModelState):
     # --- actions ----------------------------------------------------------------
 
     def apply(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+        """What a quota refuses is tried once more after the clean-up."""
+        done = list(actions)
+        for action in done:
             self._apply(action)
+        if any(isinstance(action, DeletePod) for action in done):
+            for action in done:
+                if isinstance(action, CreatePod) and action.ref in self.refused.by_ref:
+                    self._admit(action)
 
     def _apply(self, action: Action) -> None:
         match action:

@@ -9,10 +9,12 @@ from prometheus_client import REGISTRY
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import Taint
+from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.metrics import observe
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile, take_turns
+from rekindle_operator.reconcile.schedule import schedule
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -327,16 +329,18 @@ def test_a_topology_that_always_fails_withdraws_no_gate_of_others(running: Model
         running.add_node(name, cpu_m=8000)
     running.add_topology("other", flights_spec())
     running.binding = False
+
+    def pass_without_flights() -> None:
+        turns = take_turns(running.snapshot(), running.now, running.settings)
+        steps = schedule(t for t in turns if not t.owner.endswith("/flights"))
+        running.apply(step.action for step in steps)
+
     for _ in range(5):
-        for turn in take_turns(running.snapshot(), running.now, running.settings):
-            if not turn.owner.endswith("/flights"):
-                running.apply(turn.actions)
+        pass_without_flights()
     gates = opened(running, "other")
     assert len(gates) == 8
     for _ in range(20):
-        for turn in take_turns(running.snapshot(), running.now, running.settings):
-            if not turn.owner.endswith("/flights"):
-                running.apply(turn.actions)
+        pass_without_flights()
         running.pass_time(0.1)
     assert opened(running, "other") == gates
 
@@ -421,3 +425,33 @@ def test_a_pod_that_its_kubelet_refuses_is_said_and_tried_less_and_less(
     running.settle()
     assert running.query_states()["storm-watch"] == "Live"
     assert len(running.status()["recovery"]["history"]) == 1
+
+
+def test_a_failed_create_at_first_start_is_no_loss(cluster: ModelCluster) -> None:
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.quota = 1
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(31.0)
+        cluster.settle()
+    assert cluster.status()["phase"] == "Starting"
+    assert "BurstDetected" not in cluster.reasons()
+    cluster.quota = None
+    cluster.pass_time(31.0)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert {s["incarnation"] for s in cluster.status()["slots"]} == {1}
+
+
+def test_pods_that_were_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -> None:
+    """The operator reserved their incarnations, and died before it created them."""
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.quota = 0
+    cluster.settle()
+    cluster.quota, cluster.refused = None, Refusals({})
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert "recovery" not in cluster.status()
+    assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.reasons())

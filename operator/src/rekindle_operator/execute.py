@@ -1,9 +1,8 @@
 """Doing what reconcile asks for. The one place that writes to Kubernetes.
 
-Each topology's actions are done in order, and the first failure ends its turn: the next pass looks
-again. A topology whose turns keep failing is tried less and less often, so that it costs neither
-the API server nor the others anything. A pod that is refused (a full quota) ends nothing: it is
-remembered, and tried less and less often by itself. Reads nothing to decide anything.
+Who is served in which order, and when again, is `dispatch`'s concern. A pod that is refused (a full
+quota), or of which nobody knows whether it was made, is remembered with its incarnation, so that
+the same one is tried again. Reads nothing to decide anything.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import random
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -23,8 +22,10 @@ from urllib3.exceptions import HTTPError
 
 from rekindle.errors import Problem
 from rekindle_operator import names
+from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.model import Trial
 from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
     Action,
@@ -42,24 +43,15 @@ from rekindle_operator.reconcile.actions import (
     Turn,
     WriteStatus,
 )
+from rekindle_operator.reconcile.schedule import Step, schedule
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 
 _TIMEOUT_S = (3, 10)
-_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 _TOKEN_AGAIN_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Standing:
-    """How a topology's turns have gone."""
-
-    failures: int = 0
-    not_before: float = 0.0
-    status_at: float = 0.0
 
 
 class Executor:
@@ -71,59 +63,48 @@ class Executor:
         figures_s: float,
         clock: Callable[[], float],
         allowed: Callable[[], bool],
+        workers: int = WORKERS,
     ) -> None:
         self._cluster = cluster
         self._identity = identity
         self._figures_s = figures_s
         self._clock = clock
-        self._allowed = allowed
         self._api = api
         self._core = client.CoreV1Api(api)
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
-        self._standings: dict[str, _Standing] = {}
+        self._status_at: dict[str, float] = {}  # by the topology's uid
+        self._dispatcher = Dispatcher(
+            self._attempt, self._skipped, clock, allowed, Backoff(random.random), workers
+        )
 
     def run(self, turns: Iterable[Turn]) -> None:
-        for turn in turns:
-            standing = self._standings.setdefault(turn.owner, _Standing())
-            if self._clock() >= standing.not_before:
-                self._run_turn(turn, standing)
+        self._dispatcher.run(schedule(turns))
 
-    def _run_turn(self, turn: Turn, standing: _Standing) -> None:
-        """`allowed` is asked each time: what is no longer the leader changes nothing."""
-        for action in turn.actions:
-            if not self._allowed():
-                return
-            try:
-                self._do(action, standing)
-                ACTIONS.labels(type(action).__name__).inc()
-            except (ApiException, HTTPError) as error:
-                if isinstance(action, CreatePod) and _is_refusal(error):
-                    self._note_refusal(turn.owner, action, error)
-                    continue
-                self._note_failure(turn.owner, standing, action, error)
-                return
-        standing.failures = 0
+    def _attempt(self, step: Step) -> Outcome:
+        action = step.action
+        try:
+            if isinstance(action, CreatePod):
+                self._cluster.remember_attempt(action.ref, action.lost_at)
+            self._do(action)
+        except (ApiException, HTTPError) as error:
+            ACTIONS.labels(f"{type(action).__name__}Failed").inc()
+            self._cluster.mark_dirty()
+            logger.warning(
+                "%s of %s failed: %s", step.key, step.owner or "no topology", _say(error)
+            )
+            if not isinstance(action, CreatePod):
+                return Outcome.FAILED
+            self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
+            return Outcome.REFUSED
+        ACTIONS.labels(type(action).__name__).inc()
+        return Outcome.DONE
 
-    def _note_failure(
-        self, owner: str, standing: _Standing, action: Action, error: Exception
-    ) -> None:
-        standing.failures += 1
-        wait_s = _BACKOFF_S[min(standing.failures, len(_BACKOFF_S)) - 1]
-        standing.not_before = self._clock() + wait_s
-        ACTIONS.labels(f"{type(action).__name__}Failed").inc()
-        said = f"{error.status} {_message(error)}" if isinstance(error, ApiException) else error
-        logger.warning(
-            "%s of %s failed, next try in %g s: %s", type(action).__name__, owner, wait_s, said
-        )
-        self._cluster.mark_dirty()
+    def _skipped(self, step: Step) -> None:
+        """The status may have been written all the same: then its incarnation is still unused."""
+        if isinstance(step.action, CreatePod):
+            self._cluster.remember_attempt(step.action.ref, step.action.lost_at)
 
-    def _note_refusal(self, owner: str, action: CreatePod, error: Exception) -> None:
-        ACTIONS.labels("CreatePodFailed").inc()
-        said = _message(error) if isinstance(error, ApiException) else str(error)
-        logger.warning("pod %s of %s is refused: %s", action.name, owner, said)
-        self._cluster.remember_refusal(action.ref, said, action.lost_at)
-
-    def _do(self, action: Action, standing: _Standing) -> None:
+    def _do(self, action: Action) -> None:
         match action:
             case TryPods():
                 self._try_pods(action)
@@ -147,7 +128,7 @@ class Executor:
             case OpenGate():
                 self._open_gate(action)
             case WriteStatus():
-                self._write_status(action, standing)
+                self._write_status(action)
             case EmitEvent():
                 self._emit(action)
             case ShunNode(node, at):
@@ -207,9 +188,9 @@ class Executor:
         if answer is not None:
             self._cluster.pods.put(answer)
 
-    def _write_status(self, action: WriteStatus, standing: _Standing) -> None:
+    def _write_status(self, action: WriteStatus) -> None:
         now = self._clock()
-        if not action.urgent and now - standing.status_at < self._figures_s:
+        if not action.urgent and now - self._status_at.get(action.uid, 0.0) < self._figures_s:
             return
         path = (
             f"/apis/{names.API_VERSION}/namespaces/{action.namespace}"
@@ -226,9 +207,10 @@ class Executor:
             answer = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
         except ApiException as error:
             if error.status == 404:
+                self._status_at.pop(action.uid, None)
                 self._cluster.remove_topology(action.uid)  # Kopf will say so too
             raise
-        standing.status_at = now
+        self._status_at[action.uid] = now
         if answer is not None:
             self._cluster.put_topology(answer)
 
@@ -331,8 +313,15 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, ApiException) and error.status in (400, 403, 409, 422)
 
 
-def _message(error: ApiException) -> str:
+def _message(error: Exception) -> str:
+    if not isinstance(error, ApiException):
+        return str(error)
     try:
         return str(json.loads(error.body or "")["message"])
     except (TypeError, ValueError, KeyError):
         return str(error.reason)
+
+
+def _say(error: Exception) -> str:
+    status = f"{error.status} " if isinstance(error, ApiException) else ""
+    return f"{status}{_message(error)}"

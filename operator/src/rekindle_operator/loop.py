@@ -70,6 +70,7 @@ class ControlLoop:
         term = self._leader.begin_pass()
         if term != self._term:
             self._term, self._passed_at = term, None
+            self._cluster.forget_attempts()
             self._faults.clear()
         self._excuse_own_pause()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.topology.graph import nodes_with_paths
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.progress import Recovery, rfc3339
 from rekindle_operator.reconcile.slots import SlotState
@@ -102,10 +102,7 @@ def _phase(case: Case, health: Health, recovery: Recovery) -> str:
         return "Recovering"
     if health.queries_live == len(health.queries):
         return "Running" if health.live == health.slots else "Degraded"
-    return "Starting" if case.view.status.get("phase") in _BEFORE_RUNNING else "Degraded"
-
-
-_BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")
+    return "Starting" if case.view.status.get("phase") in BEFORE_RUNNING else "Degraded"
 
 
 def _conditions(

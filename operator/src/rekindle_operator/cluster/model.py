@@ -14,6 +14,7 @@ from typing import Any
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.names import COORDINATOR_SLOT, ROLE_COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class PodView:
     @property
     def ref(self) -> SlotRef:
         slot = self.slot.key if self.slot is not None else ""
+        if self.role == ROLE_COORDINATOR:
+            slot = COORDINATOR_SLOT
         return SlotRef(self.owner_uid or "", slot, self.incarnation)
 
 
@@ -188,7 +191,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server did not create the pod of a reserved incarnation: there never was one."""
+    """The API server did not create the pod of a reserved incarnation, or did not say that it did
+    (`tries` 0: nobody has asked it yet, or it has not answered)."""
 
     message: str
     tries: int

@@ -1,18 +1,21 @@
-"""Pods that the API server refused to create (a quota, a policy). Pure.
+"""Pods that the API server refused to create (a quota, a policy), or may not have created. Pure.
 
-A refused pod was never made, so the incarnation that was reserved for it is still to be had: the
-slot does not take another one with each try. Forgotten with the process, which costs one.
+The incarnation that was reserved for such a pod is still unused, so the slot does not take another
+one with each try: names are unique, so a pod that was made after all answers the next try. Known to
+this process while it leads, since another leader may have made the pod since; forgetting costs one
+incarnation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from rekindle_operator.cluster.model import Refusal, SlotRef
 
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 30.0
+_NO_ANSWER = "it has not answered yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,17 @@ class Refusals:
         wait_s = min(_FIRST_WAIT_S * 2 ** min(tries - 1, 10), _LONGEST_WAIT_S)
         fresh = Refusal(message, tries, now + wait_s, lost_at)
         return Refusals({**self.without(ref).by_ref, ref: fresh})
+
+    def with_attempt(self, ref: SlotRef, now: float, lost_at: float | None) -> Refusals:
+        """What comes of it is not known yet; it may be tried again at once."""
+        known = self.by_ref.get(ref)
+        tries, said = (known.tries, known.message) if known is not None else (0, _NO_ANSWER)
+        fresh = Refusal(said, tries, now, lost_at)
+        return Refusals({**self.without(ref).by_ref, ref: fresh})
+
+    def of_unmade(self, made: Container[SlotRef]) -> Refusals:
+        """Without those whose pod was seen: its incarnation is used."""
+        return Refusals({ref: x for ref, x in self.by_ref.items() if ref not in made})
 
     def without(self, ref: SlotRef) -> Refusals:
         """Whatever is known of the slot, by any incarnation."""

@@ -8,7 +8,7 @@ are stamped with this process's clock when it first sees them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes import client
@@ -29,6 +29,7 @@ from rekindle_operator.cluster.model import (
     LeaseView,
     NodeView,
     PodView,
+    Refusal,
     SlotRef,
     Snapshot,
     TopologyView,
@@ -162,6 +163,15 @@ class Cluster:
         with self._lock:
             self._refusals = self._refusals.with_one(ref, message, self._clock(), lost_at)
 
+    def remember_attempt(self, ref: SlotRef, lost_at: float | None) -> None:
+        with self._lock:
+            self._refusals = self._refusals.with_attempt(ref, self._clock(), lost_at)
+
+    def forget_attempts(self) -> None:
+        """In a new term: another leader may have made the pods since."""
+        with self._lock:
+            self._refusals = Refusals({})
+
     def forget_refusal(self, ref: SlotRef) -> None:
         with self._lock:
             self._refusals = self._refusals.without(ref)
@@ -173,12 +183,17 @@ class Cluster:
             self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
             self.kubelets.excuse(self._excused_until)
 
+    def _unmade(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
+        with self._lock:
+            if self._refusals.by_ref:
+                self._refusals = self._refusals.of_unmade({p.ref for p in pods})
+            return self._refusals.by_ref
+
     def snapshot(self) -> Snapshot:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, shunned = dict(self._silent_since), dict(self._shunned)
             trials, excused = dict(self._trials), self._excused_until
-            refusals = self._refusals.by_ref
         leases = tuple(
             LeaseView(x.namespace, x.name, x.version, x.holder, max(x.seen_at, excused))
             for x in self.leases.views()
@@ -198,5 +213,5 @@ class Cluster:
             own_node=self._own_node,
             shunned=shunned,
             trials=trials,
-            refusals=refusals,
+            refusals=self._unmade(pods),
         )

@@ -1,16 +1,15 @@
 """What reconcile asks for: imperative, complete, safe to do twice. Pure data.
 
-Actions of one topology are done in order, and the first that fails ends that topology's turn:
-so a status that reserves incarnations comes before the pods that carry them (design §8.5). A pod
-that the API server refuses to create is the exception: other slots' gates and deletions go on.
+In which order actions are done, and which depends on which, is `reconcile.schedule`'s to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rekindle_operator import names
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.resources.common import Manifest
 
@@ -77,16 +76,22 @@ class CreatePod:
     def name(self) -> str:
         return str(self.manifest["metadata"]["name"])
 
+    @property
+    def is_coordinator(self) -> bool:
+        return self.ref.slot == names.COORDINATOR_SLOT
+
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """With its uid as precondition. Grace 0 is for pods whose node cannot answer; None: its own."""
+    """With its uid as precondition. Grace 0 is for pods whose node cannot answer; None: its own.
+    `frees`: its room is part of this pass's plan."""
 
     namespace: str
     name: str
     uid: str
     grace_s: int | None
     why: str
+    frees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +106,14 @@ class OpenGate:
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only figures that
-    change all the time have changed."""
+    change all the time have changed. `reserves`: incarnations that no status has had before."""
 
     namespace: str
     name: str
     uid: str
     status: Mapping[str, Any]
     urgent: bool
+    reserves: frozenset[SlotRef] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +154,18 @@ Action = (
 )
 
 
+Rank = tuple[int, int]
+"""What comes first: (0 for the first replica of a partition, 1 for further ones; its query's place
+in the plan)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass.
-    `fault`: what deciding it tripped over, which is a fault of ours; then it has no actions."""
+    """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass, and
+    which place its pods have in the plan, by name. `fault`: what deciding it tripped over, which is
+    a fault of ours; then it has no actions."""
 
     owner: str
     actions: tuple[Action, ...]
     fault: Exception | None = None
+    ranks: Mapping[str, Rank] = field(default_factory=dict)

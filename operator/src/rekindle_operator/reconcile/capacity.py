@@ -16,7 +16,7 @@ from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.names import ROLE_COORDINATOR, ROLE_TASK
-from rekindle_operator.reconcile.actions import OpenGate
+from rekindle_operator.reconcile.actions import OpenGate, Rank
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
 from rekindle_operator.recovery.affinity import required_terms
@@ -216,3 +216,25 @@ def opened_gates(work: Work, plan: Plan, now: float) -> list[OpenGate]:
         for c in work.candidates.values()
         if c.pod is not None and (node := plan.nodes.get(c.item.key)) is not None
     ]
+
+
+def ranks(work: Work, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
+    """By pod name, what the plan starts first. `places`: queries (or whole topologies, under "")
+    in the order of the plan."""
+    if work.case.running is None or not work.candidates:
+        return {}
+    key, topology = work.case.view.key, work.case.running.topology
+    best: dict[str, int] = {}
+    for query in topology.spec.queries:
+        place = places.get((key, query.name), places.get((key, ""), len(places)))
+        for segment in topology.ancestry(query):
+            best[segment.id] = min(place, best.get(segment.id, place))
+    names = {m.state.slot.key: m.create.name for m in work.made}
+    seen = {partition_key(work.case.view.uid, s.slot) for s in work.states if s.holds}
+    found: dict[str, Rank] = {}
+    for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
+        slot, group = candidate.state.slot, candidate.item.group
+        name = candidate.pod.name if candidate.pod is not None else names[slot.key]
+        found[name] = int(group in seen), best.get(slot.segment, len(places))
+        seen.add(group)
+    return found

@@ -21,6 +21,8 @@ from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults
 
+BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")  # phases
+
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 _NO_MORE = "-"  # in place of a segment's id
 _TRIAL_AGAIN_S = 30.0  # what the API server refused may be due to a quota or a webhook that passes

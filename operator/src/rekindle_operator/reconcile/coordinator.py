@@ -31,7 +31,7 @@ class Succession:
     why: str
     incarnation: int | None
     prepare: tuple[Action, ...] = ()
-    create: tuple[Action, ...] = ()
+    create: tuple[CreatePod, ...] = ()
     remove: tuple[Action, ...] = ()
     pod: Manifest | None = None
 
@@ -53,7 +53,7 @@ def keep_coordinator(
         or _stranded(newest, template, now, settings.timing)
     )
     prepare: list[Action] = []
-    create: list[Action] = []
+    create: list[CreatePod] = []
     remove: list[Action] = []
     manifest: Manifest | None = None
     if lease is None:

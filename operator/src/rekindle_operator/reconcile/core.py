@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rekindle_operator.cluster.model import Snapshot, TopologyView
+from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateToken,
-    DeletePod,
     ShunNode,
     Turn,
     WriteStatus,
@@ -27,6 +26,7 @@ from rekindle_operator.reconcile.capacity import (
     measure,
     opened_gates,
     plan_all,
+    ranks,
     with_candidates,
 )
 from rekindle_operator.reconcile.case import Case, open_case, reservation
@@ -34,6 +34,7 @@ from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
 from rekindle_operator.reconcile.health import examine, still_needed
 from rekindle_operator.reconcile.peers import lost_peers
 from rekindle_operator.reconcile.progress import follow
+from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import (
     SlotState,
     census,
@@ -56,7 +57,7 @@ R = TypeVar("R")
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
     """`now`: seconds since 1970, by the clock that stamped the snapshot."""
-    return [action for turn in take_turns(snapshot, now, settings) for action in turn.actions]
+    return [step.action for step in schedule(take_turns(snapshot, now, settings))]
 
 
 def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Turn]:
@@ -81,12 +82,15 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         return Prepared(surveyed.accepting, work, succession)
 
     def act(prepared: Prepared) -> Turn:
-        own = _turn(prepared.work, prepared.succession, snapshot, judgement, plan, now)
-        return Turn(prepared.work.case.view.key, (*prepared.accepting, *own))
+        work, succession = prepared.work, prepared.succession
+        own = _turn(work, succession, snapshot, judgement, plan, now)
+        order = ranks(work, places) | {a.name: (-1, 0) for a in succession.create}
+        return Turn(work.case.view.key, (*prepared.accepting, *own), ranks=order)
 
     surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
     prepared = faults.without(prepare, surveyed)
     plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
+    places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
     turns = faults.without(act, prepared)
     common: list[Action] = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
     # What accepts a newer generation is done all the same: that may be the way out.
@@ -158,7 +162,7 @@ def _turn(
     plan: Plan,
     now: float,
 ) -> list[Action]:
-    """One topology's actions, in the order in which they must be done."""
+    """One topology's actions; `schedule` says in which order they are done."""
     case = work.case
     if case.view.deleting:
         return []
@@ -170,32 +174,28 @@ def _turn(
     status = build_status(
         case, work.states, health, recovery, reservation(case, taken, snapshot), now
     )
-    actions: list[Action] = [*succession.prepare]
+    actions: list[Action] = [*succession.prepare, *succession.create, *succession.remove]
     if owned(status) != owned(case.view.status):
         slow = without_figures(status) != without_figures(case.view.status)
         view = case.view
-        actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow))
+        fresh = frozenset(
+            SlotRef(view.uid, slot, n)
+            for slot, n in taken.items()
+            if n > case.reserved.get(slot, 0)
+        )
+        actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
     change = Change(
         case, work.states, judgement, plan, status, succession.why, succession.incarnation
     )
     actions += tell(change)
-    removals: list[Action] = [m.delete for m in work.made if m.delete is not None]
-    if case.suspended:
-        removals += suspension(case, snapshot, judgement)
-    else:
-        serving = still_needed(case, work.states, work.surplus)
-        removals += leftovers(case, work.states, snapshot, judgement, serving)
-    # Pods on lost nodes go first: a quota counts them until they do.
-    actions += [a for a in (*succession.remove, *removals) if _is_forced(a)]
     if succession.create or any(m.due for m in work.made):
         actions.append(CreateToken(case.view.namespace, token_secret(case.view)))
-    actions += succession.create
-    actions += [a for a in succession.remove if not _is_forced(a)]
     actions += [m.create for m in work.made if m.due]
     actions += opened_gates(work, plan, now)
-    actions += [a for a in removals if not _is_forced(a)]
+    actions += [m.delete for m in work.made if m.delete is not None]
+    if case.suspended:
+        actions += suspension(case, snapshot, judgement)
+    else:
+        serving = still_needed(case, work.states, work.surplus)
+        actions += leftovers(case, work.states, snapshot, judgement, serving)
     return actions
-
-
-def _is_forced(action: Action) -> bool:
-    return isinstance(action, DeletePod) and action.grace_s == 0

@@ -15,7 +15,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
-from rekindle_operator.reconcile.case import Case, Running, place_of
+from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case, Running, place_of
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
 from rekindle_operator.resources.task import task_pod, task_template
 from rekindle_operator.settings import Settings, Timing
@@ -112,9 +112,22 @@ def census(
 
 
 def _had_pod(case: Case, state: SlotState) -> bool:
-    """Not a slot that an edit brings (back), nor one whose pod was refused, nor after a pause."""
+    """Not a slot that an edit brings (back), nor one whose pod was refused, nor after a pause, nor
+    while the topology starts: then its pod may never have been created."""
     fresh = state.slot.key not in case.before
-    return bool(state.reserved and not fresh and state.refused is None and not was_suspended(case))
+    unmade = fresh or state.refused is not None or was_suspended(case)
+    return bool(state.reserved) and not unmade and _has_run(case, state)
+
+
+def _has_run(case: Case, state: SlotState) -> bool:
+    """As the status says: before every query was live once, only those that were."""
+    assert case.running is not None
+    if case.view.status.get("phase") not in BEFORE_RUNNING:
+        return True
+    said = case.view.status.get("queries") or ()
+    live = {str(q["name"]) for q in said if q.get("state") not in (None, "Waiting", "Unknown")}
+    queries = (q for q in case.running.topology.spec.queries if q.name in live)
+    return any(state.segment in case.running.topology.ancestry(q) for q in queries)
 
 
 def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
@@ -224,7 +237,8 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `zombies`
     grace = 0 if judgement.loss_of_node(pod) else _SHORT_GRACE_S
-    return DeletePod(pod.namespace, pod.name, pod.uid, grace, loss.value)
+    frees = loss is Loss.UNBOUND and pod.pinned in judgement.usable
+    return DeletePod(pod.namespace, pod.name, pod.uid, grace, loss.value, frees)
 
 
 def surplus(

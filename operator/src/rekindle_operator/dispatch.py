@@ -1,0 +1,174 @@
+"""Doing the steps of a pass, several at a time, so that none holds up another.
+
+Each step has its own back-off, and the topologies share the workers: one whose calls hang takes a
+few of them at most. A pass ends when all is done, or when what is left only waits for calls that
+hang; those go on, their keys are not tried a second time meanwhile, and what had not begun is
+decided anew by the next pass. Only Events are kept for it: no later pass finds them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from rekindle_operator.backoff import Backoff
+from rekindle_operator.metrics import RECONCILE_ERRORS
+from rekindle_operator.reconcile.schedule import Stage, Step
+
+WORKERS = 8
+_WORKERS_OF_ONE = 3  # topology
+_STALL_S = 1.0  # a call that takes longer holds up no pass
+_MOST_EVENTS = 5000  # kept for the next pass; the oldest go first
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    DONE = auto()
+    FAILED = auto()  # tried again after its back-off
+    REFUSED = auto()  # remembered elsewhere; tried once more after the clean-up
+
+
+@dataclass(slots=True)
+class _Flight:
+    owner: str
+    since: float  # monotonic
+
+
+class Dispatcher:
+    """`skipped` is given what was not done because something that it depends on failed."""
+
+    def __init__(
+        self,
+        do: Callable[[Step], Outcome],
+        skipped: Callable[[Step], None],
+        clock: Callable[[], float],
+        allowed: Callable[[], bool],
+        backoff: Backoff,
+        workers: int = WORKERS,
+    ) -> None:
+        self._do = do
+        self._skipped = skipped
+        self._clock = clock
+        self._allowed = allowed
+        self._backoff = backoff
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="action")
+        self._changed = threading.Condition()
+        self._queue: list[Step] = []
+        self._flying: dict[str, _Flight] = {}
+        self._blocked: set[str] = set()  # keys of this pass that are not done
+        self._cleans_up = False
+        self._events: deque[Step] = deque(maxlen=_MOST_EVENTS)
+
+    def run(self, steps: Iterable[Step]) -> None:
+        with self._changed:
+            self._begin(list(steps))
+            self._fill()
+            while not self._is_over():
+                self._changed.wait(_STALL_S / 4)
+            self._keep_events()
+            self._queue = []
+
+    def _begin(self, steps: list[Step]) -> None:
+        now = self._clock()
+        self._backoff.forget_old(now)
+        waiting = [*steps, *self._events]
+        self._events.clear()
+        fresh = [s for s in waiting if s.key not in self._flying]
+        self._queue = [s for s in fresh if self._backoff.is_due(s.key, now)]
+        due = {s.key for s in self._queue}
+        # What flies or waits for its back-off is not done: nothing that depends on it is, either.
+        not_done = {s.key for s in steps if s.key not in due}
+        self._blocked = {s.key for s in steps}
+        self._cleans_up = any(s.stage is Stage.CLEAN_UP for s in self._queue)
+        for key in not_done:
+            self._drop_dependents(key)
+
+    def _is_over(self) -> bool:
+        """Or what is left can only wait for calls that hang."""
+        now = time.monotonic()
+        hanging = all(now - f.since >= _STALL_S for f in self._flying.values())
+        return hanging and (not self._queue or self._next() is None)
+
+    def _keep_events(self) -> None:
+        told = [s for s in self._queue if s.stage is Stage.TELL]
+        for step in told:
+            if len(self._events) == _MOST_EVENTS:
+                logger.warning("too many Events wait; one is dropped: %s", self._events[0].key)
+            self._events.append(replace(step, after=()))
+
+    # --- with the lock --------------------------------------------------------
+
+    def _fill(self) -> None:
+        while len(self._flying) < self._workers:
+            step = self._next()
+            if step is None:
+                return
+            self._queue.remove(step)
+            self._flying[step.key] = _Flight(step.owner, time.monotonic())
+            self._pool.submit(self._work, step)
+
+    def _next(self) -> Step | None:
+        if len(self._flying) >= self._workers:
+            return None
+        busy = Counter(f.owner for f in self._flying.values())
+        for step in self._queue:
+            ready = not any(key in self._blocked for key in step.after)
+            if ready and busy[step.owner] < _WORKERS_OF_ONE and step.key not in self._flying:
+                return step
+        return None
+
+    def _drop_dependents(self, key: str) -> None:
+        dependents = [s for s in self._queue if key in s.after]
+        for step in dependents:
+            if step in self._queue:
+                self._queue.remove(step)
+                self._skipped(step)
+                self._drop_dependents(step.key)
+
+    # --- a worker -------------------------------------------------------------
+
+    def _work(self, step: Step) -> None:
+        outcome = self._outcome(step)
+        with self._changed:
+            del self._flying[step.key]
+            match outcome:
+                case Outcome.DONE:
+                    self._backoff.succeeded(step.key)
+                    self._blocked.discard(step.key)
+                case Outcome.FAILED:
+                    wait_s = self._backoff.failed(step.key, self._clock())
+                    logger.warning("%s is tried again in %.1f s", step.key, wait_s)
+                    self._drop_dependents(step.key)
+                case Outcome.REFUSED:
+                    self._refused(step)
+                case None:
+                    self._queue = []
+            self._fill()
+            self._changed.notify_all()
+
+    def _refused(self, step: Step) -> None:
+        """A quota may count what this pass deletes."""
+        self._drop_dependents(step.key)
+        if self._cleans_up and step.stage is Stage.PLACE:
+            again = replace(step, stage=Stage.CREATE_AGAIN, after=())
+            at = next((i for i, s in enumerate(self._queue) if s.order > again.order), None)
+            self._queue.insert(len(self._queue) if at is None else at, again)
+
+    def _outcome(self, step: Step) -> Outcome | None:
+        """None: this replica does not lead any more, and changes nothing."""
+        if not self._allowed():
+            return None
+        try:
+            return self._do(step)
+        except Exception:
+            RECONCILE_ERRORS.inc()
+            logger.exception("%s failed by a fault of the operator", step.key)
+            return Outcome.FAILED

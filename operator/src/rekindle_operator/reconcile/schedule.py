@@ -1,0 +1,165 @@
+"""In which order the actions of all topologies are done, and what each depends on. Pure.
+
+Replacements come first, in the order of the plan whatever their topology; then what only cleans up;
+then status and Events. An action waits for another one only where it would be wrong without it: the
+pod of a new incarnation for the status that reserves it (design §8.5) and for what it mounts or
+reads, a coordinator for its ServiceAccount, an Event for the status that it explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import assert_never
+
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreateConfig,
+    CreatePod,
+    CreateToken,
+    DeleteConfig,
+    DeletePod,
+    EmitEvent,
+    EnsureAccess,
+    EnsureLease,
+    OpenGate,
+    Rank,
+    ShunNode,
+    TryPods,
+    Turn,
+    WriteStatus,
+)
+
+
+class Stage(IntEnum):
+    """`PREPARE` and `PLACE` are interleaved in the order of the plan; the others follow."""
+
+    PREPARE = 0
+    PLACE = 1
+    VALIDATE = 2
+    CLEAN_UP = 3
+    CREATE_AGAIN = 4  # what a quota refused before the clean-up
+    REPORT = 5
+    TELL = 6
+
+
+_FIRST: Rank = (-1, 0)  # coordinators, and what frees planned room
+_LAST: Rank = (2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`key` is the identity of the action, the same in each pass; `after`: keys of steps that must
+    have been done before, if they are in the same pass."""
+
+    owner: str
+    action: Action
+    key: str
+    stage: Stage
+    rank: Rank
+    after: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, Rank, int]:
+        return max(self.stage, Stage.PLACE), self.rank, self.stage
+
+
+def schedule(turns: Iterable[Turn]) -> list[Step]:
+    """Each action once, though several may ask for it."""
+    chosen: dict[str, Step] = {}
+    for step in sorted((s for turn in turns for s in _steps(turn)), key=lambda s: s.order):
+        chosen.setdefault(step.key, step)
+    return list(chosen.values())
+
+
+def _steps(turn: Turn) -> Iterator[Step]:
+    status = next((a for a in turn.actions if isinstance(a, WriteStatus)), None)
+    created = (a for a in turn.actions if isinstance(a, CreatePod))
+    most_urgent = min((_rank(turn, a.name) for a in created), default=_LAST)
+    for action in turn.actions:
+        stage = _stage(action)
+        needed = stage is Stage.PREPARE and _is_waited_for(action)
+        rank = most_urgent if needed else _own_rank(turn, action)
+        after = _after(action, turn.actions, status)
+        yield Step(turn.owner, action, key_of(action), stage, rank, after)
+
+
+def _is_waited_for(action: Action) -> bool:
+    """As urgent as the first pod that needs it."""
+    return isinstance(action, (WriteStatus, CreateConfig, CreateToken, EnsureAccess, EnsureLease))
+
+
+def _own_rank(turn: Turn, action: Action) -> Rank:
+    match action:
+        case CreatePod() | OpenGate():
+            return _rank(turn, action.name)
+        case ShunNode() | DeletePod():
+            return _FIRST
+        case _:
+            return _LAST
+
+
+def _rank(turn: Turn, name: str) -> Rank:
+    return turn.ranks.get(name, _LAST)
+
+
+def _stage(action: Action) -> Stage:
+    match action:
+        case ShunNode() | CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
+            return Stage.PREPARE
+        case WriteStatus():
+            return Stage.PREPARE if action.reserves else Stage.REPORT
+        case DeletePod():
+            return Stage.PREPARE if action.frees else Stage.CLEAN_UP
+        case CreatePod() | OpenGate():
+            return Stage.PLACE
+        case TryPods():
+            return Stage.VALIDATE
+        case DeleteConfig():
+            return Stage.CLEAN_UP
+        case EmitEvent():
+            return Stage.TELL
+        case _:
+            assert_never(action)
+
+
+def _after(
+    action: Action, siblings: Sequence[Action], status: WriteStatus | None
+) -> tuple[str, ...]:
+    needed: list[Action] = []
+    match action:
+        case CreatePod():
+            needed = [a for a in siblings if isinstance(a, (CreateConfig, CreateToken))]
+            if status is not None and action.ref in status.reserves:
+                needed.append(status)
+            if action.is_coordinator:
+                needed += [a for a in siblings if isinstance(a, EnsureAccess)]
+        case WriteStatus():
+            needed = [a for a in siblings if isinstance(a, CreateConfig)]
+        case EmitEvent():
+            needed = [status] if status is not None else []
+        case _:
+            pass
+    return tuple(key_of(a) for a in needed)
+
+
+def key_of(action: Action) -> str:
+    kind = type(action).__name__
+    match action:
+        case TryPods():
+            return f"{kind} {action.uid} {action.generation}"
+        case CreateConfig() | EnsureLease():
+            return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"
+        case EnsureAccess():
+            return f"{kind} {action.namespace}/{action.manifests[0]['metadata']['name']}"
+        case CreatePod() | CreateToken() | DeleteConfig():
+            return f"{kind} {action.namespace}/{action.name}"
+        case DeletePod() | OpenGate() | WriteStatus():
+            return f"{kind} {action.uid}"
+        case EmitEvent():
+            return f"{kind} {action.uid} {action.reason} {action.occasion}"
+        case ShunNode():
+            return f"{kind} {action.node}"
+        case _:
+            assert_never(action)

@@ -1,0 +1,135 @@
+"""Doing several actions at a time: a call that hangs or fails holds up nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle_operator.backoff import Backoff
+from rekindle_operator.dispatch import Dispatcher, Outcome
+from rekindle_operator.reconcile.actions import DeleteConfig
+from rekindle_operator.reconcile.schedule import Stage, Step
+
+_DEADLINE_S = 10.0
+
+
+def step(name: str, owner: str = "t", stage: Stage = Stage.PLACE, after: str = "") -> Step:
+    return Step(
+        owner, DeleteConfig("default", name), name, stage, (0, 0), (after,) if after else ()
+    )
+
+
+@dataclass
+class Doer:
+    """Hangs on names that begin with `hang` until released; fails those that begin with `fail`."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, step: Step) -> Outcome:
+        if step.key.startswith("hang"):
+            self.released.wait(_DEADLINE_S)
+        self.done.append(step.key)
+        if step.key.startswith("bug"):
+            raise KeyError(step.key)
+        return Outcome.FAILED if step.key.startswith("fail") else Outcome.DONE
+
+    def skip(self, step: Step) -> None:
+        self.skipped.append(step.key)
+
+
+@pytest.fixture
+def doer() -> Iterator[Doer]:
+    made = Doer()
+    yield made
+    made.released.set()
+
+
+def dispatcher(
+    doer: Doer, workers: int = 8, clock: Callable[[], float] = lambda: 0.0
+) -> Dispatcher:
+    return Dispatcher(doer, doer.skip, clock, lambda: True, Backoff(lambda: 1.0), workers)
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_calls_that_hang_hold_up_no_other_topology(doer: Doer) -> None:
+    hanging = [step(f"hang{n}", "bad") for n in range(20)]
+    others = [step(f"good{n}", "good") for n in range(20)]
+    started = time.monotonic()
+    dispatcher(doer).run([*hanging, *others])
+    assert time.monotonic() - started < _DEADLINE_S / 2
+    assert sorted(doer.done) == sorted(s.key for s in others)
+
+
+def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
+    doing = dispatcher(doer)
+    doing.run([step("hang")])
+    doing.run([step("hang"), step("next", after="hang")])
+    assert doer.skipped == ["next"], "nobody knows whether it is done"
+    doer.released.set()
+    until("the call ends", lambda: doer.done == ["hang"])
+
+
+def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
+    doing = dispatcher(doer, workers=1)
+    doing.run([step("hang"), step("event", stage=Stage.TELL), step("status", stage=Stage.REPORT)])
+    doer.released.set()
+    until("the call ends", lambda: doer.done == ["hang"])
+    doing.run([])
+    assert doer.done == ["hang", "event"]
+
+
+def test_what_depends_on_a_failed_step_is_not_done(doer: Doer) -> None:
+    steps = [step("fail"), step("child", after="fail"), step("grandchild", after="child")]
+    dispatcher(doer, workers=1).run([*steps, step("other")])
+    assert doer.done == ["fail", "other"]
+    assert sorted(doer.skipped) == ["child", "grandchild"]
+
+
+def test_a_fault_of_the_operator_is_a_failure_with_back_off(doer: Doer) -> None:
+    now = [0.0]
+    doing = dispatcher(doer, workers=1, clock=lambda: now[0])
+    for _ in range(100):
+        doing.run([step("bug"), step("other")])
+        now[0] += 1.0
+    assert doer.done.count("other") == 100
+    assert 5 <= doer.done.count("bug") <= 12
+
+
+def test_dependents_start_after_what_they_need(doer: Doer) -> None:
+    steps = [step("hang", stage=Stage.PREPARE), step("pod", after="hang")]
+    threading.Timer(0.1, doer.released.set).start()
+    dispatcher(doer).run(steps)
+    assert doer.done == ["hang", "pod"]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_back_off_grows_to_half_a_minute_and_no_further(jitters: list[float]) -> None:
+    numbers = iter(jitters)
+    backoff = Backoff(lambda: next(numbers))
+    waits = [backoff.failed("k", 0.0) for _ in jitters]
+    assert waits[0] == 0.0
+    assert all(0.25 <= wait <= 30.0 for wait in waits[1:])
+    assert all(wait >= 15.0 for wait in waits[8:])
+
+
+def test_back_off_forgets_what_nobody_tries_any_more() -> None:
+    backoff = Backoff(lambda: 1.0)
+    backoff.failed("k", 0.0)
+    backoff.forget_old(599.0)
+    assert len(backoff) == 1
+    backoff.forget_old(601.0)
+    assert len(backoff) == 0
