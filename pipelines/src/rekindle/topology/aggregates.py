@@ -7,14 +7,18 @@ all three. No Spark here: the SQL made here is Spark's, run by the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.topology import functions
+from rekindle.topology.dated import check_dates
+from rekindle.topology.ddl import hint_for
 from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql
+from rekindle.topology.inference import infer_types, refused_type
 from rekindle.topology.tokens import (
     DIALECT,
     MAX_DEPTH,
@@ -73,7 +77,7 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
         raise InvalidSql([Finding("InvalidAggregate", "is not a list of aggregates", _example())])
     if depth(tree, chains=True) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
-    findings = check_functions(text, tree, ()) + _unsupported(text)
+    findings = check_functions(text, tree, ()) + check_dates(text, tree) + _unsupported(text)
     items: list[Aggregate] = []
     for item in tree.expressions:
         findings += _check_item(item)
@@ -87,6 +91,43 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     if findings:
         raise InvalidSql(list(dict.fromkeys(findings)))
     return tuple(items)
+
+
+def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Finding]:
+    """What of an item's types is known not to be supported; the engine finds the rest."""
+    fields = list(columns)
+    found = [
+        not_a_number(_sql(call), str(kind))
+        for call in _outermost_calls(item.expression)
+        if (argument := _summed(call)) is not None
+        for kind in infer_types([argument], fields)
+        if kind is not None and not _can_be_summed(kind)
+    ]
+    name = refused_type(item.expression, fields)
+    if name is not None and not found:
+        what = f"{item.sql} has the type {name}, which is not supported yet"
+        found.append(Finding(NOT_SUPPORTED_YET, what, hint_for(name)))
+    return found
+
+
+def not_a_number(call: str, kind: str) -> Finding:
+    what = f"{call} adds values of the type {kind}, which are not numbers"
+    hint = "write what is added as a number, for times unix_micros(x); avg(x) adds as well"
+    return Finding("NotANumber", what, hint)
+
+
+def _can_be_summed(kind: pa.DataType) -> bool:
+    """Texts too: Spark casts them to DOUBLE."""
+    t = pa.types
+    return bool(
+        t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind) or t.is_string(kind)
+    )
+
+
+def _summed(call: exp.Expr) -> exp.Expr | None:
+    """What a call of sum or avg adds; None for others."""
+    inner = call.this if isinstance(call, exp.Filter) else call
+    return _argument(inner) if _name(inner) in ("sum", "avg") else None
 
 
 def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rekindle.errors import Problem
-from rekindle.topology.aggregates import parse_aggregates
+from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 from rekindle.topology.generator_columns import event_start, make_column, suitable
@@ -298,6 +298,7 @@ def _aggregates(
         for i in items
         if i.alias.startswith("__")
     ]
+    findings += [f for item in items for f in refused_aggregates(item, schema)]
     problems += [f.at(where) for f in findings]
     if findings:
         return None

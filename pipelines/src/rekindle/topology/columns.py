@@ -11,17 +11,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology.findings import Finding, nearest
+from rekindle.topology.ddl import hint_for
+from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, nearest
 from rekindle.topology.functions import WITHOUT_PARENTHESES
-from rekindle.topology.inference import field_of, infer_types, known_type
+from rekindle.topology.inference import field_of, infer_types, known_type, refused_type
 from rekindle.topology.tokens import DIALECT
 
-_GENERATED = {
-    exp.Explode: ("col",),
-    exp.ExplodeOuter: ("col",),
-    exp.Posexplode: ("pos", "col"),
-    exp.PosexplodeOuter: ("pos", "col"),
-}
+_GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
+"""Outer ones are kinds of these, and `posexplode` one of `explode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +100,9 @@ def output_columns(
     for item in select.expressions:
         columns = _item_columns(item, scope)
         if columns is None:
-            text = item.sql(dialect=DIALECT)
-            findings.append(Finding("MissingAlias", f"{text} has no name", f"write {text} AS name"))
+            findings.append(_no_name(item.unalias()))
             return None
+        findings += _refused_types(item, scope)
         fields += columns
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
@@ -121,6 +118,24 @@ def output_columns(
     return None if twice else fields
 
 
+def _no_name(item: exp.Expr) -> Finding:
+    text = item.sql(dialect=DIALECT)
+    names = "name" if _generated_names(item) is None else "(name, ...), with a name for each column"
+    return Finding("MissingAlias", f"{text} has no name", f"write {text} AS {names}")
+
+
+def _refused_types(item: exp.Expr, scope: Scope) -> list[Finding]:
+    """What of an item's type is known not to be supported; the engine finds the rest."""
+    if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
+        return []
+    kind = refused_type(_with_names_of(item.unalias(), scope), scope.columns)
+    if kind is None:
+        return []
+    text = item.unalias().sql(dialect=DIALECT)
+    what = f"{text} has the type {kind}, which is not supported yet"
+    return [Finding(NOT_SUPPORTED_YET, what, hint_for(kind))]
+
+
 def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:
     if isinstance(item, exp.Star):
         return _without(scope.columns, item)
@@ -130,7 +145,7 @@ def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:
     if isinstance(item, exp.Aliases):
         return [field_of(str(name.name), None) for name in item.args["expressions"]]
     if generated is not None:
-        if len(generated) == 1 and item.alias:
+        if len(generated) <= 1 and item.alias:
             return [field_of(item.alias, None)]
         return [field_of(name, None) for name in generated] or None
     name = item.alias or (item.name if isinstance(item, exp.Column | exp.Dot) else "")
@@ -165,7 +180,7 @@ def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
     """Names that Spark gives to a generator's columns; () if they depend on its argument, None if
     the expression is no generator."""
     for kind, names in _GENERATED.items():
-        if type(tree) is kind:
+        if isinstance(tree, kind):
             return names
     return () if isinstance(tree, exp.UDTF | exp.Inline) else None
 
@@ -178,12 +193,17 @@ def _type_of(item: exp.Expr, scope: Scope) -> pa.DataType | None:
             return known_type(target[0])
         if target is not None:
             return _field_type(known_type(target[0]), target[1])
+    return infer_types([_with_names_of(tree, scope)], scope.columns)[0]
+
+
+def _with_names_of(tree: exp.Expr, scope: Scope) -> exp.Expr:
+    """A copy whose columns are called as they are in the scope, without a table."""
     tree = tree.copy()
     for column in tree.find_all(exp.Column):
         target = scope.find([p.name for p in column.parts])
         if target is not None and not target[1] and column is not tree:
             column.replace(exp.column(target[0].name, quoted=True))
-    return infer_types([tree], scope.columns)[0]
+    return tree
 
 
 def _field_type(kind: pa.DataType | None, parts: list[str]) -> pa.DataType | None:

@@ -38,14 +38,14 @@ _SIMPLE = {
 }
 _DECIMAL = frozenset({"decimal", "dec", "numeric"})
 _NOT_YET = {
-    "map": "use ARRAY<STRUCT<key: ..., value: ...>>",
+    "map": "use ARRAY<STRUCT<key: ..., value: ...>>, which map_entries() gives",
     "timestamp_ntz": "use TIMESTAMP",
     "varchar": "use STRING",
     "char": "use STRING",
     "character": "use STRING",
-    "interval": "use BIGINT of microseconds",
+    "interval": "use BIGINT of microseconds, as unix_micros(b) - unix_micros(a)",
     "variant": "use STRING and from_json",
-    "void": "use STRING",
+    "void": "use STRING, as CAST(NULL AS STRING)",
     "time": "use STRING",
 }
 _MAX_PRECISION = 38
@@ -59,6 +59,11 @@ class _Token:
     text: str
     column: int
     quoted: bool = False
+
+
+def hint_for(kind: str) -> str:
+    """What to use instead of a type that is not supported, by Spark's name of it."""
+    return next((hint for name, hint in _NOT_YET.items() if kind.lower().startswith(name)), "")
 
 
 def ddl_to_schema(ddl: str) -> pa.Schema:

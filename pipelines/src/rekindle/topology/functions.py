@@ -21,7 +21,7 @@ AGGREGATE = _words(
     kll_merge_agg_float kll_sketch_agg_bigint kll_sketch_agg_double kll_sketch_agg_float kurtosis
     last last_value listagg max max_by mean measure median min min_by mode percentile
     percentile_approx percentile_cont percentile_disc regr_avgx regr_avgy regr_count regr_intercept
-    regr_r2 regr_slope regr_sxx regr_sxy regr_syy skewness some std stddev stddev_pop stddev_samp
+    regr_r2 regr_slope regr_sxx regr_sxy regr_syy schema_of_variant_agg skewness some std stddev stddev_pop stddev_samp
     string_agg sum theta_intersection_agg theta_sketch_agg theta_union_agg try_avg try_sum
     tuple_intersection_agg_double tuple_intersection_agg_integer tuple_sketch_agg_double
     tuple_sketch_agg_integer tuple_union_agg_double tuple_union_agg_integer var_pop var_samp
@@ -111,7 +111,7 @@ SCALAR = _words(
     positive pow power printf quarter quote radians raise_error rand randn random randstr reduce
     reflect regexp regexp_count regexp_extract regexp_extract_all regexp_instr regexp_like
     regexp_replace regexp_substr repeat replace reverse right rint rlike round rpad rtrim
-    schema_of_avro schema_of_csv schema_of_json schema_of_variant schema_of_variant_agg
+    schema_of_avro schema_of_csv schema_of_json schema_of_variant
     schema_of_xml sec second sentences sequence session_user session_window sha sha1 sha2 shiftleft
     shiftright shiftrightunsigned shuffle sign signum sin sinh size slice smallint sort_array
     soundex space spark_partition_id split split_part sqrt st_asbinary st_geogfromwkb st_geomfromwkb

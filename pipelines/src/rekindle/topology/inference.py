@@ -6,6 +6,7 @@ The names of an inferred schema are right; a type that cannot be told is STRING 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -21,6 +22,9 @@ from rekindle.topology.tokens import DIALECT
 _UNKNOWN = {b"rekindle.type": b"unknown"}
 _TRUNCATIONS = (exp.TimestampTrunc, exp.DateTrunc)
 _TABLE = "__input"
+_T = exp.DataType.Type
+_TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
+_REFUSED = (_T.MAP, _T.INTERVAL, _T.TIMESTAMPNTZ, _T.VARIANT)
 _DIFFERS_FROM_SPARK = (exp.DataType.Type.DECIMAL, exp.DataType.Type.TINYINT)
 """Results that sqlglot takes for another type than Spark does: precision, and year() as a byte."""
 
@@ -44,6 +48,42 @@ def infer_types(
     expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]
 ) -> list[pa.DataType | None]:
     """The type of each expression over one table of `columns`, None where it cannot be told."""
+    return [_arrow(item) for item in _annotated(expressions, columns)]
+
+
+def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | None:
+    """The name of an expression's type if it is known to be one that columns cannot have."""
+    (item,) = _annotated([expression], columns)
+    tree = _same_type_inside(item.unalias())
+    if _is_interval(tree):
+        return "INTERVAL"
+    kinds = [] if tree.type is None else list(tree.type.find_all(exp.DataType))
+    named = next((kind for kind in kinds if kind.is_type(*_REFUSED)), None)
+    if named is None or _has_interval_inside(tree):
+        return None
+    return "TIMESTAMP_NTZ" if named.is_type(_T.TIMESTAMPNTZ) else str(named.sql(dialect=DIALECT))
+
+
+def _same_type_inside(tree: exp.Expr) -> exp.Expr:
+    """What has the type of the whole, below parentheses and what takes one of its values."""
+    while isinstance(tree, exp.Paren | exp.Max | exp.Min | exp.Filter):
+        tree = tree.this
+    return tree
+
+
+def _is_interval(tree: exp.Expr) -> bool:
+    """Times minus times; sqlglot takes it for a time."""
+    if isinstance(tree, exp.Interval):
+        return True
+    sides = (tree.this, tree.expression) if isinstance(tree, exp.Sub) else ()
+    return bool(sides) and all(s.type is not None and s.type.is_type(*_TIMES) for s in sides)
+
+
+def _has_interval_inside(tree: exp.Expr) -> bool:
+    return any(_is_interval(node) for node in tree.find_all(exp.Sub))
+
+
+def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]) -> list[exp.Expr]:
     fields = list(columns)
     items = [e.copy() for e in expressions]
     by_name = {f.name.lower(): f for f in fields}
@@ -56,11 +96,9 @@ def infer_types(
     }
     if known:
         schema = MappingSchema({_TABLE: known}, dialect=DIALECT)
-        try:
+        with contextlib.suppress(SqlglotError, ValueError, KeyError):
             annotate_types(select, schema=schema, dialect=DIALECT)
-        except (SqlglotError, ValueError, KeyError):
-            return [None for _ in items]
-    return [_arrow(item) for item in select.expressions]
+    return list(select.expressions)
 
 
 def _arrow(item: exp.Expr) -> pa.DataType | None:
@@ -69,6 +107,8 @@ def _arrow(item: exp.Expr) -> pa.DataType | None:
         return TIMESTAMP
     kind = tree.type
     if kind is None or kind.is_type(exp.DataType.Type.UNKNOWN, exp.DataType.Type.NULL):
+        return None
+    if kind.is_type(*_TIMES) and _has_interval_inside(tree):
         return None
     computed = not isinstance(tree, exp.Column | exp.Cast)
     if computed and kind.is_type(*_DIFFERS_FROM_SPARK):

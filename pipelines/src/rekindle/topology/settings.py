@@ -41,6 +41,7 @@ _OWN_CONF = {
     "spark.sql.adaptive.enabled": "rows are folded in order",
     "spark.sql.execution.replaceHashWithSortAggregate": "rows are folded in order",
     "spark.sql.execution.useHashAggregateExec": "rows are folded in order",
+    "spark.sql.legacy.timeParserPolicy": "the old parser takes a missing date from the clock",
     "spark.sql.session.timeZone": "it is UTC",
 }
 _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {

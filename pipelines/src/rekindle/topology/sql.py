@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from rekindle.topology import functions
 from rekindle.topology.columns import Scope, check_columns, output_columns
+from rekindle.topology.dated import check_dates
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 from rekindle.topology.tokens import calls, check_functions, parse
 
@@ -57,7 +58,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     except InvalidSql as error:
         return SqlReport(error.findings, (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
-    findings = _check_calls(sql) + check_functions(sql, tree, columns)
+    findings = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
     outputs: list[list[pa.Field] | None] = []
     for branch in _branches(tree, findings):

@@ -15,7 +15,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology import functions
-from rekindle.topology.findings import TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.topology.findings import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
 
 DIALECT = "spark"
 _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -23,6 +23,7 @@ _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 MAX_DEPTH = 100
 """Of a tree: what walks it recurses, here, in sqlglot and in Spark. Parentheses end sooner."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
+_WITH_LENGTH = frozenset({"char", "character", "varchar"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
 _LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is no aggregate
 _ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
@@ -157,7 +158,23 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Fi
     found += [
         _non_deterministic(f"'{text}' as a point in time") for text in texts if _is_clock(text)
     ]
+    found += [_without_length(text) for text in _lengths(sql)]
     return list(dict.fromkeys(found))
+
+
+def _lengths(sql: str) -> Iterator[str]:
+    """Types that Spark takes for STRING in a CAST, whatever their length."""
+    tokens = tokenize(sql)
+    for at in range(1, len(tokens) - 2):
+        called = tokens[at + 1].token_type is TokenType.L_PAREN
+        if called and tokens[at].text.lower() in _WITH_LENGTH:
+            if tokens[at - 1].token_type is TokenType.ALIAS:
+                yield f"{tokens[at].text.upper()}({tokens[at + 2].text})"
+
+
+def _without_length(text: str) -> Finding:
+    what = f"the type {text} is not supported yet: Spark would neither cut nor fill up the text"
+    return Finding(NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 
 
 def _is_clock(text: str) -> bool:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from rekindle.engine.epochs import EPOCH, SYSTEM
 from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
@@ -87,11 +89,18 @@ class Analyst:
     ) -> pa.Schema:
         views = {i: pa.schema([*system_fields(stage), *self.schema(i)]) for i in inputs}
         text = stage_sql(stage, inputs, Fold.SORTED, float_keys)
-        return self._ask(text, views, operator)
+        return self._ask(text, views, operator, row_wise=stage.end is None)
 
-    def _ask(self, text: str, views: Mapping[str, pa.Schema], operator: str) -> pa.Schema:
+    def _ask(
+        self, text: str, views: Mapping[str, pa.Schema], operator: str, *, row_wise: bool = False
+    ) -> pa.Schema:
+        def judge(frame: DataFrame) -> None:
+            said = refused_column(frame.schema) or refused_expression(frame, row_wise=row_wise)
+            if said is not None:
+                raise OperatorRefused(f"operator {operator}: {said}", operator)
+
         try:
-            return _without_epoch(self._query.analyse(text, views, f"operator {operator}"))
+            return _without_epoch(self._query.analyse(text, views, f"operator {operator}", judge))
         except OperatorFailed as error:
             if isinstance(error.__cause__, PySparkException):  # Spark's own words
                 raise OperatorRefused(str(error), operator) from error

@@ -93,12 +93,20 @@ class Query:
             self._planned[key] = self._planner.plan(sql, views)
         return self._planned[key]
 
-    def analyse(self, sql: str, views: Mapping[str, pa.Schema], what: str) -> pa.Schema:
-        """The Arrow schema that `run` would give, all nullable, without running anything."""
+    def analyse(
+        self,
+        sql: str,
+        views: Mapping[str, pa.Schema],
+        what: str,
+        judge: Callable[[DataFrame], None] = lambda _: None,
+    ) -> pa.Schema:
+        """The Arrow schema that `run` would give, all nullable, without running anything. `judge`
+        may raise what it finds wrong with the analysed query."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         with _failures(what):
             frame = self._frame(sql, {n: s.empty_table() for n, s in views.items()})
+            judge(frame)
             return to_arrow_schema(frame.schema, timezone="UTC")
 
     def _frame(self, sql: str, views: Mapping[str, pa.Table]) -> DataFrame:

@@ -15,6 +15,7 @@ from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import carry, quote
 from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.aggregates import Decomposition, decompose
+from rekindle.topology.dated import only_dated
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 
@@ -130,7 +131,8 @@ def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: froz
     if stage.begin is not None:
         blocks.append((stage.begin.node.name, finals_sql(stage.begin, stage.system)))
     for node in stage.sqls:
-        blocks.append((node.name, carry(_operator(node).sql or "", node.inputs, stage.system)))
+        sql = only_dated(_operator(node).sql or "")
+        blocks.append((node.name, carry(sql, node.inputs, stage.system)))
     if stage.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
         blocks.append(("", _partials_sql(stage.end, inputs, fold, float_keys)))
@@ -143,7 +145,7 @@ def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: froz
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
     """Closed windows -> the window operator's rows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
-    finals = [f"{sql} AS {quote(alias)}" for alias, sql in window.decomposition.finals]
+    finals = [f"{only_dated(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
     columns = ", ".join([*system, "window_start", "window_end", *keys, *finals])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
@@ -154,7 +156,8 @@ def _partials_sql(
     """Fold each (group, pane, epoch) in row order, wholly in one place (design §3)."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
-    partials = "".join(f", {p.sql} AS {p.name}" for p in window.decomposition.partials)
+    made = [(only_dated(p.sql), p.name) for p in window.decomposition.partials]
+    partials = "".join(f", {sql} AS {name}" for sql, name in made)
     hint = f"REPARTITION(8, {', '.join([*keys, WINDOW])})" if fold is Fold.SPREAD else "COALESCE(1)"
     sort = "" if fold is Fold.HASHED else f" SORT BY {group}, {ORDER}"
     rows = _placed_sql(window, inputs, hint, float_keys, ordered=fold is not Fold.HASHED)

@@ -1,0 +1,151 @@
+"""What Spark's analysis of an operator shows that must not run. Through Py4J, no job.
+
+SQL is judged without Spark first (`rekindle.topology`), where many types cannot be told; here they
+are all known. Columns have types that mean the same in Spark, Arrow, Parquet and JSON, and no
+expression answers differently when an epoch is computed again (design §3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from rekindle.engine.spark.plans import class_name, each
+from rekindle.topology.dated import STARTS_WITH_YEAR
+from rekindle.topology.ddl import hint_for
+
+_PLAIN = (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    TimestampType,
+)
+_TIMED = re.compile(r"\btimestamp(_ltz)?\b")
+
+
+def refused_column(schema: StructType) -> str | None:
+    """Says which column has a type that is not supported, and what to write instead."""
+    for field in schema.fields:
+        kind = _refused_type(field.dataType)
+        if kind is not None:
+            name = kind.simpleString()
+            return f"column {field.name} has the type {name}, {_instead(kind)}"
+    return None
+
+
+def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
+    """Says which expression reads the clock, or looks beyond a row where only rows are looked at.
+
+    Texts that are read as a TIMESTAMP take a missing date from the clock. Where the SQL says so
+    they have been guarded (`topology.dated`); what is left are implicit casts.
+    """
+    plan = frame._jdf.queryExecution().analyzed()
+    nodes = json.loads(plan.toJSON())
+    if row_wise and any(node["class"].endswith(".Aggregate") for node in nodes):
+        return "it has an aggregate, and sql works row by row; use an operator with window"
+    if row_wise and not plan.deterministic():
+        return "it has an expression that gives another answer when an epoch is computed again"
+    if all(_is_safe(cast, of) for cast, of in _casts_to_timestamp(nodes)):
+        return None
+    text = next(_texts_as_timestamp(plan), None)
+    if text is None:
+        return None
+    hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a text without a date"
+    return f"{text} is a text taken for a TIMESTAMP, and without a date for one of today; {hint}"
+
+
+def _refused_type(kind: DataType) -> DataType | None:
+    match kind:
+        case ArrayType():
+            return _refused_type(kind.elementType)
+        case StructType():
+            found = (_refused_type(field.dataType) for field in kind.fields)
+            return next((k for k in found if k is not None), None)
+        case StringType():
+            return None if kind.isUTF8BinaryCollation() else kind
+        case _:
+            return None if type(kind) in _PLAIN else kind
+
+
+def _instead(kind: DataType) -> str:
+    if isinstance(kind, StringType):
+        return "which is not supported; take the collation away with COLLATE UTF8_BINARY"
+    hint = hint_for(kind.simpleString())
+    return f"which is not supported; {hint}" if hint else "which is not supported"
+
+
+def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each cast in a plan's JSON, where a tree is a list of its nodes, parents first, and what it
+    casts."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from _casts_to_timestamp(value)
+    elif isinstance(tree, list):
+        for at, node in enumerate(tree):
+            if isinstance(node, dict) and node.get("class", "").endswith(".Cast"):
+                if _TIMED.search(json.dumps(node.get("dataType"))):
+                    yield node, tree[at + 1]
+            yield from _casts_to_timestamp(node)
+
+
+def _is_safe(cast: dict[str, Any], of: dict[str, Any]) -> bool:
+    """Whether that much says that no text is cast: by the type of a column, literal or cast."""
+    kind = of.get("dataType")
+    if kind == "string" and of["class"].endswith(".Literal"):
+        return re.match(STARTS_WITH_YEAR, str(of.get("value"))) is not None
+    return kind is not None and "string" not in json.dumps(kind)
+
+
+def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
+    for expression in each(plan.expressions()):
+        yield from _texts_in(expression)
+    for child in each(plan.children()):
+        yield from _texts_as_timestamp(child)
+
+
+def _texts_in(expression: JavaObject) -> Iterator[str]:
+    if class_name(expression) == "Cast" and _TIMED.search(expression.dataType().catalogString()):
+        of = expression.child()
+        kind = of.dataType().catalogString()
+        more = len(_TIMED.findall(expression.dataType().catalogString()))
+        gained = len(_TIMED.findall(kind)) < more
+        if "string" in kind and gained and not _is_dated(of):
+            yield str(of.sql())
+    for child in each(expression.children()):
+        yield from _texts_in(child)
+
+
+def _is_dated(text: JavaObject) -> bool:
+    """Whether it is a literal with a date, or was guarded."""
+    if class_name(text) == "Literal":
+        return re.match(STARTS_WITH_YEAR, str(text.value())) is not None
+    return class_name(text) == "CaseWhen" and STARTS_WITH_YEAR in str(text.sql())

@@ -1,0 +1,118 @@
+"""What must not run is refused when a task starts, with the operator's name and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from engine_fixtures import topology
+
+from rekindle.engine.model import EpochInput, State
+from rekindle.engine.spark import session as sessions
+from rekindle.engine.spark.chain import SparkChain
+from rekindle.errors import OperatorRefused
+from rekindle.streams.epochs import NO_WATERMARK
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "s STRING, n BIGINT, a ARRAY<STRING>, t TIMESTAMP"
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    data = tmp_path_factory.mktemp("refusals")
+    session = sessions.start_session("refusals", data_dir=Path(data))
+    yield session
+    sessions.stop_session(session)
+
+
+def chain_of(spark: Any, items: str) -> SparkChain:
+    compiled = topology(f'- {{name: op, inputs: [rows], sql: "{items}"}}', "op", schema=SCHEMA)
+    return SparkChain(compiled.segments[-1], compiled, spark)
+
+
+def rows_of(spark: Any, items: str, texts: list[str | None]) -> list[dict[str, Any]]:
+    table = pa.table(
+        {
+            "s": pa.array(texts, pa.string()),
+            "n": pa.array([5] * len(texts), pa.int64()),
+            "a": pa.array([texts] * len(texts), pa.list_(pa.string())),
+            "t": pa.array([0] * len(texts), pa.timestamp("us", "UTC")),
+        }
+    )
+    epoch = EpochInput(0, NO_WATERMARK, NO_WATERMARK, (table,))
+    result = chain_of(spark, items).process(State(), [epoch])
+    return [{k: str(v) for k, v in row.items()} for row in result.outputs[0].rows.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "CAST(s AS TIMESTAMP)",
+        "TRY_CAST(s AS TIMESTAMP_LTZ)",
+        "to_timestamp(s)",
+        "try_to_timestamp(upper(s))",
+        "CAST(a[0] AS TIMESTAMP)",
+    ],
+)
+@pytest.mark.parametrize("text", ["5:17", "12:34:56", "T09:00:00", " 1:02", "x", None])
+def test_a_text_without_a_date_is_null(spark: Any, read: str, text: str | None) -> None:
+    assert rows_of(spark, f"SELECT {read} AS x FROM rows", [text]) == [{"x": "None"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("2020-01-02 12:34:56", "2020-01-02 12:34:56+00:00"),
+        (" 2020-01-02T12:34:56+02:00", "2020-01-02 10:34:56+00:00"),
+        ("2021", "2021-01-01 00:00:00+00:00"),
+        ("+2021-3", "2021-03-01 00:00:00+00:00"),
+    ],
+)
+def test_a_text_with_a_date_is_read_as_spark_does(spark: Any, text: str, said: str) -> None:
+    assert rows_of(spark, "SELECT CAST(s AS TIMESTAMP) AS x FROM rows", [text]) == [{"x": said}]
+
+
+def test_other_types_are_cast_to_a_timestamp_as_ever(spark: Any) -> None:
+    items = "SELECT CAST(n AS TIMESTAMP) AS x, t > '2020-01-01' AS y, hour(t) AS h FROM rows"
+    expected = {"x": "1970-01-01 00:00:05+00:00", "y": "False", "h": "0"}
+    assert rows_of(spark, items, ["x"]) == [expected]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "hour(s)",
+        "t > s",
+        "t > '5:17'",
+        "s::TIMESTAMP",
+        "date_trunc('DAY', concat(s, 'x'))",
+        "CAST(a AS ARRAY<TIMESTAMP>)",
+        "to_utc_timestamp(s, 'Asia/Tokyo')",
+    ],
+)
+def test_a_text_taken_for_a_timestamp_is_refused(spark: Any, item: str) -> None:
+    with pytest.raises(OperatorRefused, match=r"operator op: .*without a date for one of today"):
+        chain_of(spark, f"SELECT {item} AS x FROM rows")
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("from_json(s, 'MAP<STRING, INT>')", r"column x has the type map<string,int>.*map_entries"),
+        ("from_json(s, 'm MAP<STRING, INT>')", r"map<string,int>.*map_entries"),
+        ("array(from_json(s, 'MAP<STRING, INT>'))", r"type map<string,int>.*map_entries"),
+        ("make_dt_interval(n)", r"interval day to second.*unix_micros"),
+        ("make_ym_interval(1)", r"interval year to month.*BIGINT"),
+        ("to_timestamp_ntz(t)", r"timestamp_ntz.*use TIMESTAMP"),
+        ("try_parse_json(s)", r"variant.*from_json"),
+        ("collate(s, 'UNICODE_CI')", r"collate UNICODE_CI.*UTF8_BINARY"),
+        ("nullif(NULL, 1)", r"void.*CAST\(NULL AS STRING\)"),
+    ],
+)
+def test_a_type_that_no_file_holds_is_refused(spark: Any, item: str, said: str) -> None:
+    with pytest.raises(OperatorRefused, match=f"operator op: .*{said}"):
+        chain_of(spark, f"SELECT {item} AS x FROM rows")

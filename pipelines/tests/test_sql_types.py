@@ -1,0 +1,115 @@
+"""Types that columns cannot have, and texts read by the clock, are refused without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.dated import only_dated
+from rekindle.topology.ddl import ddl_to_schema
+from rekindle.topology.sql import check_sql
+
+SCHEMA = ddl_to_schema(
+    "s STRING, b TIMESTAMP, t TIMESTAMP, d DATE, n BIGINT, p DECIMAL(10, 2), a ARRAY<INT>, ok BOOLEAN"
+)
+
+
+@pytest.mark.parametrize(
+    ("item", "hint"),
+    [
+        ("map('a', 1)", "map_entries"),
+        ("struct(map('a', 1) AS m)", "map_entries"),
+        ("b - t", "unix_micros"),
+        ("(b - t)", "unix_micros"),
+        ("d - d", "unix_micros"),
+        ("INTERVAL 1 DAY", "unix_micros"),
+        ("CAST(t AS TIMESTAMP_NTZ)", "use TIMESTAMP"),
+        ("CAST(s AS CHAR(3))", "use STRING"),
+        ("CAST(s AS VARCHAR(3))", "use STRING"),
+    ],
+)
+def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> None:
+    (found,) = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings
+    assert (found.reason, hint in found.hint) == ("NotSupportedYet", True), found
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "b - INTERVAL 1 HOUR",
+        "map('a', 1)['a']",
+        "unix_micros(b) - unix_micros(t)",
+        "CAST(b - t AS BIGINT)",
+        "b - t > INTERVAL 1 HOUR",
+        "map_entries(map('a', 1))",
+    ],
+)
+def test_such_types_may_stand_inside_an_expression(item: str) -> None:
+    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("max(b - t)", "NotSupportedYet"),
+        ("min(b - t) FILTER (WHERE n > 1)", "NotSupportedYet"),
+        ("avg(t)", "NotANumber"),
+        ("sum(t)", "NotANumber"),
+        ("avg(d)", "NotANumber"),
+        ("sum(ok)", "NotANumber"),
+        ("round(avg(t) / 2)", "NotANumber"),
+    ],
+)
+def test_an_aggregate_of_such_a_type_is_refused(item: str, reason: str) -> None:
+    (aggregate,) = parse_aggregates(f"{item} AS x")
+    assert [f.reason for f in refused_aggregates(aggregate, SCHEMA)] == [reason]
+
+
+@pytest.mark.parametrize("item", ["max(t)", "avg(p)", "sum(n)", "avg(s)", "max(s)", "min(ok)"])
+def test_other_aggregates_are_not_refused(item: str) -> None:
+    (aggregate,) = parse_aggregates(f"{item} AS x")
+    assert refused_aggregates(aggregate, SCHEMA) == []
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "TIMESTAMP '5:17'",
+        "CAST('T09:00' AS TIMESTAMP)",
+        "from_json(s, 'at TIMESTAMP')",
+        "from_csv(s, 'at timestamp, n INT')",
+        "variant_get(parse_json(s), '$.at', 'timestamp')",
+    ],
+)
+def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
+    found = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings
+    assert [f.reason for f in found] == ["NonDeterministic"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "to_timestamp(s, 'HH:mm')",
+        "TIMESTAMP '2020-01-01 05:17:00'",
+        "from_json(s, 'at TIMESTAMP', map('timestampFormat', 'yyyy-MM-dd HH:mm'))",
+        "from_json(s, 'at STRING')",
+    ],
+)
+def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
+    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings == ()
+
+
+def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
+    sql = "SELECT CAST(s AS DATE), to_timestamp(s, 'HH'), struct(1 AS timestamp), 'cast(s as x)'"
+    assert only_dated(sql) == sql
+
+
+def test_an_alias_names_the_column_of_an_outer_generator() -> None:
+    for call in ("explode_outer(a)", "explode(a)", "stack(2, 1, 2)"):
+        report = check_sql(f"SELECT {call} AS x FROM rows", {"rows": SCHEMA})
+        assert (report.findings, report.schema and report.schema.names) == ((), ["x"])
+
+
+def test_a_generator_without_names_is_told_how_to_give_them() -> None:
+    (found,) = check_sql("SELECT stack(2, 1, 2) FROM rows", {"rows": SCHEMA}).findings
+    assert found.hint.startswith("write STACK(2, 1, 2) AS (name, ...)")
