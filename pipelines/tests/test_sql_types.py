@@ -10,7 +10,8 @@ from rekindle.topology.ddl import ddl_to_schema
 from rekindle.topology.sql import check_sql
 
 SCHEMA = ddl_to_schema(
-    "s STRING, b TIMESTAMP, t TIMESTAMP, d DATE, n BIGINT, p DECIMAL(10, 2), a ARRAY<INT>, ok BOOLEAN"
+    "s STRING, b TIMESTAMP, t TIMESTAMP, d DATE, n BIGINT, p DECIMAL(10, 2), a ARRAY<INT>, "
+    "ok BOOLEAN"
 )
 
 

@@ -167,9 +167,9 @@ def _lengths(sql: str) -> Iterator[str]:
     tokens = tokenize(sql)
     for at in range(1, len(tokens) - 2):
         called = tokens[at + 1].token_type is TokenType.L_PAREN
-        if called and tokens[at].text.lower() in _WITH_LENGTH:
-            if tokens[at - 1].token_type is TokenType.ALIAS:
-                yield f"{tokens[at].text.upper()}({tokens[at + 2].text})"
+        cast = tokens[at - 1].token_type is TokenType.ALIAS
+        if called and cast and tokens[at].text.lower() in _WITH_LENGTH:
+            yield f"{tokens[at].text.upper()}({tokens[at + 2].text})"
 
 
 def _without_length(text: str) -> Finding:

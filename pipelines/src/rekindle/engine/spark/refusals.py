@@ -111,9 +111,9 @@ def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
             yield from _casts_to_timestamp(value)
     elif isinstance(tree, list):
         for at, node in enumerate(tree):
-            if isinstance(node, dict) and node.get("class", "").endswith(".Cast"):
-                if _TIMED.search(json.dumps(node.get("dataType"))):
-                    yield node, tree[at + 1]
+            cast = isinstance(node, dict) and node.get("class", "").endswith(".Cast")
+            if cast and _TIMED.search(json.dumps(node.get("dataType"))):
+                yield node, tree[at + 1]
             yield from _casts_to_timestamp(node)
 
 
