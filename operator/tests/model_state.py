@@ -22,6 +22,7 @@ from rekindle_operator.cluster.model import (
     Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
 
@@ -42,6 +43,8 @@ class ModelState:
         self.refusals: dict[tuple[str, int], Trial] = {}
         self.quota: int | None = None  # of pods
         self.refused = Refusals({})
+        self.unsuitable = UnsuitableNodes({})
+        self.troubled: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
         self.binding = True
         self.frozen_at: dict[str, float] = {}

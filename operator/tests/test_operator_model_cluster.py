@@ -16,6 +16,7 @@ from model_state import ModelState
 
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.containers import troubled_since
 from rekindle_operator.cluster.convert import config_view, pod_view
 from rekindle_operator.cluster.model import (
     LeaseView,
@@ -25,6 +26,7 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.reconcile.actions import (
     Action,
+    AvoidNode,
     CreateConfig,
     CreatePod,
     CreateToken,
@@ -69,6 +71,7 @@ class ModelCluster(ModelState):
         return [e.reason for e in self.events]
 
     def snapshot(self) -> Snapshot:
+        self.troubled = troubled_since(self.troubled, self.pods(), self.now)
         return Snapshot(
             **{**self.views(), **self.stalled},
             configs=tuple(config_view(c) for c in self.configs.values()),
@@ -76,6 +79,8 @@ class ModelCluster(ModelState):
             shunned=dict(self.shunned),
             trials=dict(self.trials),
             refusals=self.refused.by_ref,
+            unsuitable=self.unsuitable.by_shape(self.now),
+            troubled_since=self.troubled,
         )
 
     # --- time goes on -----------------------------------------------------------
@@ -216,6 +221,8 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case ShunNode(node, at):
                 self.shunned[node] = at
+            case AvoidNode(shape, node, pod_uid):
+                self.unsuitable = self.unsuitable.with_one(shape, node, pod_uid, self.now)
             case EnsureAccess() | CreateToken():
                 pass
 

@@ -44,6 +44,7 @@ def tell(change: Change) -> list[EmitEvent]:
         *_losses(change),
         *_recovery(change),
         *_queries(change),
+        *_troubles(change),
         *_coordinator(change),
         *_conditions(change),
         *_phases(change),
@@ -152,6 +153,21 @@ def _queries(change: Change) -> Iterator[Words]:
         if state == "Live":
             took = f", {after[name]} after the loss" if after.get(name) else ""
             yield False, "QueryLive", "Recover", f"{name} is live{took}", occasion
+
+
+def _troubles(change: Change) -> Iterator[Words]:
+    """Containers that cannot run, once for each pod and reason that a query waits for."""
+    before = {q["name"]: str(q.get("waitingFor", "")) for q in change.old.get("queries") or ()}
+    troubled = [s for s in change.states if s.pod is not None and s.pod.trouble]
+    for query in change.new.get("queries") or ():
+        name, waits = query["name"], str(query.get("waitingFor", ""))
+        for pod in (s.pod for s in troubled if s.pod is not None):
+            container, _, said = pod.trouble.partition(": ")
+            reason = said.partition(":")[0].partition(",")[0]
+            head = f"{pod.name} on {pod.node}: {container}: {reason}"
+            if head in waits and head not in before.get(name, ""):
+                note = f"{name} waits for {pod.name} on {pod.node}: {pod.trouble}"
+                yield True, "TaskCannotStart", "Start", note, f"{name} {pod.name} {reason}"
 
 
 def _round(change: Change, query: str) -> int:

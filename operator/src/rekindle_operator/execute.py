@@ -29,6 +29,7 @@ from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
     Action,
+    AvoidNode,
     CreateConfig,
     CreatePod,
     CreateToken,
@@ -134,6 +135,9 @@ class Executor:
             case ShunNode(node, at):
                 logger.warning("node %s is silent: its tasks are replaced", node)
                 self._cluster.shun(node, at)
+            case AvoidNode(shape, node, pod_uid, why):
+                logger.warning("node %s is avoided by pods of shape %s: %s", node, shape, why)
+                self._cluster.remember_unsuitable(shape, node, pod_uid)
             case _:
                 assert_never(action)
 

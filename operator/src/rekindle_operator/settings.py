@@ -22,6 +22,9 @@ class Timing:
     coordinator_silent_s: float = 6.0  # three renewals missed
     coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
+    trouble_s: float = (
+        60.0  # containers that wait with an error; the kubelet tries thrice in that time
+    )
     refusal_s: float = 120.0  # a pod that fails later than that had started, whatever is left of it
     shun_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
     redundancy_hold_s: float = 60.0  # how long capacity is saved up for a query that waits

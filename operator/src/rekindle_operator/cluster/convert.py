@@ -10,6 +10,7 @@ from typing import Any
 from rekindle.topology.model import Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.containers import container_trouble
 from rekindle_operator.cluster.model import (
     ConfigView,
     Endpoint,
@@ -105,6 +106,8 @@ def pod_view(raw: Json) -> PodView:
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
         generation=_integer(labels.get(names.LABEL_GENERATION)),
         template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
+        shape=annotations.get(names.ANNOTATION_SHAPE, ""),
+        trouble=container_trouble(status),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),

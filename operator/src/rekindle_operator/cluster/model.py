@@ -88,6 +88,8 @@ class PodView:
     incarnation: int = 0
     generation: int = 0
     template: str = ""  # digest of what it was made from
+    shape: str = ""  # digest of what scheduler and kubelet look at
+    trouble: str = ""  # why its containers do not run, and are not ready
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires
@@ -213,3 +215,5 @@ class Snapshot:
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
+    unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
+    troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid

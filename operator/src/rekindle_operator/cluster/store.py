@@ -14,6 +14,7 @@ from typing import Any
 from kubernetes import client
 
 from rekindle_operator import names
+from rekindle_operator.cluster.containers import troubled_since
 from rekindle_operator.cluster.convert import (
     Json,
     config_view,
@@ -36,6 +37,7 @@ from rekindle_operator.cluster.model import (
     Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
 
 
@@ -58,6 +60,8 @@ class Cluster:
         self._shunned: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
+        self._unsuitable = UnsuitableNodes({})
+        self._troubled_since: dict[str, float] = {}
         self._excused_until = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         ours = {"label_selector": names.LABEL_TOPOLOGY}
@@ -163,6 +167,10 @@ class Cluster:
         with self._lock:
             self._refusals = self._refusals.with_one(ref, message, self._clock(), lost_at)
 
+    def remember_unsuitable(self, shape: str, node: str, pod_uid: str) -> None:
+        with self._lock:
+            self._unsuitable = self._unsuitable.with_one(shape, node, pod_uid, self._clock())
+
     def remember_attempt(self, ref: SlotRef, lost_at: float | None) -> None:
         with self._lock:
             self._refusals = self._refusals.with_attempt(ref, self._clock(), lost_at)
@@ -182,6 +190,11 @@ class Cluster:
             self._excused_until = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
             self.kubelets.excuse(self._excused_until)
+
+    def _stamp_troubled(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+        with self._lock:
+            self._troubled_since = troubled_since(self._troubled_since, pods, self._clock())
+            return self._troubled_since
 
     def _unmade(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
         with self._lock:
@@ -214,4 +227,6 @@ class Cluster:
             shunned=shunned,
             trials=trials,
             refusals=self._unmade(pods),
+            unsuitable=self._unsuitable.by_shape(self._clock()),
+            troubled_since=self._stamp_troubled(pods),
         )

@@ -138,6 +138,16 @@ class ShunNode:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class AvoidNode:
+    """Remember that a node would not bind, admit or start a pod of this shape."""
+
+    shape: str
+    node: str
+    pod_uid: str
+    why: str
+
+
 Action = (
     TryPods
     | CreateConfig
@@ -151,6 +161,7 @@ Action = (
     | WriteStatus
     | EmitEvent
     | ShunNode
+    | AvoidNode
 )
 
 

@@ -15,8 +15,9 @@ from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
-from rekindle_operator.names import ROLE_COORDINATOR, ROLE_TASK
+from rekindle_operator.names import ANNOTATION_SHAPE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate, Rank
+from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
 from rekindle_operator.recovery.affinity import required_terms
@@ -53,16 +54,23 @@ def partition_key(uid: str, slot: Slot) -> str:
     return f"{uid}/{slot.segment}/{slot.partition}"
 
 
-def with_candidates(work: Work) -> Work:
+def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Work:
     uid = work.case.view.uid
     made = {m.state.slot.key: m.create.manifest for m in work.made}
     found = {}
     for state in work.states:
-        key = state.slot.key
+        key, pod = state.slot.key, None
         if manifest := made.get(key):
-            found[key] = Candidate(state, _item_of_manifest(uid, state, manifest), None)
+            item = _item_of_manifest(uid, state, manifest)
+            shape = manifest["metadata"]["annotations"].get(ANNOTATION_SHAPE, "")
         elif state.stand is Stand.GATED and state.loss is None and state.pod is not None:
-            found[key] = Candidate(state, _item_of_pod(uid, state, state.pod), state.pod)
+            pod = state.pod
+            item, shape = _item_of_pod(uid, state, pod), pod.shape
+        else:
+            continue
+        if bad := snapshot.unsuitable.get(shape):
+            item = replace(item, avoid=still_avoided(item, bad, judgement.usable))
+        found[key] = Candidate(state, item, pod)
     return replace(work, candidates=found)
 
 

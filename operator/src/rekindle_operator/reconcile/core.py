@@ -21,6 +21,7 @@ from rekindle_operator.reconcile.actions import (
     Turn,
     WriteStatus,
 )
+from rekindle_operator.reconcile.avoid import nodes_to_avoid
 from rekindle_operator.reconcile.capacity import (
     Work,
     measure,
@@ -78,7 +79,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         made = replacements(case, states, judgement, now, settings)
         succession = keep_coordinator(case, snapshot, judgement, now, settings)
         serving = surplus(case, states, snapshot, judgement, now, settings.timing)
-        work = with_candidates(Work(case, states, tuple(made), serving))
+        work = with_candidates(Work(case, states, tuple(made), serving), snapshot, judgement)
         return Prepared(surveyed.accepting, work, succession)
 
     def act(prepared: Prepared) -> Turn:
@@ -190,6 +191,7 @@ def _turn(
     actions += tell(change)
     if succession.create or any(m.due for m in work.made):
         actions.append(CreateToken(case.view.namespace, token_secret(case.view)))
+    actions += nodes_to_avoid((m.state for m in work.made), judgement)
     actions += [m.create for m in work.made if m.due]
     actions += opened_gates(work, plan, now)
     actions += [m.delete for m in work.made if m.delete is not None]

@@ -15,6 +15,7 @@ from typing import assert_never
 
 from rekindle_operator.reconcile.actions import (
     Action,
+    AvoidNode,
     CreateConfig,
     CreatePod,
     CreateToken,
@@ -94,7 +95,7 @@ def _own_rank(turn: Turn, action: Action) -> Rank:
     match action:
         case CreatePod() | OpenGate():
             return _rank(turn, action.name)
-        case ShunNode() | DeletePod():
+        case ShunNode() | AvoidNode() | DeletePod():
             return _FIRST
         case _:
             return _LAST
@@ -106,7 +107,9 @@ def _rank(turn: Turn, name: str) -> Rank:
 
 def _stage(action: Action) -> Stage:
     match action:
-        case ShunNode() | CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
+        case ShunNode() | AvoidNode():
+            return Stage.PREPARE
+        case CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
             return Stage.PREPARE
         case WriteStatus():
             return Stage.PREPARE if action.reserves else Stage.REPORT
@@ -161,5 +164,7 @@ def key_of(action: Action) -> str:
             return f"{kind} {action.uid} {action.reason} {action.occasion}"
         case ShunNode():
             return f"{kind} {action.node}"
+        case AvoidNode():
+            return f"{kind} {action.node} {action.shape}"
         case _:
             assert_never(action)

@@ -17,10 +17,14 @@ from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case, Running, place_of
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
+from rekindle_operator.recovery.start import StartJudge
 from rekindle_operator.resources.task import task_pod, task_template
 from rekindle_operator.settings import Settings, Timing
 
 _SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its room is wanted
+
+
+_TRIED_IN_VAIN = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING)
 
 
 class Stand(Enum):
@@ -56,9 +60,11 @@ class SlotState:
 
     @property
     def refusal(self) -> str:
-        """Who will not have its pod, and why."""
+        """Who will not have its pod or cannot run it, and why."""
         if self.refused is not None:
             return f"API server: {self.refused.message}"
+        if self.pod is not None and self.pod.node is not None and self.pod.trouble:
+            return f"{self.pod.name} on {self.pod.node}: {self.pod.trouble}"
         if self.pod is None or self.pod.was_ready or not self.pod.refusal:
             return ""
         if self.stand is Stand.OPEN:
@@ -83,6 +89,7 @@ def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
 def census(
     case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
 ) -> tuple[SlotState, ...]:
+    starting = StartJudge(snapshot, judgement, now, settings.timing)
     if case.running is None:
         return ()
     by_slot: dict[Slot, list[PodView]] = defaultdict(list)
@@ -102,6 +109,8 @@ def census(
             loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
             if loss is None and _diverged(case, slot, pod):
                 loss = Loss.DIVERGED
+            if loss is None:
+                loss = starting.judge(pod)
             if loss is None and _is_outdated(case, case.running, segments, pod, settings):
                 loss = Loss.OUTDATED
             state = replace(state, pod=pod, loss=loss)
@@ -227,7 +236,7 @@ def _lost_at(state: SlotState, now: float) -> float | None:
 
 
 def _attempt(state: SlotState) -> int:
-    if state.loss in (Loss.UNBOUND, Loss.REFUSED) and state.pod is not None:
+    if state.loss in _TRIED_IN_VAIN and state.pod is not None:
         return state.pod.attempt + 1
     return 0
 

@@ -34,13 +34,15 @@ class Loss(StrEnum):
     SILENT = "it alone is silent"
     UNBOUND = "its gate is open and no node took it"
     REFUSED = "its node's kubelet would not start it"
+    CANNOT_START = "its containers cannot start on its node"
+    CRASHING = "its containers keep failing on its node"
     DIVERGED = "its output disagreed with its partner's"
     OUTDATED = "the topology was edited before it had started"
 
     @property
     def of_what_ran(self) -> bool:
         """Something was lost; the others only have a pod made anew before it did anything."""
-        return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.OUTDATED)
+        return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED)
 
 
 @dataclass(frozen=True, slots=True)

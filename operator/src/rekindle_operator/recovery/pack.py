@@ -30,6 +30,7 @@ class Item:
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     affinity: tuple[Term, ...] | None = None  # required terms
+    avoid: frozenset[str] = frozenset()  # nodes that would not run its like
 
 
 class Rule(Enum):
@@ -49,6 +50,8 @@ class Bin:
 
     def admits(self, item: Item) -> bool:
         """Whether the item may be on the node, whatever else is there."""
+        if self.node.name in item.avoid:
+            return False
         labels = self.node.labels
         tolerated = all(
             any(t.tolerates(taint) for t in item.tolerations)

@@ -31,6 +31,7 @@ from rekindle_operator.resources.common import (
     token_variable,
 )
 from rekindle_operator.resources.merge import merge
+from rekindle_operator.resources.shape import shape_of
 from rekindle_operator.settings import PodDefaults
 
 CONTAINER = "task"
@@ -67,6 +68,7 @@ def task_pod(
     meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
     annotations = dict(own.get("annotations") or {})
     annotations[names.ANNOTATION_TEMPLATE] = task_template(view, topology, segment, defaults)
+    annotations[names.ANNOTATION_SHAPE] = shape_of(view.namespace, merged["spec"])
     if lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
     if attempt:

@@ -1,0 +1,44 @@
+"""Which nodes would not run which shapes of pods, as the pods that are replaced tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rekindle_operator.cluster.model import NodeView
+from rekindle_operator.reconcile.actions import AvoidNode
+from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.recovery.pack import Bin, Item
+
+
+def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[AvoidNode]:
+    """What the pods that are replaced in this pass tell of their nodes."""
+    found = []
+    for state in states:
+        pod = state.pod
+        if pod is None or not pod.shape:
+            continue
+        match state.loss:
+            case Loss.UNBOUND:
+                node, why = pod.pinned, pod.refusal
+            case Loss.REFUSED:
+                node, why = pod.node, pod.refusal
+            case Loss.CANNOT_START | Loss.CRASHING:
+                node, why = pod.node, pod.trouble
+            case _:
+                continue
+        if node is not None and node in judgement.usable and why:
+            found.append(AvoidNode(pod.shape, node, pod.uid, why))
+    return found
+
+
+def still_avoided(
+    item: Item, nodes: frozenset[str], usable: Mapping[str, NodeView]
+) -> frozenset[str]:
+    """`nodes`, unless they are all that could take the item: then each is tried again in time."""
+    others = (node for name, node in usable.items() if name not in nodes)
+    takes = any(
+        node.allocatable.covers(item.ask) and Bin(node, node.allocatable).admits(item)
+        for node in others
+    )
+    return nodes if takes else frozenset()

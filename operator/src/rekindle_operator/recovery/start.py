@@ -1,0 +1,45 @@
+"""Pods that have a node and cannot start there: which are worth another node. Pure.
+
+A node that refused a shape of pod is avoided by its kind for a while. Once three nodes could not
+start it, the pod itself is at fault (a bad image, too little memory): it stays where it is, and the
+kubelet's back-off goes on.
+"""
+
+from __future__ import annotations
+
+from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.settings import Timing
+
+_MOST_NODES = 3
+_MOST_DOUBLINGS = 4
+
+
+class StartJudge:
+    """For one topology in one pass: it condemns at most one more node for each shape, so that all
+    pods of a bad image are not replaced at once."""
+
+    def __init__(self, snapshot: Snapshot, judgement: Judgement, now: float, timing: Timing):
+        self._snapshot = snapshot
+        self._judgement = judgement
+        self._now = now
+        self._timing = timing
+        self._condemned: dict[str, str] = {}  # shape -> node
+
+    def judge(self, pod: PodView) -> Loss | None:
+        """None: it runs, or starts, or no other node is worth a try."""
+        since = self._snapshot.troubled_since.get(pod.uid)
+        if pod.node is None or since is None or not (pod.trouble and pod.shape):
+            return None
+        patience_s = self._timing.trouble_s * 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
+        if self._now - since < patience_s or not self._is_worth_another(pod, pod.node):
+            return None
+        return Loss.CRASHING if pod.was_ready else Loss.CANNOT_START
+
+    def _is_worth_another(self, pod: PodView, node: str) -> bool:
+        bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
+        if node not in bad:
+            bad |= {node}
+            if self._condemned.setdefault(pod.shape, node) != node:
+                return False
+        return len(bad) <= _MOST_NODES and not self._judgement.usable.keys() <= bad

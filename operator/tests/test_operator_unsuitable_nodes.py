@@ -1,0 +1,194 @@
+"""What nodes refused is remembered; what cannot start on its node is replaced elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+from flights_example import flights_spec
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.cluster.containers import container_trouble
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.cluster.unsuitable import UnsuitableNodes
+from rekindle_operator.resources.shape import shape_of
+
+PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}
+
+
+class PickyCluster(ModelCluster):
+    """`ports_taken`: nodes that the scheduler refuses; `broken`: nodes where nothing starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ports_taken: set[str] = set()
+        self.broken: dict[str, dict[str, Any]] = {}  # node -> state of the container there
+
+    def _bind(self, raw: dict[str, Any], pod: PodView) -> bool:
+        if pod.role == "task" and pod.pinned in self.ports_taken:
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            condition["message"] = "node(s) didn't have free ports for the requested pod ports"
+            raw["status"] = {"phase": "Pending", "conditions": [condition]}
+            return False
+        bound = super()._bind(raw, pod)
+        node = raw["spec"].get("nodeName")
+        if bound and node in self.broken and pod.role == "task":
+            container = {"name": "task", "ready": False, "state": self.broken[node]}
+            raw["status"] = {"phase": "Pending", "containerStatuses": [container]}
+            self.stuck.add(pod.name)
+        return bound
+
+    def go_on(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.pass_time(5.0)
+            self.settle()
+
+    def places(self) -> Counter[str | None]:
+        return Counter(p.node for p in self.tasks().values())
+
+
+@pytest.fixture
+def picky() -> PickyCluster:
+    made = PickyCluster()
+    made.add_topology("flights", flights_spec())
+    return made
+
+
+def test_a_node_that_the_scheduler_refused_is_not_chosen_again(picky: PickyCluster) -> None:
+    for name in "abc":
+        picky.add_node(name, cpu_m=16000, memory=64 << 30)
+    picky.ports_taken = {"a"}
+    picky.settle()
+    picky.go_on(30.0)
+    assert picky.status()["phase"] == "Running"
+    assert "a" not in picky.places()
+    highest = max(s["incarnation"] for s in picky.status()["slots"])
+    assert highest <= 3
+
+
+def test_a_refused_node_is_tried_again_after_a_while(picky: PickyCluster) -> None:
+    for name in "ab":
+        picky.add_node(name)
+    picky.ports_taken = {"a"}
+    picky.settle()
+    picky.go_on(60.0)
+    assert set(picky.places()) <= {"b", None}, "replicas wait for another node"
+    picky.ports_taken = set()
+    picky.go_on(400.0)
+    assert picky.status()["phase"] == "Running"
+
+
+def test_a_pod_that_cannot_pull_its_image_is_replaced_elsewhere(picky: PickyCluster) -> None:
+    for name in "abc":
+        picky.add_node(name, cpu_m=16000, memory=64 << 30)
+    picky.broken["a"] = PULL
+    picky.settle()
+    waiting = [q.get("waitingFor", "") for q in picky.status()["queries"]]
+    assert any("on a: container task: ImagePullBackOff: manifest unknown" in w for w in waiting)
+    picky.go_on(55.0)
+    assert picky.places()["a"] > 0, "not before the kubelet has tried a few times"
+    picky.go_on(60.0)
+    assert "a" not in picky.places()
+    assert picky.status()["phase"] == "Running"
+    assert "BurstDetected" not in picky.reasons()
+
+
+def test_the_reason_of_a_container_becomes_an_event_once(picky: PickyCluster) -> None:
+    for name in "ab":
+        picky.add_node(name)
+    picky.broken = {"a": PULL, "b": PULL}
+    picky.settle()
+    picky.go_on(20.0)
+    notes = [e.note for e in picky.events if e.reason == "TaskCannotStart"]
+    assert notes
+    assert all("ImagePullBackOff: manifest unknown" in note for note in notes)
+    assert len(notes) == len(set(notes)) <= 3, "one for each query at most"
+
+
+def test_a_bad_image_is_not_tried_on_every_node(picky: PickyCluster) -> None:
+    nodes = [f"n{n}" for n in range(8)]
+    for name in nodes:
+        picky.add_node(name, cpu_m=16000, memory=64 << 30)
+        picky.broken[name] = PULL
+    picky.settle()
+    before = len(picky.tasks())
+    picky.go_on(290.0)
+    assert len(picky.tasks()) == before
+    highest = max(s["incarnation"] for s in picky.status()["slots"])
+    assert highest <= 4
+    assert picky.condition("Ready")["status"] == "False"
+
+
+def test_a_task_that_crashes_again_and_again_is_replaced_elsewhere(picky: PickyCluster) -> None:
+    for name in "abc":
+        picky.add_node(name)
+    picky.settle()
+    victim = picky.tasks()["flights-storms-0-0-1"]
+    killed = {"reason": "OOMKilled", "exitCode": 137}
+    status = picky.raw_pods[victim.name]["status"]
+    crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    running: dict[str, Any] = {"running": {}}
+    picky.stuck.add(victim.name)
+    for state in itertools.islice(itertools.cycle((crashed, running)), 15):
+        container = {"name": "task", "state": state, "lastState": {"terminated": killed}}
+        status["containerStatuses"] = [{**container, "restartCount": 2, "ready": False}]
+        picky.pass_time(5.0)
+        picky.settle()
+    assert victim.name not in picky.tasks()
+    assert picky.tasks()["flights-storms-0-0-2"].node != victim.node
+    assert picky.status()["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, ""),
+        ({"state": {"running": {}}, "restartCount": 3}, ""),
+        ({"state": PULL}, "container task: ImagePullBackOff: manifest unknown"),
+        (
+            {"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "restartCount": 1},
+            "container task: OOMKilled, exit code 137, 1 restarts",
+        ),
+        ({"state": {"terminated": {"exitCode": 0}}}, ""),
+    ],
+)
+def test_what_a_container_waits_for_is_told_in_its_kubelets_words(
+    container: Any, said: str
+) -> None:
+    assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == said
+
+
+def test_memory_of_refusals_decays_and_doubles() -> None:
+    memory = UnsuitableNodes({}).with_one("s", "a", "pod1", 0.0)
+    assert memory.by_shape(299.0) == {"s": frozenset("a")}
+    assert memory.by_shape(301.0) == {}
+    assert memory.with_one("s", "a", "pod1", 10.0) is memory, "one pod counts once"
+    again = memory.with_one("s", "a", "pod2", 400.0)
+    assert again.by_shape(900.0) == {"s": frozenset("a")}
+    assert again.by_shape(1001.0) == {}
+
+
+def test_memory_of_refusals_is_bounded() -> None:
+    full = UnsuitableNodes({("s", f"n{n}"): _record(n) for n in range(10_000)})
+    assert len(full.with_one("s", "new", "pod", 0.0).records) == 10_000
+
+
+def _record(number: int) -> Any:
+    (record,) = (
+        UnsuitableNodes({}).with_one("s", "a", f"pod{number}", float(number)).records.values()
+    )
+    return record
+
+
+def test_one_shape_is_one_image_and_one_set_of_requests() -> None:
+    def shape(**container: Any) -> str:
+        spec = {"containers": [{"name": "task", "image": "one", "env": [], **container}]}
+        return shape_of("default", spec)
+
+    assert shape() == shape(env=[{"name": "X", "value": "1"}])
+    assert shape() != shape(image="two")
+    assert shape() != shape(resources={"requests": {"cpu": "1"}})
+    assert shape() != shape(ports=[{"containerPort": 1, "hostPort": 1}])
