@@ -224,3 +224,48 @@ def test_a_generation_that_is_older_changes_nothing() -> None:
     world = started()
     world.tell(GenerationSeen(make_generation([Part("x")], 0)))
     assert world.coordinator.generation is world.generation
+
+
+def definitions(world: World) -> dict[str, tuple[str, int]]:
+    return {n: (q.definition, q.generation) for n, q in world.store[-1].queries.items()}
+
+
+def test_a_changed_definition_is_told_apart_from_the_one_before() -> None:
+    world = started()
+    before = definitions(world)
+    assert {generation for _, generation in before.values()} == {1}
+    parts = [replace(p, edit="-2", partitions=2) if p.name == "both" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2))
+    world.rounds(20)
+    after = definitions(world)
+    assert after["q-left"] == before["q-left"]
+    assert after["q-both"][1] == 2
+    assert after["q-both"][0] != before["q-both"][0]
+    world.start_task(Slot("both-2", 0, 0))
+    world.rounds(4)
+    (told,) = wishes(world)[Slot("both-2", 0, 0)].sinks
+    assert (told.definition, told.generation) == after["q-both"]
+
+
+def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
+    """One of its operators stays, and keeps its state; what the query gets is new all the same."""
+    old = make_generation([Part("src"), Part("an", ("src",), query=True)], 1)
+    previous = evolve(None, old, build_graph(old.topology), head_epoch=-1)
+    manifest = replace(manifest_of(src={29: True}), queries=previous.queries)
+    entries = {**manifest.entries, "an/0": (EntryRef(29, "an@29", "d"),)}
+    parts = [Part("src"), Part("an", ("src",), edit="-2", operators=("op-an", "op-N"), query=True)]
+    new = lineage_of(make_generation(parts, 2), an=("op-an",))
+    graph = build_graph(new.topology)
+    found = evolve(replace(manifest, entries=entries), new, graph, head_epoch=35)
+    assert found.entries["an-2/0"][0].epoch == 29
+    assert found.queries["q-an"].generation == 2
+    assert found.queries["q-an"].epoch > 35
+
+
+def test_a_query_of_a_release_without_definitions_goes_on() -> None:
+    generation = make_generation([Part("src", query=True)], 4)
+    first = evolve(None, generation, build_graph(generation.topology), head_epoch=-1)
+    unnamed = {n: replace(q, definition="", generation=0) for n, q in first.queries.items()}
+    previous = replace(manifest_of(src={9: True}), queries=unnamed)
+    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=12)
+    assert found.queries["q-src"] == replace(first.queries["q-src"], generation=0)

@@ -71,11 +71,14 @@ class Upstream(_Message):
 
 class SinkAssignment(_Message):
     """A query this task writes for; `from_epoch` is the first epoch that it owes. It brings its
-    sink along: queries are added to tasks that run."""
+    sink along: queries are added to tasks that run. `definition` names what the query computes, and
+    `generation` is the one that it began with: of two definitions, the higher one is newer."""
 
     query: str
     from_epoch: int
     sink: SinkSpec
+    definition: str = ""
+    generation: int = 0
 
 
 class SinkProgress(_Message):

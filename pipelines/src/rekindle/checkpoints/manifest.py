@@ -44,10 +44,14 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class QueryStart:
     """The first epoch that a query owes its sink. `identity`: what it reads and where it writes;
-    a query of the same name with another one is another query."""
+    a query of the same name with another one is another query. `definition`: of that and of all
+    that is computed on the way, and `generation` the one that it began with: by them its outputs
+    are told apart from those of the definition before (`rekindle.connectors.epoch_ranges`)."""
 
     epoch: int
     identity: str
+    definition: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 The name is the bundle's number, the directory listing is the outside's answer to "what was last",
 and put-if-absent makes replicas, replays and zombies harmless: the file they would write is there,
-with the rows they would write (FlameStream §V; design §9). An epoch without rows has no file.
+with the rows they would write (FlameStream §V; design §9). That holds among tasks of one definition
+of the query; which definition may write an epoch is in `rekindle.connectors.epoch_ranges`. An epoch
+without rows has no file.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rekindle.connectors.epoch_ranges import Definition, EpochRanges
 from rekindle.connectors.json_lines import NotJson, encode_lines
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, Objects, PlaceLost, Retry, open_objects, to_json
@@ -47,22 +50,29 @@ class FilesSink:
         topology_uid: str,
         schema: pa.Schema,
         retry: Retry | None = None,
+        definition: Definition | None = None,
     ) -> None:
+        """Without a `definition` nobody else may write to the place: a run by itself."""
         self._query = query
         self._format = spec.format
         self._partition = partition
         self._schema = schema
         self._retry = retry or Retry()
         self._objects = _own(query, spec.url, topology_uid, self._retry)
+        self._ranges: EpochRanges | None = None
+        if definition is not None:
+            self._ranges = EpochRanges(self._objects, self._retry, query, definition)
 
     def last_epoch(self) -> int:
         prefix = f"{self._query}-p{self._partition:03d}-e"
         try:
+            first = self._ranges.first_epoch() if self._ranges is not None else 0
             infos = self._retry.run(lambda: self._objects.list(prefix))
         except OSError as e:
             raise self._refused("cannot be listed", e) from e
         parsed = (parse_name(info.name) for info in infos)
-        return max((p[2] for p in parsed if p and p[0] == self._query), default=NO_EPOCH)
+        epochs = (p[2] for p in parsed if p and p[0] == self._query)
+        return max((first - 1, *epochs), default=NO_EPOCH)
 
     def write(self, batch: EpochBatch) -> bool:
         if batch.kind is not Kind.STABLE:
@@ -71,6 +81,8 @@ class FilesSink:
             return False
         name = file_name(self._query, self._partition, batch.epoch, self._format)
         try:
+            if self._ranges is not None:
+                self._ranges.acquire(batch.epoch)
             if self._retry.run(lambda: self._objects.exists(name)):
                 return False
             data = encode(batch.rows.cast(self._schema), self._format)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
 from rekindle.connectors.files_source import open_files
 from rekindle.connectors.generator import GeneratorSource
@@ -34,10 +35,15 @@ def open_source(
 
 
 def open_sink(
-    query: str, spec: SinkSpec, partition: int, topology_uid: str, schema: pa.Schema
+    query: str,
+    spec: SinkSpec,
+    partition: int,
+    topology_uid: str,
+    schema: pa.Schema,
+    definition: Definition | None = None,
 ) -> Sink:
     """The sink of `query` for rows of `schema`. Raises SinkRefused if the place is another's."""
     if spec.files is not None:
-        return FilesSink(query, spec.files, partition, topology_uid, schema)
+        return FilesSink(query, spec.files, partition, topology_uid, schema, definition=definition)
     kind = next((k for k in ("kafka", "stream") if getattr(spec, k) is not None), "none")
     raise SinkRefused(f"query {query}: sinks of kind {kind} are not built yet; use files")

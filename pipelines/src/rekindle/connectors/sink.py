@@ -16,7 +16,9 @@ class Sink(Protocol):
     """One query's output from one partition of its stream."""
 
     def last_epoch(self) -> int:
-        """The newest epoch the outside holds, asked of the outside; NO_EPOCH if none."""
+        """The newest epoch that needs no writing, asked of the outside: one that it holds, or the
+        last before this definition's first (`rekindle.connectors.epoch_ranges`); NO_EPOCH if
+        none."""
         ...
 
     def write(self, batch: EpochBatch) -> bool:

@@ -7,14 +7,16 @@ those that are new start empty at a checkpoint boundary that no task has reached
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.model import Assembly, Generation, Partition
 from rekindle.coordinator.retention import Refs, oldest
+from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
@@ -42,6 +44,17 @@ def starts_at(epoch: int) -> EntryRef:
     return EntryRef(epoch=epoch, object=None, digest=EMPTY_DIGEST)
 
 
+def definition_of(query: QuerySpec, segment: Segment) -> str:
+    """Another one wherever what the query computes, reads or writes is another."""
+    text = to_json([query.identity, segment.stream])
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def query_start(query: QuerySpec, generation: Generation, epoch: int) -> QueryStart:
+    definition = definition_of(query, generation.topology.queried(query))
+    return QueryStart(epoch, query.identity, definition, generation.number)
+
+
 def evolve(
     previous: Manifest | None, generation: Generation, graph: Graph, head_epoch: int
 ) -> Evolution:
@@ -49,7 +62,10 @@ def evolve(
     if previous is None:
         return Evolution(
             entries={p.key: (starts_at(NO_EPOCH),) for p in graph.partitions},
-            queries={q.name: QueryStart(0, q.identity) for q in generation.topology.spec.queries},
+            queries={
+                q.name: query_start(q, generation, NO_EPOCH + 1)
+                for q in generation.topology.spec.queries
+            },
             assemblies=(),
             problems=(),
         )
@@ -157,8 +173,13 @@ class _Evolver:
         fresh = [p for p in parts if p.key not in self._previous.entries]
         carried = all(self._ancestors(p) for p in fresh)
         known = self._previous.queries.get(query.name)
+        definition = definition_of(query, segment)
         if known is not None and known.identity == query.identity and carried:
-            return known
+            if known.definition == definition:
+                return known
+            if not known.definition:  # it began with a release that named none
+                return replace(known, definition=definition)
         if fresh and not carried:
-            return QueryStart(max(self._entries[p.key][0].epoch for p in parts) + 1, query.identity)
-        return QueryStart(self._start + 1, query.identity)
+            first = max(self._entries[p.key][0].epoch for p in parts) + 1
+            return query_start(query, self._generation, first)
+        return query_start(query, self._generation, self._start + 1)

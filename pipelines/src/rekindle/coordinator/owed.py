@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.manifest import Manifest, QueryStart
 from rekindle.coordinator.graph import Graph
 from rekindle.protocol import Answer, CheckpointDone, SinkAssignment
+from rekindle.topology.spec import QuerySpec
 
 
 def owed(graph: Graph, manifest: Manifest, segment: str) -> tuple[SinkAssignment, ...]:
     """The same for each partition of a segment. `manifest` is of the graph's generation."""
     return tuple(
-        SinkAssignment(
-            query=query.name, from_epoch=manifest.queries[query.name].epoch, sink=query.sink
-        )
-        for query in graph.queries.get(segment, ())
+        _assignment(query, manifest.queries[query.name]) for query in graph.queries.get(segment, ())
+    )
+
+
+def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
+    return SinkAssignment(
+        query=query.name,
+        from_epoch=start.epoch,
+        sink=query.sink,
+        definition=start.definition,
+        generation=start.generation,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from rekindle.checkpoints.store import ObjectMissing
+from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.engine.bounds import CallBounds
@@ -271,7 +272,13 @@ class TaskRuntime:
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
-        return open_sink(assigned.query, assigned.sink, config.ref.partition, config.uid, schema)
+        every = config.topology.spec.checkpoint_every
+        definition = Definition(
+            assigned.definition, assigned.generation, assigned.from_epoch, every
+        )
+        return open_sink(
+            assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition
+        )
 
     def _run_loop(self, loop: EpochLoop) -> None:
         try:

@@ -1,0 +1,178 @@
+"""Which definition of a query may write which epochs to a place (design §9; FlameStream §V-A2).
+
+A sink recognises an epoch by its number, which is harmless as long as all who write it compute the
+same. Two definitions of a query do not; and a task of the old one may go on, on a node that reaches
+the place and nobody else. So a definition acquires epochs range by range before it writes them, by
+creating an object if absent:
+
+  _rekindle/<query>/<first epoch of the range:012d>.json
+      {"definition", "generation", "from", "through"}
+
+The next range begins after the newest one's end, so all contend for one name. Who finds a newer
+definition there has been replaced and writes no more. Who finds an older one takes the next range,
+and begins there: the older one has written nothing beyond, and never will. Ranges end at checkpoint
+epochs, so that this is soon. Knows no rows and no file names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from rekindle.errors import SinkRefused
+from rekindle.objects import Objects, Retry, to_json
+
+T = TypeVar("T")
+
+FOLDER = "_rekindle"
+KEPT = 3
+"""Ranges that stay listed; all that matters is in the newest one."""
+_FORMAT = 1
+_ATTEMPTS = 1000
+_NAME = re.compile(r"(?P<first>\d{12})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a query computes and where it starts. Of two, the one of the higher `generation` is
+    newer. `from_epoch`: the first epoch that it owes; it may have to begin later. `span`: epochs
+    between two checkpoints."""
+
+    id: str
+    generation: int
+    from_epoch: int
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """`first` is in its name; `start`: the definition's own first epoch in this place."""
+
+    first: int
+    definition: str
+    generation: int
+    start: int
+    through: int
+
+
+class EpochRanges:
+    """One definition's view of one query's ranges. Not shared between threads. All methods raise
+    SinkRefused when the place belongs to a newer definition, OSError when it cannot be used."""
+
+    def __init__(self, objects: Objects, retry: Retry, query: str, mine: Definition) -> None:
+        self._objects = objects
+        self._retry = retry
+        self._prefix = f"{FOLDER}/{query}/"
+        self._query = query
+        self._mine = mine
+        self._held: _Range | None = None
+
+    def first_epoch(self) -> int:
+        """The first epoch that this definition writes here; the same for all its partitions, for
+        ever. From the return on, no older definition writes a new range."""
+        return (self._held or self._acquire(None)).start
+
+    def acquire(self, epoch: int) -> None:
+        """Return once this epoch belongs to this definition."""
+        held = self._held
+        if held is None or epoch > held.through:
+            held = self._acquire(epoch)
+        if epoch < held.start:
+            raise SinkRefused(
+                f"query {self._query}: epoch {epoch} belongs to an older definition; this one "
+                f"begins at epoch {held.start}"
+            )
+
+    def _acquire(self, epoch: int | None) -> _Range:
+        for _ in range(_ATTEMPTS):
+            newest = self._newest()
+            if newest is not None and self._is_mine(newest):
+                if epoch is None or epoch <= newest.through:
+                    self._held = newest
+                    return newest
+                start = newest.start
+            else:
+                start = max(newest.through + 1 if newest else 0, self._mine.from_epoch)
+            first = newest.through + 1 if newest else 0
+            wanted = self._range(first, start, epoch)
+            # Another one may have gone on from here, and cleared away, since it was listed.
+            if self._create(wanted) and (listed := self._listed()) and listed[-1] == first:
+                self._clear(listed)
+                self._held = wanted
+                return wanted
+        raise SinkRefused(
+            f"query {self._query}: {self._objects.url}/{self._prefix} changes all the time; are "
+            "two topologies writing there?"
+        )
+
+    def _is_mine(self, newest: _Range) -> bool:
+        """False for one of an older definition. Raises SinkRefused for a newer one's."""
+        mine = self._mine
+        if (newest.definition, newest.generation) == (mine.id, mine.generation):
+            return True
+        if newest.generation < mine.generation:
+            return False
+        raise SinkRefused(
+            f"query {self._query}: epochs from {newest.start} on belong to its definition of "
+            f"generation {newest.generation} at {self._objects.url}; this task runs the one of "
+            f"generation {mine.generation} and writes no more"
+        )
+
+    def _range(self, first: int, start: int, epoch: int | None) -> _Range:
+        mine, last = self._mine, max(start, epoch if epoch is not None else start)
+        through = -(-(last + 1) // mine.span) * mine.span - 1  # the next checkpoint epoch
+        return _Range(first, mine.id, mine.generation, start, through)
+
+    # -- the place -------------------------------------------------------------------------------
+
+    def _listed(self) -> list[int]:
+        """The first epochs of the ranges that are there, ascending."""
+        infos = self._try(lambda: self._objects.list(self._prefix))
+        names = (_NAME.fullmatch(info.name.removeprefix(self._prefix)) for info in infos)
+        return sorted(int(match["first"]) for match in names if match)
+
+    def _newest(self) -> _Range | None:
+        while listed := self._listed():
+            name = self._name(listed[-1])
+            try:
+                data = self._try(lambda name=name: self._objects.get(name))  # type: ignore[misc]
+            except FileNotFoundError:
+                continue  # cleared away since it was listed: there are newer ones
+            return self._decode(listed[-1], name, data)
+        return None
+
+    def _create(self, wanted: _Range) -> bool:
+        fields = asdict(wanted)
+        fields["from"] = fields.pop("start")
+        data = to_json({"format": _FORMAT, **fields})
+        return self._try(lambda: self._objects.put(self._name(wanted.first), data))
+
+    def _clear(self, listed: list[int]) -> None:
+        for first in listed[:-KEPT]:
+            self._try(lambda first=first: self._objects.delete(self._name(first)))  # type: ignore[misc]
+
+    def _decode(self, first: int, name: str, data: bytes) -> _Range:
+        try:
+            said = json.loads(data)
+            if said["format"] > _FORMAT:
+                raise ValueError(f"it has format {said['format']}, this release reads {_FORMAT}")
+            return _Range(
+                first,
+                str(said["definition"]),
+                int(said["generation"]),
+                int(said["from"]),
+                int(said["through"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise SinkRefused(
+                f"query {self._query}: {self._objects.url}/{name} cannot be read: {error}"
+            ) from error
+
+    def _name(self, first: int) -> str:
+        return f"{self._prefix}{first:012d}.json"
+
+    def _try(self, action: Callable[[], T]) -> T:
+        return self._retry.run(action)

@@ -1,0 +1,271 @@
+"""No epoch of a sink is ever written by two definitions, whoever lives, dies or wakes up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.connectors.epoch_ranges import FOLDER, KEPT, Definition, EpochRanges
+from rekindle.connectors.files_sink import FilesSink, parse_name
+from rekindle.errors import SinkRefused
+from rekindle.objects import ObjectInfo, Retry, to_json
+from rekindle.protocol import SinkAssignment
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch
+from rekindle.streams.log import OutputLog
+from rekindle.task.sinks import SinkWriters
+from rekindle.topology.spec import FilesSinkSpec, SinkSpec
+
+SCHEMA = pa.schema([("by", pa.string())])
+SPAN = 4
+OLD = Definition("old", 1, 0, SPAN)
+NEW = Definition("new", 2, 12, SPAN)
+
+
+def batch(epoch: int, by: str = "x", rows: int = 1) -> EpochBatch:
+    table = pa.table({"by": [by] * rows}, schema=SCHEMA)
+    return EpochBatch("s", 0, epoch, 0, table, digest_table(table))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def sink(place: Path, definition: Definition, partition: int = 0) -> FilesSink:
+    spec = FilesSinkSpec(url=f"file://{place}")
+    return FilesSink("q", spec, partition, "uid", SCHEMA, definition=definition)
+
+
+def write(place: Path, definition: Definition, partition: int, epochs: range) -> FilesSink:
+    opened = sink(place, definition, partition)
+    for epoch in epochs:
+        opened.write(batch(epoch, definition.id))
+    return opened
+
+
+def epochs_in(place: Path, partition: int) -> list[int]:
+    parsed = [parse_name(path.name) for path in place.iterdir()]
+    return sorted(p[2] for p in parsed if p and p[1] == partition)
+
+
+def ranges_in(place: Path) -> list[str]:
+    return sorted(path.name for path in (place / FOLDER / "q").iterdir())
+
+
+def test_a_new_definition_begins_after_all_that_the_old_one_wrote(place: Path) -> None:
+    write(place, OLD, 0, range(40))
+    write(place, OLD, 1, range(31))
+    write(place, OLD, 2, range(0))
+    assert [sink(place, NEW, partition).last_epoch() for partition in range(4)] == [39] * 4
+
+
+def test_where_a_definition_begins_never_changes(place: Path) -> None:
+    write(place, OLD, 0, range(40))
+    first = sink(place, NEW)
+    assert first.last_epoch() == 39
+    for epoch in range(40, 90):
+        first.write(batch(epoch))
+    assert sink(place, NEW, partition=1).last_epoch() == 39
+
+
+def test_a_task_of_the_old_definition_writes_nothing_beyond(place: Path) -> None:
+    late = write(place, OLD, 1, range(31))
+    write(place, OLD, 0, range(38))
+    sink(place, NEW).last_epoch()
+    late.write(batch(31))  # of a range that it holds
+    for epoch in (32, 40):
+        with pytest.raises(SinkRefused, match="epochs from 40 on belong to its definition"):
+            late.write(batch(epoch))
+    assert epochs_in(place, 1) == list(range(32))
+
+
+def test_an_old_task_that_restarts_is_refused(place: Path) -> None:
+    write(place, OLD, 0, range(10))
+    write(place, NEW, 0, range(12, 14))
+    with pytest.raises(SinkRefused, match="this task runs the one of generation 1"):
+        sink(place, OLD).last_epoch()
+
+
+def test_the_same_definition_comes_back_as_a_newer_one(place: Path) -> None:
+    zombie = write(place, OLD, 0, range(10))
+    write(place, NEW, 0, range(12, 18))
+    again = sink(place, Definition("old", 3, 14, SPAN))
+    assert again.last_epoch() == 19
+    again.write(batch(20))
+    with pytest.raises(SinkRefused, match="generation 3"):
+        zombie.write(batch(12))
+
+
+def test_a_definition_that_owes_later_epochs_begins_with_them(place: Path) -> None:
+    write(place, OLD, 0, range(10))
+    assert sink(place, Definition("new", 2, 40, SPAN)).last_epoch() == 39
+
+
+def test_replicas_and_restarts_share_their_ranges(place: Path) -> None:
+    one, other = sink(place, OLD), sink(place, OLD)
+    assert one.last_epoch() == other.last_epoch() == NO_EPOCH
+    assert one.write(batch(0))
+    assert not other.write(batch(0))
+    assert other.write(batch(9))
+    assert one.write(batch(8))
+    assert sink(place, OLD).last_epoch() == 9
+
+
+def test_files_of_a_release_without_ranges_are_the_definitions_own(place: Path) -> None:
+    spec = FilesSinkSpec(url=f"file://{place}")
+    FilesSink("q", spec, 0, "uid", SCHEMA).write(batch(25))
+    assert sink(place, OLD).last_epoch() == 25
+
+
+def test_a_pause_without_rows_costs_one_range(place: Path) -> None:
+    opened = sink(place, OLD)
+    opened.write(batch(0))
+    for epoch in range(1, 1_000):
+        opened.write(batch(epoch, rows=0))
+    opened.write(batch(100_000))
+    assert ranges_in(place) == ["000000000000.json", "000000000004.json"]
+    assert sink(place, NEW).last_epoch() == 100_003
+
+
+def test_old_ranges_are_cleared_away(place: Path) -> None:
+    write(place, OLD, 0, range(100))
+    assert len(ranges_in(place)) == KEPT
+
+
+def test_a_range_of_a_newer_format_is_refused(place: Path) -> None:
+    opened = sink(place, OLD)
+    path = place / FOLDER / "q" / "000000000000.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(to_json({"format": 9}))
+    with pytest.raises(SinkRefused, match="format 9, this release reads 1"):
+        opened.last_epoch()
+
+
+def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, place: Path) -> None:
+    write(place, OLD, 1, range(40))
+    log = OutputLog(tmp_path / "log", "s", 0, SCHEMA)
+    log.start_at(12)
+    for epoch in range(12, 50):
+        log.append(batch(epoch, "new"))
+    sinks = SinkWriters(log, 11, lambda assigned, _: sink(place, NEW))
+    sinks.assign(
+        [SinkAssignment(query="q", from_epoch=12, sink=SinkSpec(), definition="new", generation=2)]
+    )
+    try:
+        assert sinks.flush(49, 10)
+    finally:
+        sinks.stop()
+    assert epochs_in(place, 0) == list(range(40, 50))
+
+
+class Interrupted:
+    """Objects in memory; before each operation others may do as much as they like."""
+
+    url = "memory://place"
+
+    def __init__(self, held: dict[str, bytes], meanwhile: Callable[[], None]) -> None:
+        self._held = held
+        self._meanwhile = meanwhile
+
+    def mark(self, name: str, data: bytes | None) -> bytes:
+        raise AssertionError("the place is open")
+
+    def put(self, name: str, data: bytes) -> bool:
+        self._meanwhile()
+        return self._held.setdefault(name, data) is data
+
+    def get(self, name: str) -> bytes:
+        self._meanwhile()
+        if name not in self._held:
+            raise FileNotFoundError(name)
+        return self._held[name]
+
+    def exists(self, name: str) -> bool:
+        return name in self._held
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self._meanwhile()
+        return [ObjectInfo(name, 0, 0.0) for name in sorted(self._held) if name.startswith(prefix)]
+
+    def delete(self, name: str) -> None:
+        self._meanwhile()
+        self._held.pop(name, None)
+
+
+def ranges(objects: Interrupted, definition: Definition) -> EpochRanges:
+    return EpochRanges(objects, Retry(attempts=1), "q", definition)
+
+
+def test_a_range_behind_the_newest_one_is_nobodys() -> None:
+    """It looked, slept while others went on and cleared away, and creates what was free then."""
+    held: dict[str, bytes] = {}
+    new = ranges(Interrupted(held, lambda: None), NEW)
+
+    def others_go_on() -> None:
+        for epoch in range(12, 60, SPAN):
+            new.acquire(epoch)
+
+    class Sleeping(Interrupted):
+        def put(self, name: str, data: bytes) -> bool:
+            if name.endswith("000000000004.json"):
+                others_go_on()
+            return super().put(name, data)
+
+    old = ranges(Sleeping(held, lambda: None), OLD)
+    old.acquire(0)
+    with pytest.raises(SinkRefused, match="writes no more"):
+        old.acquire(4)
+    new.acquire(60)
+
+
+class Race:
+    """Writers of three definitions in two partitions, interleaved by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.written: dict[int, set[int]] = {}  # epoch -> generations
+        self.depth = 0
+        self.next: dict[tuple[int, int], int] = {}
+        self.ranges: dict[tuple[int, int], EpochRanges] = {}
+        held: dict[str, bytes] = {}
+        for generation in (1, 2, 3):
+            definition = Definition(f"d{generation}", generation, 3 * generation, SPAN)
+            for partition in (0, 1):
+                objects = Interrupted(held, self.meanwhile)
+                key = generation, partition
+                self.ranges[key] = ranges(objects, definition)
+                self.next[key] = definition.from_epoch
+
+    def meanwhile(self) -> None:
+        if self.depth < 4 and self.random.random() < 0.25:
+            self.depth += 1
+            self.turn()
+            self.depth -= 1
+
+    def turn(self) -> None:
+        key = self.random.choice(list(self.next))
+        epoch = self.next[key]
+        try:
+            epoch = max(epoch, self.ranges[key].first_epoch())
+            self.ranges[key].acquire(epoch)
+        except SinkRefused:
+            return
+        self.written.setdefault(epoch, set()).add(key[0])
+        self.next[key] = max(self.next[key], epoch + self.random.choice((1, 1, 1, 9)))
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_epoch_is_acquired_by_two_definitions(seed: int) -> None:
+    race = Race(seed)
+    for _ in range(100):
+        race.turn()
+    assert {e: g for e, g in race.written.items() if len(g) > 1} == {}
+    generations = [max(race.written[epoch]) for epoch in sorted(race.written)]
+    assert generations == sorted(generations)
