@@ -41,6 +41,7 @@ class Change:
 def tell(change: Change) -> list[EmitEvent]:
     said = [
         *_validity(change),
+        *_image(change),
         *_losses(change),
         *_recovery(change),
         *_queries(change),
@@ -74,6 +75,12 @@ def _validity(change: Change) -> Iterator[Words]:
         yield False, "Accepted", "Validate", new["message"], f"{generation}"
     else:
         yield True, "Invalid", "Validate", new["message"], f"{generation} {new['message']}"
+
+
+def _image(change: Change) -> Iterator[Words]:
+    image, new = change.case.newer_image, condition_of(change.new, "Valid")
+    if image and image not in condition_of(change.old, "Valid").get("message", ""):
+        yield False, "ImageOutdated", "Upgrade", new["message"], image
 
 
 def _losses(change: Change) -> Iterator[Words]:

@@ -134,7 +134,14 @@ def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition
     refused = _found_by_tasks(case, states) or _found_before(case, health)
     if refused:
         return Condition("Valid", False, _REFUSED, refused)
-    return Condition("Valid", True, "Accepted", f"generation {case.view.generation} is accepted")
+    said = f"generation {case.view.generation} is accepted"
+    if case.newer_image and case.running is not None:
+        image = case.running.view.spec.get("image")
+        said += (
+            f"; it goes on with image {image}, which it was accepted with. The operator's default "
+            f"is {case.newer_image} now: any edit of the spec takes it"
+        )
+    return Condition("Valid", True, "Accepted", said)
 
 
 def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:

@@ -197,6 +197,9 @@ def topology_view(raw: Json) -> TopologyView:
 def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
     """The topology as an earlier generation, from that generation's record."""
     record = json.loads(config.text)
+    spec = record["spec"]
+    if image := record.get("image"):
+        spec = {**spec, "image": image}
     return TopologyView(
         namespace=view.namespace,
         name=view.name,
@@ -205,7 +208,7 @@ def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
         generation=config.generation,
         created=view.created,
         deleting=view.deleting,
-        spec=record["spec"],
+        spec=spec,
         status=view.status,
     )
 

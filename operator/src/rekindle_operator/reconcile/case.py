@@ -50,6 +50,8 @@ class Case:
     reserved: Mapping[str, int]  # slot -> incarnation
     before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
 
+    newer_image: str = ""  # what an edit would make of the image; empty: it would stay
+
     @property
     def suspended(self) -> bool:
         return self.running is not None and self.running.topology.spec.suspend
@@ -86,7 +88,9 @@ def open_case(
                         actions.append(_trial(fresh, defaults))
                 else:
                     running = fresh
-                    actions.append(CreateConfig(view.namespace, generation_record(view)))
+                    actions.append(
+                        CreateConfig(view.namespace, generation_record(view, defaults.image))
+                    )
     case = Case(
         view=view,
         running=running,
@@ -95,8 +99,17 @@ def open_case(
         data=read_data_plane(view.data_plane),
         reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
         before=before,
+        newer_image=_newer_image(view, running, defaults),
     )
     return case, actions + _forgotten(case, configs, snapshot)
+
+
+def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
+    """The operator's default, where the generation that runs has recorded another one."""
+    if running is None or running.generation != view.generation:
+        return ""
+    wanted = str(view.spec.get("image") or defaults.image)
+    return "" if running.view.spec.get("image", wanted) == wanted else wanted
 
 
 def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | None:

@@ -61,8 +61,10 @@ def metadata(
     }
 
 
-def generation_record(topology: TopologyView) -> Manifest:
+def generation_record(topology: TopologyView, default_image: str) -> Manifest:
     """The immutable ConfigMap by which a generation is accepted: what tasks and coordinator run.
+    The image is part of it, so that an operator of another version replaces a lost pod by one that
+    runs what its neighbours run.
 
     The origin of epochs is the creation time, whatever the generation (docs/architecture.md)."""
     record = {
@@ -70,6 +72,7 @@ def generation_record(topology: TopologyView) -> Manifest:
         "uid": topology.uid,
         "generation": topology.generation,
         "origin": topology.created,
+        "image": topology.spec.get("image") or default_image,
         "spec": topology.spec,
     }
     labels = {names.LABEL_GENERATION: str(topology.generation)}
