@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 
 from kubernetes import client, config
 
+from embedded.components import Settings
 from embedded.control_plane import ControlPlane
 from embedded.process_node.host import Image, ProcessNode
 from embedded.toolchain import ensure_helm, ensure_java
@@ -75,6 +76,7 @@ class EmbeddedCluster:
         *,
         nodes: int = 5,
         shape: NodeShape = NodeShape(),
+        settings: Settings | None = None,
         report: Report = lambda _: None,
     ) -> None:
         self.directory = directory
@@ -85,7 +87,7 @@ class EmbeddedCluster:
         self._report = report
         self._dead: list[ProcessNode] = []
         self._numbers = itertools.count(1)
-        self.control_plane = ControlPlane(directory / "control-plane")
+        self.control_plane = ControlPlane(directory / "control-plane", settings)
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -252,7 +254,8 @@ class EmbeddedCluster:
         return self.pods(f"rekindle.dev/topology={topology},rekindle.dev/role=task")
 
     def operator_pods(self) -> list[Any]:
-        return list(self.core.list_namespaced_pod(SYSTEM).items)
+        selector = "rekindle.dev/operator"
+        return list(self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
 
     def leading_operator_pod(self) -> Any:
         """The replica of the operator that holds its Lease: only its death is noticed."""

@@ -108,6 +108,18 @@ def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch
     assert leader.may_act(), "nobody else led in between"
 
 
+def test_who_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, ready = LeaseServer(), False
+    election = Election(identity="a", timing=TIMING)
+    leader = Leader(None, election, lambda: None, lambda: ready)  # type: ignore[arg-type]
+    monkeypatch.setattr(leader, "_request", server.request)
+    for _ in range(3):
+        leader.step()
+    assert server.lease is None
+    ready = True
+    lead(leader)
+
+
 def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LeaseServer()
     leader = make_leader(server, "a", monkeypatch)

@@ -29,3 +29,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "rekindle.image" -}}
 {{- printf "%s:%s" .image.repository (.image.tag | default .version) -}}
 {{- end -}}
+
+{{- define "rekindle.watchdogSelector" -}}
+app.kubernetes.io/name: rekindle-watchdog
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rekindle.watchdogLabels" -}}
+{{ include "rekindle.watchdogSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "rekindle.operatorPriorityClass" -}}
+{{- if .Values.priorityClassName -}}
+{{- .Values.priorityClassName -}}
+{{- else if .Values.operatorPriorityClass.create -}}
+{{- printf "%s-operator" (include "rekindle.fullname" .) -}}
+{{- end -}}
+{{- end -}}

@@ -34,7 +34,9 @@ def main() -> None:
     set_up_logging(settings.log_level)
     api = _connect()
     cluster = Cluster(api, settings.namespace, time.time, settings.own_node)
-    leader = Leader(_connect_for_election(), settings.election, cluster.excuse)
+    leader = Leader(
+        _connect_for_election(), settings.election, cluster.excuse, lambda: cluster.synced
+    )
     executor = Executor(
         api,
         cluster,
@@ -46,13 +48,13 @@ def main() -> None:
     loop = ControlLoop(cluster, executor, settings, leader)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
+    leader.start()
     relister = Relister(api, cluster, settings)
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
     if settings.ask_kubelets:
         probe = KubeletProbe(cluster, settings.timing, time.time)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
-    leader.start()
     threading.Thread(target=_or_die, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()

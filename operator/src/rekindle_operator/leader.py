@@ -38,11 +38,17 @@ def monotonic_s() -> float:
 
 
 class Leader:
-    """`returned` is called when the API server answers again after it was away."""
+    """`returned` is called when the API server answers again after it was away. Who is not `ready`
+    watches the Lease, so that it can take it without a further wait, and does not take it."""
 
     def __init__(
-        self, api: client.ApiClient, election: Election, returned: Callable[[], None]
+        self,
+        api: client.ApiClient,
+        election: Election,
+        returned: Callable[[], None],
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._ready = ready
         self._api = api
         self._election = election
         self._returned = returned
@@ -136,7 +142,7 @@ class Leader:
 
     def _call(self, before: Candidate) -> Candidate:
         began = monotonic_s()
-        if before.wants_to_write():
+        if before.wants_to_write() and (before.holds or self._ready()):
             wanted = before.record_to_write()
             raw = self._put(wanted) if wanted.version else self._create(wanted)
             span = Span(began, monotonic_s())

@@ -1,0 +1,60 @@
+"""All replicas of the operator die together, and their Node objects stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from embedded.components import Settings
+from harness.cluster import OPERATOR_LEASE, SYSTEM, EmbeddedCluster, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.failures, pytest.mark.timeout(600)]
+
+BAR_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    # As long as with Kubernetes' default: meanwhile the scheduler takes dead nodes for living ones.
+    slow = Settings(node_monitor_grace_period_s=50)
+    directory = tmp_path_factory.mktemp("operator")
+    with EmbeddedCluster(directory, nodes=5, settings=slow, report=print) as cluster:
+        cluster.install()
+        yield cluster
+
+
+def test_the_operator_comes_back_when_all_its_replicas_died(cluster: EmbeddedCluster) -> None:
+    cluster.leading_operator_pod()
+    before = {p.metadata.uid: p.spec.node_name for p in cluster.operator_pods()}
+    victims = sorted(set(before.values()))
+    assert len(victims) == 3, "replicas are spread over nodes"
+    renewed = _lease(cluster).spec.renew_time
+    began = time.monotonic()
+    cluster.kill_nodes(victims)
+
+    def leads_again() -> bool:
+        lease = _lease(cluster)
+        holder = lease.spec.holder_identity
+        living = {p.metadata.name for p in cluster.operator_pods() if p.metadata.uid not in before}
+        return holder in living and lease.spec.renew_time > renewed
+
+    wait_for("another replica that leads", leads_again, 90, 0.25)
+    took_s = time.monotonic() - began
+    print(f"the operator was back after {took_s:.1f} s")
+    assert took_s < BAR_S, cluster.describe_system()
+    objects = {node.metadata.name for node in cluster.core.list_node().items}
+    assert objects >= set(victims), "the dead nodes' objects were to stay"
+    lost = {uid for uid, node in before.items() if node in victims}
+    wait_for(
+        "all lost replicas to be replaced",
+        lambda: not lost & {p.metadata.uid for p in cluster.operator_pods()},
+        60,
+        0.25,
+    )
+
+
+def _lease(cluster: EmbeddedCluster) -> Any:
+    return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, SYSTEM)

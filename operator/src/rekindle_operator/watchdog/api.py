@@ -1,0 +1,99 @@
+"""The few calls that a watchdog makes, by the standard library: to the API server, and to kubelets
+and pods for a sign of life."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TIMEOUT_S = 2.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    url: str
+    tls: ssl.SSLContext | None = None
+    token: Path | None = None  # read for each call: the kubelet replaces it
+
+
+def find_access(env: Mapping[str, str]) -> Access:
+    """Of the pod's service account."""
+    host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
+    host = f"[{host}]" if ":" in host else host
+    tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
+    return Access(f"https://{host}:{port}", tls, _SERVICE_ACCOUNT / "token")
+
+
+class ApiServer:
+    """Raises OSError or HTTPException when nobody answers in time."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._connection: http.client.HTTPConnection | None = None
+
+    def call(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
+        """HTTP status, and the answer."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self._access.token is not None:
+            headers["Authorization"] = f"Bearer {self._access.token.read_text().strip()}"
+        connection = self._connection or self._connect()
+        self._connection = None
+        data = json.dumps(body) if body is not None else None
+        try:
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            text = response.read()
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        with contextlib.suppress(ValueError):
+            return response.status, dict(json.loads(text))
+        return response.status, {}
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self._access.url)
+        host, port = parts.hostname or "", parts.port
+        if self._access.tls is None:
+            return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=self._access.tls)
+
+
+def kubelet_answers(host: str, port: int, within_s: float) -> bool:
+    """A TLS handshake: the kernel of a frozen process accepts a connection and cannot shake hands.
+    The certificate is not verified: nothing is sent."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), within_s) as plain, tls.wrap_socket(plain):
+            return True
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError):
+        return False
+    except ssl.SSLError:
+        return True  # a refusal of the handshake is an answer too
+    except OSError:
+        return False
+
+
+def pod_answers(host: str, port: int, within_s: float) -> bool:
+    """Whatever it says of itself."""
+    connection = http.client.HTTPConnection(host, port, timeout=within_s)
+    try:
+        connection.request("GET", "/livez")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

@@ -1,0 +1,236 @@
+"""The watchdog deletes the operator's pods only where machines are dead and nobody leads."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rekindle_operator.watchdog.__main__ import Settings, Watchdog
+from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_answers, pod_answers
+from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming
+
+TIMING = WatchdogTiming()
+
+
+def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorPod:
+    return OperatorPod(name, f"uid of {name}", "1", node, accepted, "127.0.0.1", "127.0.0.1")
+
+
+def watched(one: OperatorPod, answers: list[bool | None], every_s: float = 1.0) -> list[str]:
+    """What is lost after these answers; None: it was not asked."""
+    watch, at = Watch(), 0.0
+    for number, answer in enumerate(answers):
+        at = number * every_s
+        watch = watch.seen([one], {} if answer is None else {one.uid: answer}, at)
+    return watch.lost([one], at, TIMING)
+
+
+def test_a_pod_on_a_silent_machine_is_lost() -> None:
+    assert watched(pod(), [False, False, False]) == ["uid of a"]
+
+
+def test_silence_must_last() -> None:
+    assert watched(pod(), [False, False]) == []
+    assert watched(pod(), [False]) == []
+
+
+def test_an_answer_ends_the_silence() -> None:
+    assert watched(pod(), [False, False, True, False]) == []
+
+
+def test_a_pod_that_its_kubelet_never_accepted_is_lost() -> None:
+    assert watched(pod(accepted=False), [None] * 4) == []
+    assert watched(pod(accepted=False), [None] * 6) == ["uid of a"]
+
+
+def test_a_pod_that_waits_for_a_node_is_not_lost() -> None:
+    assert watched(pod(accepted=False, node=""), [None] * 60) == []
+
+
+def test_patience_grows_with_each_pod_that_no_kubelet_took() -> None:
+    one = pod("b", accepted=False)
+    watch = Watch().deleted(pod(accepted=False)).deleted(pod(accepted=False))
+    for second in range(12):
+        watch = watch.seen([one], {}, float(second))
+        found = watch.lost([one], float(second), TIMING)
+        assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
+
+
+def test_looks_become_rarer_while_nobody_leads() -> None:
+    watch = Watch()
+    for second in range(60):
+        watch = watch.seen([], {}, float(second))
+    assert watch.pause_s(TIMING) == TIMING.longest_poll_s
+
+
+# --- over HTTP ------------------------------------------------------------------
+
+
+class ApiServerWith:
+    """One Lease and some pods, by HTTP."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.renewed = True
+        self.away = False  # it hangs up without an answer
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.deleted: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[dict[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if outer.away:
+                    self.close_connection = True
+                elif "/leases/" in self.path:
+                    outer.version += outer.renewed
+                    meta = {"resourceVersion": str(outer.version)}
+                    self.answer(200, {"metadata": meta, "spec": {"holderIdentity": "gone"}})
+                else:
+                    self.answer(200, {"items": list(outer.pods.values())})
+
+            def do_POST(self) -> None:
+                outer.events.append(self.body())
+                self.answer(201, {})
+
+            def do_DELETE(self) -> None:
+                name = self.path.rsplit("/", 1)[1]
+                outer.deleted.append((name, self.body()))
+                outer.pods.pop(name, None)
+                self.answer(200, {})
+
+            def body(self) -> dict[str, Any]:
+                length = int(self.headers["Content-Length"])
+                return dict(json.loads(self.rfile.read(length)))
+
+            def answer(self, status: int, body: dict[str, Any]) -> None:
+                text = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def add_pod(self, name: str, host_ip: str, pod_ip: str) -> None:
+        self.pods[name] = {
+            "metadata": {"name": name, "uid": f"uid of {name}", "resourceVersion": "5"},
+            "spec": {"nodeName": "node"},
+            "status": {"startTime": "2026-01-01T00:00:00Z", "hostIP": host_ip, "podIP": pod_ip},
+        }
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServerWith]:
+    made = ApiServerWith()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+QUICK = WatchdogTiming(
+    poll_s=0.1,
+    quick_poll_s=0.05,
+    longest_poll_s=0.1,
+    look_s=0.1,
+    stale_s=0.3,
+    silent_s=0.2,
+    accept_s=0.3,
+    spread_s=0.0,
+)
+
+
+def watchdog(api: ApiServerWith, pod_port: int) -> Watchdog:
+    settings = Settings(
+        "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
+    )
+    quick = Settings(**{**_fields(settings), "timing": QUICK})
+    return Watchdog(ApiServer(Access(api.url)), quick)
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__slots__}
+
+
+def run_until(dog: Watchdog, done: Any, deadline_s: float = 10) -> None:
+    end = time.monotonic() + deadline_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(dog.step())
+
+
+def test_pods_on_dead_machines_are_deleted_while_nobody_leads(api: ApiServerWith) -> None:
+    api.add_pod("dead", "127.0.0.1", "127.0.0.1")
+    dog = watchdog(api, pod_port=free_port())
+    api.renewed = False
+    run_until(dog, lambda: api.deleted)
+    ((name, body),) = api.deleted
+    assert name == "dead"
+    assert body["preconditions"] == {"uid": "uid of dead", "resourceVersion": "5"}
+    assert body["gracePeriodSeconds"] == 0
+    run_until(dog, lambda: api.events)
+    assert api.events[0]["reason"] == "OperatorLost"
+
+
+def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith) -> None:
+    """The fake API server's port plays the pod's."""
+    api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
+    dog = watchdog(api, pod_port=api.server.server_port)
+    api.renewed = False
+    began = time.monotonic()
+    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    assert api.deleted == []
+
+
+def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith) -> None:
+    api.add_pod("dead", "127.0.0.1", "127.0.0.1")
+    dog = watchdog(api, pod_port=free_port())
+    began = time.monotonic()
+    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    assert api.deleted == []
+
+
+def test_an_api_server_that_is_away_makes_nobody_lost(api: ApiServerWith) -> None:
+    dog = watchdog(api, pod_port=free_port())
+    api.renewed = False
+    api.add_pod("dead", "127.0.0.1", "127.0.0.1")
+    dog.step()
+    api.away = True
+    began = time.monotonic()
+    run_until(dog, lambda: time.monotonic() - began > 1.0)
+    api.away = False
+    dog.step()
+    assert api.deleted == []
+    run_until(dog, lambda: api.deleted)
+
+
+def test_a_machine_that_accepts_and_says_nothing_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert not kubelet_answers("127.0.0.1", port, 0.2)
+        assert not pod_answers("127.0.0.1", port, 0.2)
