@@ -41,6 +41,10 @@ class OperatorFailed(RekindleError):
     """An operator could not process an epoch (bad SQL at run time, a cast that overflows)."""
 
 
+class EpochTooLarge(RekindleError):
+    """One epoch does not fit into a task's memory, or into a table; names the limit to raise."""
+
+
 class OperatorRefused(OperatorFailed):
     """Spark refuses an operator before its first row: the manifest has to change."""
 

@@ -16,6 +16,8 @@ from rekindle.engine.model import EpochInput
 
 EPOCH, LATE_BEFORE = "__e", "__late"
 """A row's epoch number, and the watermark before that epoch, by which it is late or not."""
+COPIED_BYTES = 1 << 20
+"""Epochs that are smaller on average are copied into one batch."""
 SYSTEM = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
 
 
@@ -25,7 +27,9 @@ def stack(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> p
     lengths = [t.num_rows for t in tables]
     system = [[e.epoch, e.watermark_before] for e, _ in epochs]
     numbers, late = np.repeat(np.array(system, np.int64), lengths, axis=0).T
-    rows = pa.concat_tables(tables).combine_chunks()
+    rows = pa.concat_tables(tables)
+    if rows.nbytes < COPIED_BYTES * len(epochs):  # many small batches would cost more
+        rows = rows.combine_chunks()
     columns = [pa.array(np.ascontiguousarray(c)) for c in (numbers, late)]
     return pa.table([*columns, *rows.columns], schema=pa.schema([*SYSTEM, *schema]))
 

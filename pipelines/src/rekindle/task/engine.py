@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
+from rekindle.engine.failure import EngineLost, describe_death
+from rekindle.engine.memory import MIB
 from rekindle.engine.model import Chain
 from rekindle.engine.passthrough import PassThroughChain
 from rekindle.task.config import TaskConfig
@@ -21,13 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class EngineStarter:
-    """`chain` is the chain, or what kept it from starting. `on_death(message)` is called when the
-    engine dies later."""
+    """`chain` is the chain, or what kept it from starting. An engine that dies later is started
+    anew by whoever asks `lost` and calls `restart`."""
 
-    def __init__(self, config: TaskConfig, on_death: Callable[[str], None]) -> None:
+    def __init__(self, config: TaskConfig) -> None:
         self.chain: Future[Chain] = Future()
         self._config = config
-        self._on_death = on_death
+        self._death: int | None = None
+        self._running: Chain | None = None
         self._session: object | None = None
         nodes = [config.topology.nodes[name] for name in config.segment.nodes]
         if len(nodes) == 1 and isinstance(nodes[0].spec, SourceSpec):
@@ -35,26 +37,52 @@ class EngineStarter:
         else:
             threading.Thread(target=self._start, name="engine-start", daemon=True).start()
 
+    def lost(self) -> EngineLost | None:
+        """Why the JVM is gone; None while it is there."""
+        if (status := self._death) is None:
+            return None
+        heap = f"{self._config.memory.heap_bytes // MIB} MiB"
+        return EngineLost(f"{describe_death(status, heap)}; it starts again", status)
+
+    def restart(self, job_bytes: int) -> Chain:
+        """The chain in a new JVM, or in the one that still runs; what it had counted stays.
+        Raises EngineLost."""
+        before = self._running
+        chain = self._make(job_bytes)
+        for operator, rows in (before.dropped if before is not None else {}).items():
+            chain.dropped[operator].late += rows.late
+            chain.dropped[operator].untimed += rows.untimed
+        return chain
+
     def _start(self) -> None:
         try:
-            from rekindle.engine.spark.chain import SparkChain
-            from rekindle.engine.spark.session import start_session
-
-            config = self._config
-            cores = max(1, config.segment.resources.cpu_m // 1000)
-            session = start_session(
-                f"{config.topology.name}-{config.segment.name}-{config.ref.partition}",
-                master=f"local[{cores}]",
-                conf=config.topology.spec.spark_conf,
-                cds_archive=config.cds_archive,
-                data_dir=config.data,
-                memory=config.memory,
-                on_death=lambda status: self._on_death(f"the JVM died with status {status}"),
-            )
-            self._session = session
-            self.chain.set_result(SparkChain(config.segment, config.topology, session))
+            self.chain.set_result(self._make(self._config.memory.job_bytes))
         except BaseException as error:
             self.chain.set_exception(error)
+
+    def _make(self, job_bytes: int) -> Chain:
+        from rekindle.engine.spark.chain import SparkChain
+        from rekindle.engine.spark.session import start_session
+
+        config = self._config
+        cores = max(1, config.segment.resources.cpu_m // 1000)
+        session = start_session(
+            f"{config.topology.name}-{config.segment.name}-{config.ref.partition}",
+            master=f"local[{cores}]",
+            conf=config.topology.spec.spark_conf,
+            cds_archive=config.cds_archive,
+            data_dir=config.data,
+            memory=config.memory,
+            on_death=self._died,
+        )
+        self._death = None
+        self._session = session
+        chain = SparkChain(config.segment, config.topology, session, job_bytes=job_bytes)
+        self._running = chain
+        return chain
+
+    def _died(self, status: int) -> None:
+        self._death = status
 
     def stop(self, timeout_s: float) -> None:
         if self._session is None:

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from rekindle.engine.bounds import CallBounds
+from rekindle.engine.bounds import take_ready
+from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
+from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, ChainResult, EpochInput, State
+from rekindle.engine.retry import CallSizes
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import digest_table
@@ -28,7 +33,7 @@ FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
 
 _log = logging.getLogger(__name__)
-_PASSING = (SourceFailed, LogFull, StoreError, OSError)
+_PASSING = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 """What may pass: said, and tried again."""
 
 
@@ -39,6 +44,18 @@ class Position:
     epoch: int
     watermark: int
     state: State
+
+
+class Restarts(Protocol):
+    """What starts the chain's engine anew. None of it is needed for a chain without a JVM."""
+
+    def lost(self) -> EngineLost | None:
+        """Why the engine is gone; None while it is there."""
+        ...
+
+    def restart(self, job_bytes: int) -> Chain:
+        """The chain in a new engine. Raises EngineLost."""
+        ...
 
 
 class EpochLoop:
@@ -55,7 +72,8 @@ class EpochLoop:
         save: Callable[[Snapshot], None],
         report: Report,
         wait: Callable[[float], bool],
-        bounds: CallBounds | None = None,
+        sizes: CallSizes | None = None,
+        engine: Restarts | None = None,
     ) -> None:
         self._chain = chain
         self.position = position
@@ -65,20 +83,28 @@ class EpochLoop:
         self._save = save
         self._report = report
         self._wait = wait
-        self._bounds = bounds or CallBounds()
+        self._sizes = sizes or CallSizes.of(plan_memory())
+        self._engine = engine
+        self._taken: deque[EpochInput] = deque()  # and not yet in the log
 
     def run(self) -> None:
-        """Until told to stop. Raises what cannot pass: OperatorFailed, Diverged, EngineLost."""
+        """Until told to stop. Raises what cannot pass: OperatorFailed, EpochTooLarge, Diverged,
+        EngineLost."""
         while not self._wait(0):
             self.turn(0.25)
 
     def turn(self, timeout_s: float) -> int:
         """One call of the chain, if epochs come within the time-out; how many it took."""
-        epochs = self._take(timeout_s)
+        self._revive()
+        if not self._taken:
+            self._taken.extend(self._take(timeout_s))
+        epochs = take_ready(deque(self._taken), self._sizes.next_call)
         if not epochs:
             return 0
         started = time.perf_counter()
-        result = self._chain.process(self.position.state, epochs)
+        result = self._process(epochs)
+        if result is None:
+            return 0
         _check(epochs, result)
         for output in result.outputs:
             digest = digest_table(output.rows)
@@ -92,6 +118,8 @@ class EpochLoop:
             )
             if not self._append(batch):
                 return 0
+        for _ in epochs:
+            self._taken.popleft()
         newest = epochs[-1]
         self._report.processed(newest.epoch, time.perf_counter() - started)
         self.position = Position(newest.epoch, newest.watermark, result.state)
@@ -105,7 +133,7 @@ class EpochLoop:
     def _take(self, timeout_s: float) -> Sequence[EpochInput]:
         done = self.position.epoch + 1
         until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
-        bounds = self._bounds.within(until_checkpoint)
+        bounds = self._sizes.bounds.within(until_checkpoint)
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
@@ -116,6 +144,43 @@ class EpochLoop:
                 back_off = self._trouble("input", error, back_off)
                 if self._wait(back_off):
                     return ()
+
+    def _process(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
+        """The chain's result; None if the same epochs are to be tried again, or not at all because
+        the task is to stop. Raises what cannot pass."""
+        for epoch in epochs:
+            self._sizes.check(epoch)
+        back_off = FIRST_BACK_OFF_S
+        while True:
+            try:
+                result = self._chain.process(self.position.state, epochs)
+            except _PASSING as error:
+                back_off = self._trouble("engine", error, back_off)
+                if self._wait(back_off):
+                    return None
+            except (EngineLost, OutOfMemory) as error:
+                if self._engine is None:
+                    raise
+                self._trouble("engine", error, back_off)
+                self._sizes.failed(epochs, error)
+                self._restart(self._engine)
+                return None
+            else:
+                self._sizes.succeeded()
+                self._report.problem("engine", None)
+                return result
+
+    def _revive(self) -> None:
+        """Start an engine anew that died while there was nothing to do."""
+        if self._engine is None or (error := self._engine.lost()) is None:
+            return
+        self._trouble("engine", error, 0)
+        self._restart(self._engine)
+        self._report.problem("engine", None)
+
+    def _restart(self, engine: Restarts) -> None:
+        self._chain = engine.restart(self._sizes.job_bytes)
+        self._report.dropped = self._chain.dropped
 
     def _append(self, batch: EpochBatch) -> bool:
         """Append, as soon as it can be; False if the task is to stop before that."""

@@ -21,8 +21,8 @@ from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
-from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import Chain
+from rekindle.engine.retry import CallSizes
 from rekindle.errors import OperatorRefused, RekindleError, SourceFailed, SourceMisfit, StoreError
 from rekindle.protocol import (
     CONTROL_PORT,
@@ -90,7 +90,7 @@ class TaskRuntime:
         self._flight = StreamServer(
             config.bind, FLIGHT_PORT, config.identity, config.ref.incarnation
         )
-        self._engine = EngineStarter(config, self._fail)
+        self._engine = EngineStarter(config)
         self._loop_thread: threading.Thread | None = None
 
     def stop(self) -> None:
@@ -147,7 +147,8 @@ class TaskRuntime:
             save=self._save,
             report=self.report,
             wait=self._halt.wait,
-            bounds=CallBounds(max_bytes=self._config.memory.call_bytes),
+            sizes=CallSizes.of(self._config.memory),
+            engine=self._engine,
         )
         self._loop_thread = threading.Thread(
             target=self._run_loop, args=(loop,), name="engine", daemon=True

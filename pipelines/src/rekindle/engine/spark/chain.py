@@ -8,7 +8,7 @@ output before its state is saved (FlameStream §V).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,10 +16,18 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
+from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyst, all_nullable
 from rekindle.engine.spark.query import Query
-from rekindle.engine.spark.stages import Fold, Stage, WindowNode, plan_stages, stage_sql
+from rekindle.engine.spark.stages import (
+    Fold,
+    Stage,
+    WindowNode,
+    is_divisible,
+    plan_stages,
+    stage_sql,
+)
 from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance
 from rekindle.topology.model import Segment, Topology
 
@@ -30,11 +38,16 @@ MANY_ROWS = 50_000
 """Of more input than that, rows from which sorting is spread over the cores."""
 
 
+JOB_BYTES = plan_memory().job_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     stage: Stage
     texts: Mapping[Fold, str]
     shape: WindowShape | None
+    divisible: bool
+    """Whether its result for some rows, and then for those that follow, is that for all."""
 
 
 @dataclass(slots=True)
@@ -55,10 +68,13 @@ class SparkChain:
         session: SparkSession,
         *,
         fold: Fold | None = None,
+        job_bytes: int = JOB_BYTES,
     ) -> None:
-        """`fold`: how windows are folded, instead of by the size of the input; for tests."""
+        """`fold`: how windows are folded, instead of by the size of the input; for tests.
+        `job_bytes`: input of one Spark job, where a stage's input can be divided by rows."""
         self._query = Query(session.newSession())
         self._fold = fold
+        self._job_bytes = job_bytes
         self._calls = _Calls()
         analyst = Analyst(topology, self._query)
         self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
@@ -75,7 +91,7 @@ class SparkChain:
             self._calls.dropped[stage.end.node.name] = DroppedRows()
         sources = [name for name, _ in self._inputs]
         texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
-        return _Prepared(stage, texts, shape)
+        return _Prepared(stage, texts, shape, is_divisible(stage, sources))
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -91,7 +107,8 @@ class SparkChain:
         return self._calls.dropped
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
-        """Run consecutive epochs. Raises OperatorFailed (operators, epochs), EngineLost."""
+        """Run consecutive epochs. Raises OperatorFailed (operators, epochs), OutOfMemory,
+        DiskFull, EngineLost."""
         _check_consecutive(epochs)
         if not epochs:
             return ChainResult((), state)
@@ -129,7 +146,11 @@ class SparkChain:
             if rows is not None:
                 return rows
             self._calls.hash_bytes[prepared.stage.operators] = size - 1
-        return self._query.run(prepared.texts[self._fold or self._sorted(views)], views, what)
+        text = prepared.texts[self._fold or self._sorted(views)]
+        if prepared.divisible and size > self._job_bytes:
+            parts = _divided(views, -(-size // self._job_bytes))
+            return pa.concat_tables([self._query.run(text, part, what) for part in parts])
+        return self._query.run(text, views, what)
 
     def _hashes(self, prepared: _Prepared, size: int) -> bool:
         if self._fold is not None or prepared.shape is None:
@@ -160,6 +181,14 @@ class SparkChain:
 
 def _input_names(segment: Segment) -> list[str]:
     return [segment.nodes[0]] if segment.is_source else [i.name for i in segment.inputs]
+
+
+def _divided(views: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa.Table]]:
+    """The one view in parts of as many rows, in order."""
+    ((name, table),) = views.items()
+    rows = -(-table.num_rows // parts)
+    for start in range(0, table.num_rows, rows):
+        yield {name: table.slice(start, rows)}
 
 
 def _in_place(kind: pa.DataType) -> bool:

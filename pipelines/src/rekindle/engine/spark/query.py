@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
 from rekindle.engine.spark.planned import PlannedQuery, Planner
 from rekindle.engine.spark.plans import HashAggregation
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
-_DEATH_S = 2.0
-"""How long a process may take to be seen dead after its sockets closed."""
+_DEATH_S = 5.0
+"""How long a JVM may take to end after its sockets closed, or after it ran out of memory."""
+_FAILURES = (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException, MemoryError)
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_SPACE_TEXTS = ("No space left on device", "Disk quota exceeded")
+_NO_ROOM = "no room on the local disk for temporary files"
+_NO_MEMORY_TEXTS = (
+    "OutOfMemory",  # of Java, Spark and Arrow
+    "OutOfDirectMemory",  # of Netty, which holds Arrow's buffers
+    "UNABLE_TO_ACQUIRE_MEMORY",
+    "exceeds maximum allowed buffer",
+    "_CANNOT_GROW_BUFFER",
+    "NegativeArraySizeException",  # an array that would pass 2 GB
+)
 
 
 class Query:
@@ -34,7 +47,7 @@ class Query:
         """Run so far."""
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
-        """Raises OperatorFailed, which begins with `what`, or EngineLost."""
+        """Raises OperatorFailed, which begins with `what`, OutOfMemory, DiskFull, or EngineLost."""
         rows = self._run(sql, views, what, hashed=False)
         assert rows is not None
         return rows
@@ -119,17 +132,47 @@ class Query:
 def _failures(what: str) -> Iterator[None]:
     try:
         yield
-    except (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException) as error:
+    except _FAILURES as error:
         raise _judge(error, what) from error
 
 
 def _judge(error: Exception, what: str) -> Exception:
+    """What a failure was: of the local disk, the JVM, memory, or the operator."""
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return DiskFull(f"{what}: {_NO_ROOM}: {error}")
+    lines = _lines(error)
+    no_memory = _first_with(lines, _NO_MEMORY_TEXTS)
+    if no_memory or not isinstance(error, PySparkException):  # the rest says too little to know
+        _wait_for_death()
     jvm = current_jvm()
-    if jvm is not None and not isinstance(error, PySparkException):
-        deadline = time.monotonic() + _DEATH_S
-        while jvm.alive and time.monotonic() < deadline and isinstance(error, (OSError, EOFError)):
-            time.sleep(0.02)
     if jvm is not None and not jvm.alive:
-        return EngineLost(f"the JVM died (status {jvm.process.returncode}) during {what}")
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return OperatorFailed(f"{what}: {lines[0]}")
+        status = jvm.process.returncode
+        return EngineLost(f"{describe_death(status, jvm.spec.heap)}, during {what}", status)
+    if line := _first_with(lines, _NO_SPACE_TEXTS):
+        return DiskFull(f"{what}: {_NO_ROOM}: {line}")
+    if no_memory:
+        return OutOfMemory(f"{what}: Spark ran out of memory: {no_memory}")
+    said = lines[0] if lines else type(error).__name__
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"{what}: Python ran out of memory: {said}")
+    return OperatorFailed(f"{what}: {said}")
+
+
+def _lines(error: Exception) -> list[str]:
+    """An error's text; nothing where Java would have to be asked for it and no longer answers."""
+    try:
+        return str(error).strip().splitlines()
+    except Exception:
+        return []
+
+
+def _wait_for_death() -> None:
+    """A JVM that closed its sockets, or whose task met an OutOfMemoryError, is about to end."""
+    deadline = time.monotonic() + _DEATH_S
+    while (jvm := current_jvm()) is not None and jvm.alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _first_with(lines: Sequence[str], texts: Sequence[str]) -> str | None:
+    """The first line with one of some texts, which in a Java stack is the cause."""
+    return next((line.strip()[:300] for line in lines if any(t in line for t in texts)), None)

@@ -7,6 +7,7 @@ all that differs between epochs is in the rows (`rekindle.engine.spark.rewrite`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 
 ORDER = "__r"
+_SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
 class Fold(Enum):
@@ -140,6 +142,14 @@ def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: froz
     if not before:
         return last
     return f"WITH {', '.join(f'{quote(name)} AS ({text})' for name, text in before)} {last}"
+
+
+def is_divisible(stage: Stage, sources: Sequence[str]) -> bool:
+    """Whether a stage may be run for some of its rows and then for the rest. A window folds rows of
+    an epoch in one place; a UNION ALL puts all rows of one branch before those of the next."""
+    if stage.end is not None or (stage.begin is None and len(sources) > 1):
+        return False
+    return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in stage.sqls)
 
 
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:

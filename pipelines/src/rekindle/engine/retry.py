@@ -1,0 +1,87 @@
+"""What is tried after a call that did not fit into memory (design §4). Pure.
+
+The call is halved, down to one epoch; rows of one epoch go to Spark in smaller jobs, where the
+operators allow that; then there is nothing smaller. Calls stay as small as was needed, because the
+rows that follow are of the same kind, and each attempt may cost a JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rekindle.engine.bounds import CallBounds, bytes_of, rows_of
+from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
+from rekindle.engine.model import EpochInput
+from rekindle.errors import EpochTooLarge
+
+JOB_FACTOR = 16
+MIN_JOB_BYTES = 256 << 10
+MAX_DEATHS = 2
+"""Of the JVM in calls of one epoch, one after another, for no reason that a smaller job would
+take away."""
+
+
+@dataclass(slots=True)
+class CallSizes:
+    """How large calls and Spark jobs may be, after what has failed so far."""
+
+    memory: MemoryPlan
+    bounds: CallBounds
+    job_bytes: int
+    _most_epochs: int | None = None  # in the next call
+    _deaths: int = 0
+
+    @staticmethod
+    def of(memory: MemoryPlan) -> CallSizes:
+        return CallSizes(memory, CallBounds(max_bytes=memory.call_bytes), memory.job_bytes)
+
+    @property
+    def next_call(self) -> CallBounds:
+        return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
+
+    def succeeded(self) -> None:
+        self._most_epochs = None
+        self._deaths = 0
+
+    def failed(self, call: Sequence[EpochInput], error: EngineLost | OutOfMemory) -> None:
+        """Make the next call smaller. Raises EpochTooLarge, or the error, if it cannot be."""
+        if len(call) > 1:
+            size = sum(map(bytes_of, call))
+            self.bounds = replace(self.bounds, max_bytes=max(1, size // 2))
+            self._most_epochs = len(call) // 2
+            return
+        if isinstance(error, EngineLost) and not error.out_of_memory:
+            self._deaths += 1
+            if self._deaths > MAX_DEATHS:
+                raise error
+            return
+        if self.job_bytes // JOB_FACTOR < MIN_JOB_BYTES:
+            raise EpochTooLarge(self._too_large(call[0], str(error))) from error
+        self.job_bytes //= JOB_FACTOR
+
+    def check(self, epoch: EpochInput) -> None:
+        """Raises EpochTooLarge for an epoch that Python could not hold as often as it has to."""
+        size = bytes_of(epoch)
+        if size > self.memory.epoch_bytes:
+            needed = needed_bytes(size, with_jvm=self.memory.heap_bytes > 0) // MIB
+            raise EpochTooLarge(
+                f"{describe(epoch)} is larger than the {self.memory.epoch_bytes // MIB} MiB that "
+                f"a task of {self.memory.limit_bytes // MIB} MiB has for one epoch; raise its "
+                f"resources.limits.memory to {needed}Mi, or use shorter epochs"
+            )
+
+    def _too_large(self, epoch: EpochInput, error: str) -> str:
+        heap = self.memory.heap_bytes // MIB
+        return (
+            f"{describe(epoch)} does not fit into the memory of the task, which is "
+            f"{self.memory.limit_bytes // MIB} MiB with a JVM heap of {heap} MiB; raise "
+            f"resources.limits.memory of the operator, or use shorter epochs: {error}"
+        )
+
+
+def describe(epoch: EpochInput) -> str:
+    """For messages."""
+    size = bytes_of(epoch) / MIB
+    return f"epoch {epoch.epoch} ({rows_of(epoch):,} rows, {size:,.1f} MiB)"

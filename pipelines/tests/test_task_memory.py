@@ -1,0 +1,174 @@
+"""Calls that do not fit into memory, and disks without room, with a chain in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from test_task_loop import SCHEMA, Counting, World
+
+from rekindle.engine.bounds import CallBounds, bytes_of
+from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
+from rekindle.engine.memory import MIB, plan_memory
+from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, State
+from rekindle.engine.retry import CallSizes
+from rekindle.errors import EpochTooLarge, RekindleError
+
+HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)
+
+
+class Limited(Counting):
+    """A chain whose engine fails, as `fail` says, for calls that it refuses."""
+
+    def __init__(self, refuse: Callable[[Sequence[EpochInput]], Exception | None]) -> None:
+        super().__init__()
+        self.dropped: dict[str, DroppedRows] = {}
+        self._refuse = refuse
+
+    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
+        if (error := self._refuse(epochs)) is not None:
+            self.calls.append([-e.epoch for e in epochs])
+            raise error
+        return super().process(state, epochs)
+
+
+class Engine:
+    """Counts how often it is started anew."""
+
+    def __init__(self, chain: Limited) -> None:
+        self.chain = chain
+        self.job_bytes: list[int] = []
+        self.dead: EngineLost | None = None
+
+    def lost(self) -> EngineLost | None:
+        return self.dead
+
+    def restart(self, job_bytes: int) -> Limited:
+        self.dead = None
+        self.job_bytes.append(job_bytes)
+        return self.chain
+
+
+def limited_world(
+    directory: Path, refuse: Callable[[Sequence[EpochInput]], Exception | None]
+) -> tuple[World, Engine]:
+    world = World(directory)
+    engine = Engine(Limited(refuse))
+    world.chain = engine.chain
+    world.loop._chain = engine.chain
+    world.loop._engine = engine
+    return world, engine
+
+
+def run(world: World, now: float) -> None:
+    """Turns in which nothing came out are turns, too: until the log has all that time released."""
+    world.now = now
+    for _ in range(100):
+        if world.log.last == int(now) - 1:
+            return
+        world.loop.turn(0)
+    raise AssertionError(f"only epoch {world.log.last} after 100 turns")
+
+
+@pytest.mark.parametrize("error", [HEAP_FULL, OutOfMemory("direct buffers"), EngineLost("x", -9)])
+def test_a_call_without_memory_is_halved(tmp_path: Path, error: RekindleError) -> None:
+    world, engine = limited_world(tmp_path, lambda es: error if len(es) > 2 else None)
+    run(world, 10)
+    assert world.chain.calls[0] == [-n for n in range(10)]
+    assert world.sums() == [sum(range(e + 1)) for e in range(10)]
+    assert [len(c) for c in world.chain.calls[:3]] == [10, 5, 2]
+    assert len(engine.job_bytes) == 2
+    assert world.report.answer(1).problem is None
+
+
+def test_calls_stay_as_small_as_was_needed(tmp_path: Path) -> None:
+    world, engine = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 5 else None)
+    run(world, 10)
+    run(world, 30)
+    assert len(engine.job_bytes) == 1
+    assert max(len(c) for c in world.chain.calls[1:]) == 5
+
+
+def test_an_engine_without_memory_is_said_until_a_call_succeeds(tmp_path: Path) -> None:
+    world, _ = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 4 else None)
+    world.now = 8
+    world.loop.turn(0)
+    problem = world.report.answer(1).problem
+    assert problem is not None
+    assert "ran out of memory" in problem.message
+    world.loop.turn(0)
+    assert world.report.answer(1).problem is None
+
+
+def test_one_epoch_without_memory_is_tried_in_smaller_jobs(tmp_path: Path) -> None:
+    failures = [HEAP_FULL]
+    world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
+    run(world, 1)
+    assert engine.job_bytes == [plan_memory().job_bytes // 16]
+
+
+def test_one_epoch_that_never_fits_fails_in_clear_words(tmp_path: Path) -> None:
+    world, _ = limited_world(tmp_path, lambda _: HEAP_FULL)
+    with pytest.raises(EpochTooLarge) as raised:
+        run(world, 1)
+    for words in ("epoch 0", "1 rows", "1024 MiB", "512 MiB", "resources.limits.memory"):
+        assert words in str(raised.value)
+
+
+def test_an_engine_that_dies_again_and_again_fails_the_task(tmp_path: Path) -> None:
+    crash = EngineLost("the JVM died (status 134)", 134)
+    world, engine = limited_world(tmp_path, lambda _: crash)
+    with pytest.raises(EngineLost, match="134"):
+        run(world, 1)
+    assert len(engine.job_bytes) == 2
+
+
+def test_an_engine_that_dies_while_idle_starts_again(tmp_path: Path) -> None:
+    world, engine = limited_world(tmp_path, lambda _: None)
+    run(world, 2)
+    engine.dead = EngineLost("the JVM died (status -9)", -9)
+    run(world, 4)
+    assert len(engine.job_bytes) == 1
+    assert world.sums() == [0, 1, 3, 6]
+
+
+def test_an_epoch_larger_than_the_task_is_refused_before_it_is_run(tmp_path: Path) -> None:
+    sizes = CallSizes.of(plan_memory(1024 * MIB))
+    rows = pa.table({"s": ["x" * MIB] * 100})
+    epoch = EpochInput(7, 0, 0, (rows,))
+    with pytest.raises(EpochTooLarge, match=r"epoch 7 \(100 rows, 100\.0 MiB\).*\d+Mi"):
+        sizes.check(epoch)
+    needed = CallSizes.of(plan_memory(4096 * MIB))
+    needed.check(epoch)
+
+
+def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:
+    failures: list[Exception] = [DiskFull("no room on the local disk"), OSError(28, "ENOSPC")]
+    world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
+    said: list[str] = []
+
+    def wait(_: float) -> bool:
+        problem = world.report.answer(1).problem
+        if problem is not None:
+            said.append(problem.message)
+        return False
+
+    world.loop._wait = wait
+    run(world, 1)
+    assert len(said) == 2
+    assert "no room on the local disk" in said[1]
+    assert engine.job_bytes == []
+    assert world.report.answer(1).problem is None
+
+
+def test_halving_a_call_halves_its_bytes() -> None:
+    sizes = CallSizes.of(plan_memory())
+    epochs = [EpochInput(n, 0, 0, (pa.table({"n": [n] * 100}, schema=SCHEMA),)) for n in range(8)]
+    sizes.failed(epochs, HEAP_FULL)
+    size = sum(map(bytes_of, epochs))
+    assert sizes.bounds == CallBounds(max_bytes=size // 2)
+    assert sizes.next_call.max_epochs == 4
+    sizes.succeeded()
+    assert sizes.next_call.max_epochs == CallBounds().max_epochs
