@@ -6,11 +6,15 @@
 - freeze of the coordinator's node -> the next coordinator's pod (no bar);
 - the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream,
-  beside the same while nothing is killed (no bar: the machine's own).
+  beside the same while nothing is killed (no bar: the machine's own);
+- the leading operator and the coordinator among six of nine nodes that die at once: -> no query
+  is called Live in the status (bar: 3 s), -> first replacement pod of a task (bars: 5 s median,
+  8 s). Another replica of the operator lives.
 
-Tasks have nodes of their own, so that what is measured is their loss: a node that also carries
-the coordinator or the leading operator is noticed when their Leases expire (docs/recovery.md).
-The coordinator tolerates what tasks tolerate, so those nodes are cordoned until it has a place.
+But for the last, tasks have nodes of their own, so that what is measured is their loss: a node that
+also carries the coordinator or the leading operator is noticed when their Leases expire
+(docs/recovery.md). The coordinator tolerates what tasks tolerate, so those nodes are cordoned until
+it has a place.
 
 Writes build/bench/cluster_failover.json.
 """
@@ -21,6 +25,7 @@ import itertools
 import statistics
 import tempfile
 from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,8 @@ from harness.report import Row, report
 from harness.run import Run
 
 ROUNDS = 3
+BURST_NODES = 9
+BURST_LOST = 6
 GAP_BAR_S = 1.1  # an epoch + 100 ms
 POOL = "tasks"
 TASK_NODES = 3
@@ -78,6 +85,12 @@ def document(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    rows = _rows_of_single_losses()
+    rows += _rows_of_burst()
+    report("cluster_failover", rows)
+
+
+def _rows_of_single_losses() -> list[Row]:
     with (
         tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
         EmbeddedCluster(Path(directory), nodes=2 + TASK_NODES, report=print) as cluster,
@@ -98,7 +111,7 @@ def main() -> None:
             losses = [_freeze(run, tasks=2) for _ in range(ROUNDS)]
             single = [_freeze(run, tasks=1) for _ in range(ROUNDS)]
             coordinators = [_freeze_coordinator(run) for _ in range(ROUNDS)]
-    rows = [
+    return [
         _row("freeze to suspected in status, s", [a for a, _ in losses], 2.0),
         _row("freeze to first replacement pod, s", [b for _, b in losses], 5.0),
         _row("single task: freeze to suspected in status, s", [a for a, _ in single], 2.0),
@@ -109,7 +122,75 @@ def main() -> None:
         _row("nothing killed: the replicated segment's sink, s", [a for a, _ in quiet], None),
         _row("nothing killed: a reader of that stream, s", [b for _, b in quiet], None),
     ]
-    report("cluster_failover", rows)
+
+
+def _rows_of_burst() -> list[Row]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
+        EmbeddedCluster(Path(directory), nodes=BURST_NODES, report=print) as cluster,
+    ):
+        cluster.make_volume("rekindle")
+        cluster.install()
+        anywhere = document("burst")
+        del anywhere["spec"]["podTemplate"]
+        with Run(cluster, anywhere) as run:
+            run.wait_live()
+            run.wait_checkpoint()
+            bursts = [_lose_most(run) for _ in range(ROUNDS)]
+    unknown, replaced = [a for a, _ in bursts], [b for _, b in bursts]
+    what = "leader and coordinator among 6 of 9 nodes"
+    return [
+        _row(f"{what}: to no query called Live, s", unknown, 3.0),
+        _row(f"{what}: to first replacement pod, s", replaced, 8.0),
+        _row(f"{what}: to first replacement pod, median, s", [statistics.median(replaced)], 5.0),
+    ]
+
+
+def _lose_most(run: Run) -> tuple[float, float]:
+    """Kill six of nine nodes at once; seconds until no query is called Live, and until a task has
+    a replacement."""
+    run.wait_redundant()
+    run.wait_advanced()
+    cluster = run.cluster
+    leader = cluster.leading_operator_pod().spec.node_name
+    operators = {p.spec.node_name for p in cluster.operator_pods()}
+    before = {p.metadata.name: p.spec.node_name for p in cluster.tasks(run.name)}
+    first = [leader, run.coordinator_pod().spec.node_name]
+    victims = _choose(first, sorted(cluster.nodes), operators, set(before.values()))
+    began = run.observer.now()
+    cluster.kill_nodes(victims)
+    unknown_at: float | None = None
+    replaced_at: float | None = None
+
+    def both() -> bool:
+        nonlocal unknown_at, replaced_at
+        queries = cluster.status(run.name).get("queries", [])
+        if unknown_at is None and all(q.get("state") != "Live" for q in queries):
+            unknown_at = run.observer.now()
+        names = {p.metadata.name for p in cluster.tasks(run.name)}
+        if replaced_at is None and names - before.keys():
+            replaced_at = run.observer.now()
+        return unknown_at is not None and replaced_at is not None
+
+    wait_for("no query called Live, and a replacement pod", both, 90, 0.05)
+    for _ in victims:
+        cluster.add_node()
+    run.wait_live()
+    assert unknown_at is not None
+    assert replaced_at is not None
+    return unknown_at - began, replaced_at - began
+
+
+def _choose(
+    first: Sequence[str], nodes: Sequence[str], operators: set[str], busy: Collection[str]
+) -> list[str]:
+    """`first`, then nodes with tasks, then others; one replica of the operator is left."""
+    victims = list(dict.fromkeys(first))
+    for node in sorted(set(nodes) - set(victims), key=lambda n: (n not in busy, n)):
+        if len(victims) < BURST_LOST and not operators <= {*victims, node}:
+            victims.append(node)
+    assert len(victims) == BURST_LOST, "a replica of the operator is to live"
+    return victims
 
 
 def _give_to_tasks(cluster: EmbeddedCluster, node: str) -> None:
