@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,18 @@ def test_expressions_parse() -> None:
     for bad in ("", "(a)", "f(a", "f(a b, )", "f(a) b", "f('a)", "f(a (b))c"):
         with pytest.raises(ExpressionError):
             parse_expression(bad)
+
+
+@pytest.mark.parametrize("rows", [None, 1, 7])
+@pytest.mark.parametrize("rate", [0.03, 0.7, 3])
+def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -> None:
+    more = {} if rows is None else {"rows": rows}
+    source = generator(rowsPerSecond=rate, **more)
+    cuts = [source.cut(e) for e in range(-1, 300)]
+    changes = [
+        e
+        for e, (before, cut) in enumerate(itertools.pairwise(cuts))
+        if cut.rows.num_rows or cut.watermark != before.watermark
+    ]
+    for epoch in range(250 if rows is None else 300):
+        assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)

@@ -21,6 +21,7 @@ from engine_fixtures import (
 
 from rekindle.engine.model import EpochInput, State
 from rekindle.errors import OperatorFailed, OperatorRefused
+from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT
 
 pytest.importorskip("pyspark")
@@ -140,6 +141,20 @@ LONG = """
   window: {size: 8m, groupBy: [g], aggregate: "sum(s) AS s, sum(c) AS c, avg(high) AS h"}
 - {name: end, inputs: [coarse], sql: "SELECT window_start, struct(*) AS whole, g, s FROM coarse"}
 """
+
+
+def test_epochs_in_which_nothing_happens_may_be_left_out(spark: Spark) -> None:
+    epochs = nasty_epochs(3, 12, 200, quiet=[0, 4, 5, 6, 11])
+    changes = [e for e in epochs if e.inputs[0].num_rows or e.watermark != e.watermark_before]
+    assert len(changes) == len(epochs) - 5
+    chain = chain_of(LONG, "end", spark)
+    every, state = run(chain, epochs, [12])
+    for sizes in ([12], [1], [3]):
+        some, other = run(chain, changes, sizes)
+        of_epoch = dict(zip((e.epoch for e in changes), some, strict=True))
+        nothing = digest_table(chain.output_schema.empty_table())
+        assert [of_epoch.get(e.epoch, nothing) for e in epochs] == every
+        assert state_digests(other) == state_digests(state)
 
 
 def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:

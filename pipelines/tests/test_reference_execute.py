@@ -18,6 +18,7 @@ from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochInput, E
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import add_arguments, redirect, run_command, run_reference
+from rekindle.reference.rewrite import relative_places
 from rekindle.reference.run import Progress
 from rekindle.streams.epochs import END_OF_INPUT
 from rekindle.topology.load import load_topology
@@ -165,6 +166,77 @@ def test_it_stops_after_until_epoch_and_tells_of_its_progress(tmp_path: Path) ->
     assert whole.epochs == 11
 
 
+SPARSE = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: sparse}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: a
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    files: {url: "file://DIR/a.csv", format: csv, orderBy: t, speedup: 1}
+  - name: b
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    generator: {rowsPerSecond: 0.0001, rows: 5, columns: {k: sequence, t: timestamp}}
+  operators:
+  - name: both
+    inputs: [a, b]
+    keyBy: [k]
+    partitions: 2
+    sql: "SELECT k, t FROM a UNION ALL SELECT k, t FROM b"
+  queries:
+  - {name: q, from: both, sink: {files: {url: "file:///out/q"}}}
+"""
+
+
+def sparse(directory: Path, *times: str) -> tuple[str, Any]:
+    rows = "".join(f"{100 + i},{t}\n" for i, t in enumerate(times))
+    (directory / "a.csv").write_text(f"k,t\n{rows}")
+    return load_topology(SPARSE.replace("DIR", str(directory)))
+
+
+@pytest.mark.timeout(30)
+def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
+    name, spec = sparse(tmp_path, "0001-01-01", "2013-01-01", "2013-01-15")
+    chains = Chains()
+    told: list[Progress] = []
+    result = run_reference(
+        spec, name, output=tmp_path / "out", make_chain=chains, report=told.append
+    )
+    last = (734_868 + 14) * 86_400 + 1
+    assert result.epochs == last + 1
+    assert result.rows == {"q": 8}
+    assert told[-1].epoch == last
+    seen = chains.made["both"][0].seen
+    a = [0, 734_868 * 86_400, last - 1, last]
+    b = [0, 10_000, 20_000, 30_000, 40_000, 40_001]
+    assert [e.epoch for e in seen] == sorted({*a, *b})
+    assert all(x.watermark == y.watermark_before for x, y in itertools.pairwise(seen))
+    assert seen[-1].watermark == END_OF_INPUT
+    epochs = read_sink(f"file://{tmp_path}/out/q").column("_epoch").to_pylist()
+    assert sorted(epochs) == sorted([*a[:-1], *b[:-1]])
+
+
+@pytest.mark.parametrize("until", [1, 10_000, 15_000, 86_400, 90_000])
+def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
+    name, spec = sparse(tmp_path, "2013-01-01", "2013-01-02")
+    told: list[Progress] = []
+    result = run_reference(
+        spec,
+        name,
+        output=tmp_path / "out",
+        make_chain=Chains(),
+        until_epoch=until,
+        report=told.append,
+    )
+    assert told[-1].epoch == told[-1].last_epoch == result.epochs - 1 == min(until, 86_401)
+    of_a = 1 + (until >= 86_400)
+    assert result.rows == {"q": of_a + min(until // 10_000 + 1, 5)}
+
+
 def test_an_endless_source_needs_an_end(tmp_path: Path) -> None:
     name, spec = manifest(MANIFEST.replace("rows: 95, ", ""))
     with pytest.raises(RekindleError, match="source a never ends; give --until-epoch"):
@@ -193,6 +265,38 @@ def test_places_are_rewritten_by_name() -> None:
         ("file:///out/route-report", "parquet"),
     ]
     assert redirect(spec, input=None, output=None) == spec
+
+
+@pytest.mark.parametrize(
+    ("urls", "places"),
+    [
+        (["s3://b/x/f.csv", "s3://b/y/g.csv"], ["f.csv", "g.csv"]),
+        (["s3://b/x/f.csv", "s3://b/y/f.csv"], ["x/f.csv", "y/f.csv"]),
+        (["s3://b/1/x/f.csv", "s3://b/2/x/f.csv", "s3://b/h"], ["1/x/f.csv", "2/x/f.csv", "h"]),
+        (["file:///f.csv", "s3://b/f.csv"], ["f.csv", "b/f.csv"]),
+        (["s3://b/x/f.csv", "s3://b/x/f.csv"], ["f.csv", "f.csv"]),
+        (["s3://b/x/*.csv", "s3://b/y/f.csv"], ["x/*.csv", "y/f.csv"]),
+        (["s3://b/x/a*.csv", "s3://b/y/b*.csv"], ["a*.csv", "b*.csv"]),
+        (["s3://b/x/a*.csv", "s3://b/y/*b.csv"], ["x/a*.csv", "y/*b.csv"]),
+        (["s3://b/x/[ab].csv", "s3://b/y/?.csv"], ["x/[ab].csv", "y/?.csv"]),
+        (["s3://b/x/*.csv", "s3://b/x/f.csv"], ["*.csv", "f.csv"]),
+        (["s3://b/x/day=*/*.json"], ["day=*/*.json"]),
+        (["s3://b/x/events/", "s3://b/y/events"], ["x/events", "y/events"]),
+    ],
+)
+def test_files_of_one_name_keep_their_folders(urls: list[str], places: list[str]) -> None:
+    assert [relative_places(urls)[url] for url in urls] == places
+
+
+def test_files_that_no_folder_tells_apart_are_refused() -> None:
+    with pytest.raises(RekindleError, match=r"cannot tell gs://b/f\.csv from s3://b/f\.csv"):
+        relative_places(["s3://b/f.csv", "gs://b/f.csv"])
+
+
+@pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "local[0]", "k8s://https://x"])
+def test_a_master_that_is_not_local_is_refused_at_once(tmp_path: Path, master: str) -> None:
+    with pytest.raises(RekindleError, match=r"is not supported.*give local, local\[n\]"):
+        run(tmp_path, master=master)
 
 
 def arguments(*words: str) -> argparse.Namespace:

@@ -8,11 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.errors import InvalidTopology, RekindleError
+from rekindle.termination import Terminated, terminated_by_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 1: the topology is wrong or the run failed; 2: wrong usage."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    """0: done; 1: the topology is wrong or the run failed; 2: wrong usage; 128 + n: ended by
+    signal n."""
+    try:
+        with terminated_by_signals():
+            return _main(sys.argv[1:] if arguments is None else list(arguments))
+    except Terminated as end:
+        print(f"rekindle: ended by {end}", file=sys.stderr)
+        return end.exit_code
+
+
+def _main(given: Sequence[str]) -> int:
     args = _parser(given[:1]).parse_args(given)
     try:
         return int(args.command(args) or 0)

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 
-_INT64_MAX = 2**63 - 1
+INT64_MAX = 2**63 - 1
 SECOND_US = 1_000_000
+MAX_EPOCH = 10**12 - 1
+"""The newest epoch that a row can be in: names of sinks' files have twelve digits for it."""
 
 
 def exact(rate: float) -> Fraction:
@@ -47,7 +49,7 @@ def scaled(values: Int64s, multiplier: int, divisor: int, addend: int = 0) -> In
     """floor((values · multiplier + addend) / divisor) for non-negative values; falls back to
     Python's integers where 64 bits would overflow."""
     top = max(int(values.max(initial=0)), 1) * multiplier + addend
-    if max(top, divisor) <= _INT64_MAX:
+    if max(top, divisor) <= INT64_MAX:
         small: Int64s = (values * np.int64(multiplier) + np.int64(addend)) // np.int64(divisor)
         return small
     big: Any = (values.astype(object) * multiplier + addend) // divisor

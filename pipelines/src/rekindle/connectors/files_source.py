@@ -24,7 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.connectors.cuts import Int64s, epochs_by_count, epochs_by_time
+from rekindle.connectors.cuts import (
+    INT64_MAX,
+    MAX_EPOCH,
+    Int64s,
+    epochs_by_count,
+    epochs_by_time,
+    exact,
+    first_row,
+)
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
 from rekindle.connectors.source import SourceCut
 from rekindle.errors import SourceFailed, SourceMisfit
@@ -100,6 +108,14 @@ class FilesSource:
         start, end = (int(self._starts[at]), int(self._starts[at + 1])) if here else (0, 0)
         return SourceCut(self._rows.slice(start, end - start), self._watermark(epoch, at))
 
+    def next_change(self, epoch: int) -> int | None:
+        """The epochs with rows, and the one after them."""
+        at = int(np.searchsorted(self._epochs, epoch, side="left"))
+        if at < len(self._epochs):
+            return int(self._epochs[at])
+        end = self.last_epoch + 1
+        return end if epoch <= end else None
+
     def close(self) -> None:
         self._rows = self._rows.schema.empty_table()
 
@@ -107,7 +123,7 @@ class FilesSource:
         if epoch > self.last_epoch:
             return END_OF_INPUT
         newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
-        return newest if newest == NO_WATERMARK else newest - self._lateness_us
+        return max(newest - self._lateness_us, NO_WATERMARK)
 
 
 def _check(job: _Job) -> None:
@@ -250,7 +266,13 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
     if job.files.speedup is None:
         if job.files.rows_per_second is None:
             raise ValueError("checked in _check")
-        return epochs_by_count(table.num_rows, job.files.rows_per_second, job.interval_us)
+        rate = job.files.rows_per_second
+        if first_row(MAX_EPOCH + 1, rate, job.interval_us) < table.num_rows:
+            raise SourceMisfit(
+                f"source {job.name}: {table.num_rows:,} rows with rowsPerSecond {rate:g} are more "
+                f"than {MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
+            )
+        return epochs_by_count(table.num_rows, rate, job.interval_us)
     column = _time_column(job)
     times = _running_max(table.column(column))
     known = times[times != NO_WATERMARK]
@@ -260,7 +282,25 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
             "go by; use rowsPerSecond"
         )
     times[times == NO_WATERMARK] = known[0]
+    _require_reach(job, column, int(times[0]), int(times[-1]))
     return epochs_by_time(times, job.files.speedup, job.interval_us)
+
+
+def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
+    """A time that is wrong by many thousand years would be in an epoch that cannot be written."""
+    speedup = job.files.speedup or 1.0
+    rate = exact(speedup)
+    epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
+    if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
+        raise SourceMisfit(
+            f"source {job.name}: column {column} goes from {_iso(first_us)} to {_iso(last_us)}, "
+            f"which is {epoch + 1:,} epochs with speedup {speedup:g}, and there can be "
+            f"{MAX_EPOCH + 1:,}; correct the times, or raise speedup"
+        )
+
+
+def _iso(time_us: int) -> str:
+    return str(np.datetime64(time_us, "us").astype("datetime64[s]"))
 
 
 def _running_max(column: pa.ChunkedArray) -> Int64s:

@@ -107,6 +107,15 @@ class GeneratorSource:
                 ) from e
         return SourceCut(pa.Table.from_arrays(arrays, schema=self._schema), self._watermark(epoch))
 
+    def next_change(self, epoch: int) -> int | None:
+        """With each row the watermark moves, and at the end."""
+        first, last = self._bound(epoch), self.last_epoch
+        if last is not None and epoch > last:
+            return last + 1 if epoch == last + 1 else None
+        return (
+            first * self._rate.denominator * SECOND_US // (self._rate.numerator * self._interval_us)
+        )
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -36,4 +36,9 @@ class ReplayableSource(Protocol):
 
     def cut(self, epoch: int) -> SourceCut: ...
 
+    def next_change(self, epoch: int) -> int | None:
+        """The first epoch, `epoch` or later, that has rows or in which the watermark moves; None
+        if there is none. What lies before it need not be cut."""
+        ...
+
     def close(self) -> None: ...

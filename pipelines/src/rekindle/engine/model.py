@@ -77,5 +77,6 @@ class Chain(Protocol):
         ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
-        """Run consecutive epochs; raises OperatorFailed with operator name and epoch range."""
+        """Run epochs in their order; those that have no rows and move no watermark may be left
+        out. Raises OperatorFailed with operator name and epoch range."""
         ...

@@ -40,15 +40,15 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The source epochs that are run in one go: (source name) -> inputs of consecutive epochs."""
+    """The source epochs that are run in one go: (source name) -> the input of each epoch. Epochs
+    that are left out have no rows, and no watermark moves in them: no chain would do anything."""
 
-    first: int
-    last: int
+    epochs: tuple[int, ...]
     cuts: Mapping[str, tuple[EpochInput, ...]]
 
 
 class Execution:
-    """See the module. `run_block` has to be called with consecutive blocks, from epoch 0."""
+    """See the module. `run_block` has to be called with all blocks of `blocks`, in their order."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Execution:
                 if segment.is_source:
                     epochs = block.cuts[segment.nodes[0]]
                 else:
-                    epochs = tuple(_merge(segment, p, shares, block.first, place.watermark))
+                    epochs = tuple(_merge(segment, p, shares, block.epochs, place.watermark))
                 result = place.chain.process(place.state, epochs)
                 place.state, place.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
@@ -103,11 +103,16 @@ class Execution:
 def blocks(
     sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_job: int
 ) -> Iterator[Block]:
-    """Cut the sources, epoch by epoch, into blocks of bounded rows and bytes, as a task's calls."""
+    """Cut the sources into blocks of bounded rows and bytes, as a task's calls, without the epochs
+    in which nothing happens."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
-    first = rows = size = 0
-    for epoch in range(last_epoch + 1):
+    epochs: list[int] = []
+    rows = size = 0
+    following = _next_change(sources, 0, last_epoch)
+    while following is not None:
+        epoch, following = following, _next_change(sources, following + 1, last_epoch)
+        epochs.append(epoch)
         for name, source in sources.items():
             cut = source.cut(epoch)
             before = watermarks[name]
@@ -115,11 +120,18 @@ def blocks(
             cuts[name].append(EpochInput(epoch, before, watermarks[name], (cut.rows,)))
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
-        full = epoch - first + 1 >= epochs_per_job or rows >= MAX_ROWS or size >= CALL_BYTES
-        if epoch == last_epoch or full:
-            yield Block(first, epoch, {name: tuple(epochs) for name, epochs in cuts.items()})
+        full = len(epochs) >= epochs_per_job or rows >= MAX_ROWS or size >= CALL_BYTES
+        if following is None or full:
+            yield Block(tuple(epochs), {name: tuple(inputs) for name, inputs in cuts.items()})
             cuts = {name: [] for name in sources}
-            first, rows, size = epoch + 1, 0, 0
+            epochs, rows, size = [], 0, 0
+
+
+def _next_change(
+    sources: Mapping[str, ReplayableSource], epoch: int, last_epoch: int
+) -> int | None:
+    changes = (source.next_change(epoch) for source in sources.values())
+    return min((c for c in changes if c is not None and c <= last_epoch), default=None)
 
 
 def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
@@ -161,19 +173,19 @@ def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
 
 
 def _merge(
-    segment: Segment, partition: int, shares: Shares, first: int, watermark: int
+    segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
-    """The inputs of the block's epochs from `first`: rows in the order (input, partition, row), the
+    """The inputs of the block's epochs: rows in the order (input, partition, row), the
     watermark the minimum over all. Written apart from `rekindle.streams.sunion`, whose results
     this execution is to check."""
     channels = [(at, p) for at, i in enumerate(segment.inputs) for p in _reads(i, partition)]
-    for n in range(len(shares[channels[0]])):
+    for n, epoch in enumerate(epochs):
         parts: list[list[pa.Table]] = [[] for _ in segment.inputs]
         for channel in channels:
             parts[channel[0]].append(shares[channel][n][1][partition])
         before = watermark
         watermark = max(before, min(shares[channel][n][0] for channel in channels))
-        yield EpochInput(first + n, before, watermark, tuple(_concat(tables) for tables in parts))
+        yield EpochInput(epoch, before, watermark, tuple(_concat(tables) for tables in parts))
 
 
 def _reads(input: Input, partition: int) -> Sequence[int]:

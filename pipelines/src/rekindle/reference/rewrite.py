@@ -2,27 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from rekindle.errors import RekindleError
 from rekindle.topology.spec import QuerySpec, SourceSpec, TopologySpec
+
+_WILD = "*?["
 
 
 def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> TopologySpec:
-    """`input`: files sources read a file of the same name in this directory. `output`: each query
-    writes files into a directory of its own name in this one, whatever its sink was."""
+    """`input`: files sources read a file of the same name in this directory; where two sources
+    would read the same file there, though theirs are two, the names of the folders above come
+    before it. `output`: each query writes files into a directory of its own name in this one,
+    whatever its sink was. Raises RekindleError."""
     changes: dict[str, Any] = {}
     if input is not None:
-        changes["sources"] = tuple(_read_from(source, input) for source in spec.sources)
+        places = relative_places([s.files.url for s in spec.sources if s.files is not None])
+        changes["sources"] = tuple(_read_from(source, input, places) for source in spec.sources)
     if output is not None:
         changes["queries"] = tuple(_write_to(query, output) for query in spec.queries)
     return spec.model_copy(update=changes)
 
 
-def _read_from(source: SourceSpec, directory: Path) -> SourceSpec:
+def relative_places(urls: Sequence[str]) -> dict[str, str]:
+    """Of each URL the end that is kept below another directory: its name, or from its first
+    wildcard on, and as many folders before as tell it from the others. Raises RekindleError."""
+    parts = {url: [p for p in url.replace("://", "/", 1).split("/") if p] for url in urls}
+    kept = {url: _fixed_end(names) for url, names in parts.items()}
+    while clashing := _clashing(parts, kept):
+        longer = [url for url in clashing if kept[url] < len(parts[url]) - 1]
+        if not longer:
+            raise RekindleError(
+                f"--input cannot tell {' from '.join(sorted(clashing))}: give the sources other "
+                "file names, or run without --input"
+            )
+        for url in longer:
+            kept[url] += 1
+    return {url: "/".join(parts[url][-kept[url] :]) for url in urls}
+
+
+def _fixed_end(names: list[str]) -> int:
+    """How many parts there are from the first with a wildcard on, at least one."""
+    wild = next((at for at, name in enumerate(names) if any(c in name for c in _WILD)), None)
+    return 1 if wild is None else len(names) - wild
+
+
+def _clashing(parts: dict[str, list[str]], kept: dict[str, int]) -> set[str]:
+    """URLs whose ends another could share, though they are other files."""
+    clashing = set()
+    for one, two in combinations(parts, 2):
+        ends = parts[one][-kept[one] :], parts[two][-kept[two] :]
+        if all(map(_overlap, *ends)) and not all(map(_overlap, parts[one], parts[two])):
+            clashing |= {one, two}
+    return clashing
+
+
+def _overlap(one: str, two: str) -> bool:
+    """Whether some name matches both patterns; what is in brackets counts as any letter."""
+
+    @cache
+    def meet(i: int, j: int) -> bool:
+        a, b = one[i : i + 1], two[j : j + 1]
+        if a == "*":
+            return meet(i + 1, j) or (b != "" and meet(i, j + 1))
+        if b == "*":
+            return meet(i, j + 1) or (a != "" and meet(i + 1, j))
+        if not a or not b:
+            return a == b
+        same = a == b or a in "?[" or b in "?["
+        return same and meet(_after(one, i), _after(two, j))
+
+    return "**" in (one, two) or meet(0, 0)
+
+
+def _after(pattern: str, at: int) -> int:
+    end = pattern.find("]", at + 2) if pattern[at] == "[" else -1
+    return at + 1 if end < 0 else end + 1
+
+
+def _read_from(source: SourceSpec, directory: Path, places: dict[str, str]) -> SourceSpec:
     if source.files is None:
         return source
-    name = source.files.url.rstrip("/").rpartition("/")[2]
+    name = places[source.files.url]
     files = source.files.model_copy(update={"url": f"file://{directory.absolute()}/{name}"})
     return source.model_copy(update={"files": files})
 

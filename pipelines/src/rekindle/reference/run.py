@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import tempfile
 import time
@@ -21,12 +22,14 @@ from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, end_of
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.termination import keeping_signal_handlers
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec, TopologySpec
 
 EPOCHS_PER_JOB = 64
+_LOCAL_MASTER = re.compile(r"local(\[([1-9]\d*|\*)\])?")
 
 MakeChain = Callable[[Segment], Chain]
 
@@ -70,6 +73,11 @@ def run_reference(
     that hold output are refused: files are never replaced, so an older run would show through.
     `make_chain`: instead of Spark's chains (tests). Raises InvalidTopology, RekindleError.
     """
+    if not _LOCAL_MASTER.fullmatch(master):
+        raise RekindleError(
+            f"--master {master} is not supported: a run is one process; give local, local[n] or "
+            "local[*], or apply the topology to a cluster"
+        )
     topology = compile_topology(redirect(spec, input=input, output=output), name, local=True)
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
@@ -78,9 +86,13 @@ def run_reference(
         make = make_chain or stack.enter_context(_spark_chains(topology, master, work))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
+        reported = NO_EPOCH
         for block in blocks(sources, last, epochs_per_job):
             execution.run_block(block)
-            report(Progress(block.last, last, time.monotonic() - started))
+            reported = block.epochs[-1]
+            report(Progress(reported, last, time.monotonic() - started))
+        if reported < last:
+            report(Progress(last, last, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
     return ReferenceResult(execution.rows, urls, execution.dropped, last + 1, seconds)
@@ -129,16 +141,19 @@ def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeC
     if all(_is_bare_source(segment) for segment in topology.segments):
         yield pass_through
         return
-    from rekindle.engine.spark.session import start_session, stop_session
+    from rekindle.engine.spark.session import kill_session, start_session, stop_session
 
     conf = {"spark.log.level": "ERROR", **topology.spec.spark_conf}
-    session = start_session(topology.name, master=master, conf=conf, data_dir=work)
     try:
+        with keeping_signal_handlers():  # PySpark's would ask a busy JVM first
+            session = start_session(topology.name, master=master, conf=conf, data_dir=work)
         from rekindle.engine.spark.chain import SparkChain  # needs PySpark: the session says so
 
         yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
-    finally:
-        stop_session(session)
+    except BaseException:
+        kill_session()
+        raise
+    stop_session(session)
 
 
 def _is_bare_source(segment: Segment) -> bool:
@@ -149,7 +164,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `rekindle run`."""
     parser.add_argument("topology", type=Path, help="the manifest of a StreamTopology")
     parser.add_argument(
-        "--input", type=Path, help="read files sources from this directory, by their file names"
+        "--input",
+        type=Path,
+        help="read files sources from this directory, by their names and, where these are the "
+        "same, those of the folders above",
     )
     parser.add_argument(
         "--output", type=Path, help="write each query's files to DIR/<query>, not to its sink"
@@ -158,7 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--epochs-per-job", type=int, default=EPOCHS_PER_JOB, help="at most so many in one job"
     )
-    parser.add_argument("--master", default="local[2]", help="Spark's master, local[n]")
+    parser.add_argument("--master", default="local[2]", help="Spark's master: local[n] or local[*]")
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -122,6 +122,11 @@ class Jvm:
             if self.on_death is not None:
                 self.on_death(status)
 
+    def kill(self) -> None:
+        self.stopping = True
+        self.process.kill()
+        self.process.wait()
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """The gateway ends when its standard input does; kill it if it does not."""
         self.stopping = True
@@ -183,18 +188,24 @@ def launch(
             ],
             stdin=subprocess.PIPE,  # the gateway ends when we do
             env={**os.environ, **(environment or {}), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info)},
-            preexec_fn=_ignore_interrupt,
+            preexec_fn=_ignore_terminal,
         )
-        meanwhile()
-        port, secret = _wait_for_gateway(process, info)
+        try:
+            meanwhile()
+            port, secret = _wait_for_gateway(process, info)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     jvm = Jvm(spec, process, port, secret)
     jvm.watch()
     return jvm
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C is ours: the JVM ends when we close its input."""
+def _ignore_terminal() -> None:
+    """What a terminal sends to all its processes is ours: the JVM ends when we close its input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _wait_for_gateway(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:
@@ -203,7 +214,6 @@ def _wait_for_gateway(process: subprocess.Popen[bytes], info: Path) -> tuple[int
         if process.poll() is not None:
             raise EngineLost(f"the JVM ended with status {process.returncode} while starting")
         if time.monotonic() > deadline:
-            process.kill()
             raise EngineLost(f"the JVM's gateway was not up after {START_TIMEOUT_S:.0f} s")
         time.sleep(0.01)
     data = info.read_bytes()  # the gateway renames it into place: port, length, secret

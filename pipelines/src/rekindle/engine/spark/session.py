@@ -86,6 +86,7 @@ def start_session(
     bind = os.environ.get("REKINDLE_BIND") or "127.0.0.1"
     if _jvm is None or not _jvm.alive:
         _forget_gateway()
+        logging.getLogger().removeFilter(_not_of_the_gateway)
         _jvm = launch(
             cds.with_archive(jvm_spec(user, memory), cds_archive),
             directory=directory,
@@ -149,13 +150,34 @@ def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: fl
     if _jvm is not None and not keep_jvm:
         _jvm.stopping = True
     if _jvm is None or _jvm.alive:
-        session.stop()
+        _stop_context(session)
     if keep_jvm:
         return
+    _end_gateway()
     if _jvm is not None:
         _jvm.stop(timeout_s)
         _jvm = None
     _forget_gateway()  # afterwards: py4j waits for a connection that the JVM calls back on
+
+
+def _stop_context(session: SparkSession) -> None:
+    """What was computed is complete: a JVM that does not answer any more is only logged."""
+    from py4j.protocol import Py4JError
+
+    try:
+        session.stop()
+    except (Py4JError, OSError) as error:
+        log.warning("Spark did not stop in order: %s", str(error).partition("\n")[0])
+
+
+def kill_session() -> None:
+    """End the JVM at once, whatever it does, and whether or not its session is ready."""
+    global _jvm
+    jvm, _jvm = _jvm, None
+    _end_gateway()
+    if jvm is not None:
+        jvm.kill()
+    _forget_gateway()
 
 
 def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
@@ -183,6 +205,26 @@ def _import_pyspark() -> None:
     import pyspark.sql.classic.dataframe
     import pyspark.sql.pandas.conversion
     import pyspark.testing.utils  # noqa: F401
+
+
+class _NotOfTheGateway(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.module not in ("java_gateway", "clientserver")
+
+
+_not_of_the_gateway = _NotOfTheGateway()
+
+
+def _end_gateway() -> None:
+    """Send no more to a JVM that ends. A thread of Py4J tells it of each object that Python has
+    dropped, and logs a traceback, in the name of the root logger, when nobody answers."""
+    logging.getLogger().addFilter(_not_of_the_gateway)
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None:
+        SparkContext._gateway._gateway_client.is_connected = False
 
 
 def _forget_gateway() -> None:

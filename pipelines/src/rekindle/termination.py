@@ -1,0 +1,64 @@
+"""Ending by a signal in order: what is open is closed, what is temporary is removed.
+
+The first SIGINT, SIGTERM or SIGHUP raises `Terminated` where the main thread stands, so that
+context managers do their work; later ones are ignored, or the clean-up would be cut short. A signal
+that is ignored from outside (SIGHUP under nohup) stays so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """Not an Exception: nobody who handles failures is to handle this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
+
+
+def _raise_once(number: int, frame: FrameType | None) -> None:
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    raise Terminated(number)
+
+
+@contextlib.contextmanager
+def terminated_by_signals() -> Iterator[None]:
+    """Does nothing outside of the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, _raise_once)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def keeping_signal_handlers() -> Iterator[None]:
+    """Around libraries that set handlers of their own."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if signal.getsignal(number) not in (handler, signal.SIG_IGN):
+                    signal.signal(number, handler)
