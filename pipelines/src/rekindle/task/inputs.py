@@ -25,6 +25,10 @@ from rekindle.topology.model import Exchange, Input, Segment
 AHEAD_BYTES = 32 << 20
 """Rows that readers may hold before the engine takes them, and as much again that is ready."""
 
+_DAY_US = 86_400_000_000
+LONG_GAP_US = 365 * _DAY_US
+"""Time without rows that a source reports as a problem."""
+
 Clock = Callable[[], float]
 """Unix time in seconds."""
 
@@ -102,7 +106,15 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        return None
+        """A gap of years is mostly one row with a wrong time, and the clock has to pass it."""
+        epoch = self._source.next_change(self._next)
+        gap_us = 0 if epoch is None else (epoch - self._next) * self._interval_us
+        if epoch is None or gap_us < LONG_GAP_US:
+            return None
+        return (
+            f"the source has no rows until epoch {epoch:,}, {gap_us // _DAY_US:,} days from now; "
+            "correct the times of its rows, or raise speedup"
+        )
 
     def close(self) -> None:
         self._closed.set()
