@@ -67,6 +67,9 @@ class Rows:
             raise SourceFailed("the file is away")
         return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
 
+    def next_change(self, epoch: int) -> int | None:
+        return epoch
+
     def close(self) -> None:
         pass
 
