@@ -16,6 +16,7 @@ the topology's token as a header; fields that a peer does not know are ignored.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,6 +30,8 @@ from rekindle.exchange.shuffle import SplitCache, split
 from rekindle.identity import UNVERSIONED, Identity, Versions, incompatible
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import OutputLog
+
+_log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0
 _AUTHORIZATION = "authorization"
@@ -161,6 +164,9 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
         except (ValueError, KeyError, TypeError) as error:
             message = f"not a valid ticket or key: {error}"
             raise flight.FlightServerError(message, extra_info=b"BadRequest") from error
+        except Exception as error:
+            _log.exception("a call of a reader failed")
+            raise flight.FlightServerError(repr(error), extra_info=b"Internal") from error
 
     def _admit(self, stamp: Stamp) -> None:
         """Refuse what is not meant for this task."""

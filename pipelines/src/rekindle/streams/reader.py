@@ -28,6 +28,7 @@ from rekindle.streams.choice import (
 )
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.streams.flight import CallTimedOut, Get, Got, Share, StreamClient
+from rekindle.workers import Worker
 
 WAIT_S = 0.5
 GRACE_S = 1.0
@@ -74,7 +75,8 @@ class PartitionReader:
         self._closed = False
         self._released = NO_EPOCH
         self._read_last: str | None = None
-        self.error: BaseException | None = None
+        self._worker: Worker | None = None  # of the turn
+        self._unexpected: str | None = None  # what the last call failed of, if by no known error
 
     # -- from any thread -------------------------------------------------------------------------
 
@@ -90,6 +92,10 @@ class PartitionReader:
     def problem(self) -> str | None:
         with self._lock:
             s, epoch = self.subscription, self._choice.next_epoch
+            if self._worker is not None and self._worker.problem is not None:
+                return self._worker.problem
+            if self._unexpected is not None:
+                return f"epoch {epoch} of stream {s.stream}/{s.partition}: {self._unexpected}"
             if not self._choice.out_of_reach():
                 if self._choice.late < _LATE:
                     return None
@@ -116,15 +122,19 @@ class PartitionReader:
         with self._lock:
             self._closed = True
             self._turn += 1
+            if self._worker is not None:
+                self._worker.stop()
             self._lock.notify_all()
 
     # -- the thread ------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._turn += 1
-        s = self.subscription
-        name = f"read-{s.stream[:8]}-{s.partition}-{self._turn}"
-        threading.Thread(target=self._run, args=(self._turn,), name=name, daemon=True).start()
+        s, turn = self.subscription, self._turn
+        if self._worker is not None:
+            self._worker.stop()
+        name = f"read-{s.stream[:8]}-{s.partition}-{turn}"
+        self._worker = Worker(name, lambda: self._run(turn)).start()
 
     def _run(self, turn: int) -> None:
         client: StreamClient | None = None
@@ -137,9 +147,6 @@ class PartitionReader:
                 if not self._call(turn, client):
                     client.close()
                     client = None
-        except BaseException as error:
-            _log.exception("the reader of %s failed", self.subscription)
-            self.error = error
         finally:
             if client is not None:
                 client.close()
@@ -163,20 +170,30 @@ class PartitionReader:
         get = Get(s.stream, s.partition, epoch, CALL_BYTES, WAIT_S, s.share, incarnation)
         try:
             got = client.get(get, deadline_s)
-        except RekindleError as error:
+        except Exception as error:
             with self._lock:
                 if turn == self._turn:
-                    first = client.address not in self._choice.unreadable()
-                    level = logging.WARNING if first else logging.DEBUG
-                    _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error)
-                    gone, late = isinstance(error, BelowFloor), isinstance(error, CallTimedOut)
-                    event = CallFailed(client.address, gone, late)
-                    self._apply(self._choice.step(event, time.monotonic()), ())
+                    self._call_failed(client.address, error)
             return False
         with self._lock:
             if turn == self._turn:
+                self._unexpected = None
                 self._take(client.address, got)
+                if self._worker is not None:
+                    self._worker.progressed()
         return True
+
+    def _call_failed(self, address: str, error: Exception) -> None:
+        """Also by an error that nobody expects: the replica is left as any other that fails."""
+        s, expected = self.subscription, isinstance(error, RekindleError)
+        first = address not in self._choice.unreadable()
+        level = logging.WARNING if first else logging.DEBUG
+        stack = None if expected or not first else error
+        _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
+        self._unexpected = None if expected else f"{address} cannot be read: {error!r}"
+        gone, late = isinstance(error, BelowFloor), isinstance(error, CallTimedOut)
+        event = CallFailed(address, gone, late)
+        self._apply(self._choice.step(event, time.monotonic()), ())
 
     def _deadline_s(self) -> float:
         doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.late, 10)

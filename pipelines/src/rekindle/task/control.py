@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 
 from aiohttp import web
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from rekindle.identity import Identity, incompatible
 from rekindle.protocol import Poll
 from rekindle.task.desk import Desk, Refused
+from rekindle.workers import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ class ControlServer:
         site = web.TCPSite(self._runner, address, port)
         self._loop.run_until_complete(site.start())
         self.port: int = self._runner.addresses[0][1]
-        self._thread = threading.Thread(target=self._loop.run_forever, name="control", daemon=True)
-        self._thread.start()
+        self._worker = Worker("control", self._loop.run_forever).start()
 
     def stop(self) -> None:
+        self._worker.stop()
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(2)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(2)
+        self._worker.join(2)
 
     def _application(self) -> web.Application:
         application = web.Application()

@@ -17,6 +17,7 @@ from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.engine.model import State
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.workers import Worker
 
 PENDING = 2
 KEPT = 64
@@ -46,7 +47,7 @@ class CheckpointSaver:
     """One thread; `offer` and `commit` return at once."""
 
     def __init__(self, states: SaveStates) -> None:
-        self.problem: str | None = None
+        self._problem: str | None = None
         self._states = states
         self._changed = threading.Condition()
         self._pending: deque[Snapshot] = deque()
@@ -55,8 +56,11 @@ class CheckpointSaver:
         self._previous: tuple[str, Entry] | None = None
         self._stopping = False
         self._busy = False
-        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
-        self._thread.start()
+        self._worker = Worker("checkpoints", self._run).start()
+
+    @property
+    def problem(self) -> str | None:
+        return self._problem or self._worker.problem
 
     def offer(self, snapshot: Snapshot) -> None:
         with self._changed:
@@ -85,7 +89,8 @@ class CheckpointSaver:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        self._worker.stop()
+        self._worker.join(timeout_s)
 
     def _run(self) -> None:
         back_off = FIRST_BACK_OFF_S
@@ -95,14 +100,14 @@ class CheckpointSaver:
             except Exception as error:
                 if not isinstance(error, (RekindleError, OSError)):
                     _log.exception("checkpoint of epoch %d", snapshot.epoch)
-                self.problem = f"the checkpoint of epoch {snapshot.epoch} is not saved: {error}"
+                self._problem = f"the checkpoint of epoch {snapshot.epoch} is not saved: {error}"
                 with self._changed:
                     if len(self._pending) < PENDING:
                         self._pending.appendleft(snapshot)
                     self._changed.wait_for(lambda: self._stopping, back_off)
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
                 continue
-            self.problem, back_off = None, FIRST_BACK_OFF_S
+            self._problem, back_off = None, FIRST_BACK_OFF_S
             done = CheckpointDone(
                 epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
             )
@@ -111,6 +116,7 @@ class CheckpointSaver:
                     if len(self._saved) == KEPT:
                         self._saved.pop()  # not the oldest, which slow sinks will reach first
                     self._saved.append(done)
+            self._worker.progressed()
 
     def _next(self) -> Snapshot | None:
         with self._changed:

@@ -17,6 +17,7 @@ from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.log import OutputLog
+from rekindle.workers import Worker
 
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
@@ -42,21 +43,23 @@ class SinkWriter:
         self._log = log
         self._open = open_sink
         self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"sink-{assigned.query}", daemon=True
-        )
-        self._thread.start()
+        self._worker = Worker(f"sink-{assigned.query}", self._run).start()
 
     @property
     def durable(self) -> int:
         """Newest epoch whose bundle is durable."""
         return self._next - 1
 
+    @property
+    def worker_problem(self) -> str | None:
+        return self._worker.problem
+
     def stop(self) -> None:
         self._stopping.set()
+        self._worker.stop()
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        self._worker.join(timeout_s)
 
     def _run(self) -> None:
         back_off = FIRST_BACK_OFF_S
@@ -67,6 +70,7 @@ class SinkWriter:
                     sink = self._open(self.assigned, self._log.schema)
                     self._next = max(self._next, sink.last_epoch() + 1)
                 self._write_some(sink)
+                self._worker.progressed()
                 self.problem, back_off = None, FIRST_BACK_OFF_S
             except Exception as error:
                 expected = isinstance(error, (RekindleError, OSError))
@@ -116,7 +120,8 @@ class SinkWriters:
         return tuple(SinkProgress(assigned=w.assigned, durable=w.durable) for w in writers)
 
     def problem(self) -> str | None:
-        return next((w.problem for w in self._writers.values() if w.problem), None)
+        said = (w.problem or w.worker_problem for w in self._writers.values())
+        return next((problem for problem in said if problem), None)
 
     def flush(self, through: int, timeout_s: float) -> bool:
         """Wait until all are durable through an epoch; False at the time-out."""

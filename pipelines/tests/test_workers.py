@@ -1,0 +1,137 @@
+"""No thread ends in silence: what it raises is said, and it starts again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from test_streams_reader import FakeClient, FakeReplicas, Harness, endpoints
+from test_task_loop import SINK, World, eventually
+
+from rekindle.streams.flight import Get, Got
+from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.workers import Worker
+
+A, B = "a:1", "b:1"
+
+
+class Work:
+    """Fails as often as it is told, then waits for its end."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails, self.calls, self.done = fails, 0, False
+        self.worker = Worker("work", self.run, first_back_off_s=0.01)
+
+    def run(self) -> None:
+        self.calls += 1
+        if self.calls <= self.fails:
+            raise KeyError("channel")
+        self.worker.progressed()
+        while not self.done:
+            time.sleep(0.005)
+
+
+def test_work_that_fails_is_said_and_starts_again() -> None:
+    work = Work(fails=1_000_000)
+    work.worker.start()
+    eventually(lambda: work.calls >= 3)
+    assert work.worker.problem is not None
+    assert "thread work failed and starts again" in work.worker.problem
+    assert "KeyError('channel')" in work.worker.problem
+    work.worker.stop()
+    work.worker.join(5)
+    assert not work.worker.alive
+
+
+def test_a_problem_is_taken_back_when_the_work_goes_on() -> None:
+    work = Work(fails=2)
+    work.worker.start()
+    eventually(lambda: work.calls == 3 and work.worker.problem is None)
+    work.done = True
+    work.worker.join(5)
+    assert not work.worker.alive
+    assert work.worker.restarts == 2
+
+
+class NewerClient(FakeClient):
+    """Answers with a header that has a field which this version does not know."""
+
+    def get(self, get: Get, timeout_s: float) -> Got:
+        raise KeyError("channel")
+
+
+def connect_newer(replicas: FakeReplicas, newer: Sequence[str]) -> Callable[[str], FakeClient]:
+    return lambda a: NewerClient(replicas, a) if a in newer else FakeClient(replicas, a)
+
+
+def test_a_reader_leaves_a_replica_that_it_cannot_understand() -> None:
+    harness = Harness()
+    harness.replicas.last = {A: 3, B: 3}
+    harness.reader._connect = connect_newer(harness.replicas, [A])  # type: ignore[assignment]
+    harness.reader.route(endpoints(A, B).endpoints)
+    harness.expect(4, 20)
+    assert harness.reader.problem() is None
+    harness.reader.close()
+
+
+def test_a_reader_says_why_it_can_read_no_replica_and_goes_on() -> None:
+    harness = Harness()
+    harness.replicas.last = {A: 3, B: 3}
+    harness.reader._connect = connect_newer(harness.replicas, [A, B])  # type: ignore[assignment]
+    harness.reader.route(endpoints(A, B).endpoints)
+    eventually(lambda: "KeyError('channel')" in (harness.reader.problem() or ""))
+    harness.reader._connect = harness.replicas.connect  # type: ignore[assignment]
+    harness.expect(4, 20)
+    assert harness.reader.problem() is None
+    harness.reader.close()
+
+
+def test_a_reader_whose_thread_fails_starts_again() -> None:
+    harness = Harness()
+    harness.replicas.last = {A: 3, B: 3}
+    failures = [ValueError("no such address"), ValueError("no such address")]
+
+    def connect(address: str) -> FakeClient:
+        if failures:
+            raise failures.pop()
+        return FakeClient(harness.replicas, address)
+
+    harness.reader._connect = connect  # type: ignore[assignment]
+    harness.reader.route(endpoints(A, B).endpoints)
+    harness.expect(4, 20)
+    assert harness.reader.problem() is None
+    harness.reader.close()
+
+
+def test_a_saver_whose_thread_fails_saves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)  # as an answer of another type
+    saver = CheckpointSaver(world.states)
+    saver.offer(world_snapshot(world))
+    eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))
+    monkeypatch.undo()
+    saver.offer(world_snapshot(world))
+    eventually(lambda: [d.epoch for d in saver.done()] == [9] and saver.problem is None)
+    saver.stop(1)
+
+
+def test_a_sink_whose_thread_fails_writes_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run_to(3)
+    failures = [pa.ArrowInvalid("a type that is new"), AttributeError("channel")]
+    real = world.sink.last_epoch
+    world.sink.last_epoch = lambda: (_ for _ in ()).throw(failures.pop()) if failures else real()  # type: ignore[method-assign]
+    world.sinks.assign([SINK])
+    eventually(lambda: world.sink.epochs == [0, 1, 2])
+    eventually(lambda: world.sinks.problem() is None)
+    world.sinks.stop()
+
+
+def world_snapshot(world: World) -> Snapshot:
+    world.run_to(10)
+    return world.snapshots[0]
