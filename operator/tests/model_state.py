@@ -14,6 +14,7 @@ from typing import Any
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
+    KubeletReplies,
     LeaseView,
     NodeView,
     PodView,
@@ -25,6 +26,8 @@ from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
+
+KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 
 
 class ModelState:
@@ -47,7 +50,8 @@ class ModelState:
         self.troubled: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
         self.binding = True
-        self.frozen_at: dict[str, float] = {}
+        self.died_at: dict[str, float] = {}
+        self.kubelets_answer = True  # the operator is let through to those that live
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
         self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
@@ -66,6 +70,7 @@ class ModelState:
 
     def add_node(self, name: str, cpu_m: int = 4000, memory: int = 8 << 30, **more: Any) -> None:
         self.dead.discard(name)
+        self.died_at.pop(name, None)
         self.nodes[name] = NodeView(
             name=name,
             uid=f"uid-{name}",
@@ -80,12 +85,14 @@ class ModelState:
 
     def lose_node(self, name: str) -> None:
         self.dead.add(name)
+        long_ago = self.now - KUBERNETES_GRACE_S
+        self.died_at[name] = min(long_ago, self.died_at.get(name, long_ago))
         self.nodes[name] = replace(self.nodes[name], ready=False, ready_since=self.now)
 
     def freeze_node(self, name: str) -> None:
         """Its tasks fall silent; Kubernetes does not know yet."""
         self.dead.add(name)
-        self.frozen_at[name] = self.now
+        self.died_at[name] = self.now
         for pod in self.pods():
             if pod.node == name and pod.slot is not None and pod.owner_uid is not None:
                 ref = SlotRef(pod.owner_uid, pod.slot.key, pod.incarnation)
@@ -151,6 +158,18 @@ class ModelState:
             "pods": tuple(self.pods()),
             "nodes": tuple(self.nodes.values()),
             "leases": tuple(self.leases.values()),
+        }
+
+    def replies(self) -> dict[str, KubeletReplies]:
+        """By the node's uid: what came of asking kubelets at every moment."""
+        if not self.kubelets_answer:
+            return {}
+        heard = KubeletReplies(self.now, self.now)
+        return {
+            node.uid: KubeletReplies(self.now, self.died_at[name], self.died_at[name])
+            if name in self.dead
+            else heard
+            for name, node in self.nodes.items()
         }
 
     def next_version(self) -> int:

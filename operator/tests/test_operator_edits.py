@@ -12,7 +12,6 @@ from test_operator_model_cluster import ModelCluster
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import Trial
-from rekindle_operator.reconcile.core import take_turns
 
 
 def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelCluster) -> None:
@@ -49,19 +48,6 @@ def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
     assert cluster.condition("Valid", "bad")["reason"] == "InvalidValue"
     assert "spec.podTemplate" in cluster.condition("Valid", "bad")["message"]
     assert cluster.status()["phase"] == "Running"
-
-
-def test_a_topology_that_trips_a_fault_gets_nothing_and_the_others_recover(
-    running: ModelCluster,
-) -> None:
-    unhashable = {"spec": {"containers": [{"name": {}}]}}
-    running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
-    running.lose_node("a")
-    turns = take_turns(running.snapshot(), running.now)
-    assert [t.owner for t in turns if t.fault is not None] == ["default/bad"]
-    assert [t.actions for t in turns if t.fault is not None] == [()]
-    running.settle()
-    assert running.status()["redundancy"] == "8/8"
 
 
 def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
@@ -383,7 +369,7 @@ def test_a_generation_that_this_operator_cannot_compile_stops_no_recovery_and_no
     running: ModelCluster,
 ) -> None:
     for name in "abc":
-        running.lose_node(name)
+        running.remove_node(name)
     running.settle()
     record = running.configs["flights-g1"]
     text = json.loads(record["data"]["topology.json"])

@@ -84,6 +84,7 @@ class Watch:
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
             silent_since=reported,
+            reports={"uid-t": self.now},
             kubelets=self.book.replies,
             own_node=next(iter(self.nodes)),
         )
@@ -259,10 +260,17 @@ def ask(snapshot: Snapshot, now: float) -> list[str]:
     return [n.name for n in kubelets_to_ask(snapshot, frozenset(), now, TIMING)]
 
 
-def test_nobody_is_asked_who_says_not_where_or_is_not_ready() -> None:
-    nodes = (node("a", kubelet=None), node("b", ready=False))
+def test_nobody_is_asked_who_says_not_where() -> None:
+    nodes = (node("a", kubelet=None), node("b"))
     snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes)
-    assert ask(snapshot, START) == []
+    assert ask(snapshot, START) == ["b"]
+
+
+def test_a_node_that_is_not_ready_is_asked_at_each_tick() -> None:
+    nodes = (node("a", ready=False), node("b"), node("c"))
+    asked = {n.uid: KubeletReplies(START, START) for n in nodes}
+    snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelets=asked)
+    assert ask(snapshot, START + 1) == ["b", "c", "a"], "with others to compare it with"
 
 
 def test_what_is_known_of_a_node_goes_with_it() -> None:
@@ -306,7 +314,9 @@ def test_a_pod_that_nobody_has_heard_yet_makes_no_deaf_coordinator_credible() ->
     def lost(tasks: list[dict[str, object]]) -> set[str]:
         status = {"dataPlane": {"fence": 1, "tasks": tasks}}
         topology = TopologyView("default", "t", "uid-t", 1, 1, "", False, {}, status)
-        snapshot = Snapshot((topology,), pods, (node("a"), node("b")), silent_since=silent)
+        reports = {"uid-t": START + 5}
+        nodes = node("a"), node("b")
+        snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, reports=reports)
         return set(judge_nodes(snapshot, START + 5, TIMING).lost_nodes)
 
     assert lost(report) == set()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kubernetes.informer import ADDED, DELETED, MODIFIED
 
-from rekindle_operator.cluster.convert import pod_view
+from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
-from rekindle_operator.cluster.model import PodView
+from rekindle_operator.cluster.model import LeaseView, PodView
 
 
 def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:
@@ -85,6 +85,17 @@ def test_a_relist_takes_away_what_is_gone_and_brings_back_nothing(
     server.items, server.version = [pod("d", 5)], 5
     mirror._informer._initial_list()  # type: ignore[no-untyped-call]
     assert names(mirror) == {"d"}
+
+
+def test_a_relist_makes_no_lease_look_renewed(server: Server) -> None:
+    times = iter([10.0, 20.0, 30.0, 40.0])
+    mirror = Mirror[LeaseView](
+        "leases", server.list_pods, lambda raw: lease_view(raw, next(times)), lambda: None
+    )
+    mirror._informer._initial_list()  # type: ignore[no-untyped-call]
+    server.items = [pod("a", 1), pod("b", 3)]
+    mirror._informer._initial_list()  # type: ignore[no-untyped-call]
+    assert {v.name: v.seen_at for v in mirror.views()} == {"a": 10.0, "b": 40.0}
 
 
 def test_what_this_process_deleted_does_not_come_back_by_the_list_before(

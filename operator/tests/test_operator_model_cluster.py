@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_objects import allows, rfc3339, shares
-from model_state import ModelState
+from model_state import KUBERNETES_GRACE_S, ModelState
 
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import total
@@ -43,10 +43,20 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.core import reconcile
 
 MOST_PASSES = 12
-KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 
 
 class ModelCluster(ModelState):
+    def lose_node(self, name: str) -> None:
+        """It died long enough ago for Kubernetes to call it NotReady, and so did what ran on it."""
+        super().lose_node(name)
+        self._report()
+        for topology, view in self.topologies.items():
+            lease = self.leases.get(names.coordinator_name(topology))
+            if lease is not None and not self.coordinator_runs(lease):
+                at = min(lease.seen_at, self.died_at[name])
+                self.leases[lease.name] = replace(lease, seen_at=at)
+                self.reports[view.uid] = min(at, self.reports.get(view.uid, at))
+
     # --- what the operator sees -------------------------------------------------
 
     def tasks(self, name: str = "flights") -> dict[str, PodView]:
@@ -76,6 +86,8 @@ class ModelCluster(ModelState):
             **{**self.views(), **self.stalled},
             configs=tuple(config_view(c) for c in self.configs.values()),
             silent_since=dict(self.silent),
+            reports=dict(self.reports),
+            kubelets=self.replies(),
             shunned=dict(self.shunned),
             trials=dict(self.trials),
             refusals=self.refused.by_ref,
@@ -99,11 +111,16 @@ class ModelCluster(ModelState):
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for name in self.dead & set(self.nodes):
-            if self.nodes[name].ready and self.now - self.frozen_at[name] > KUBERNETES_GRACE_S:
+            if self.nodes[name].ready and self.now - self.died_at[name] > KUBERNETES_GRACE_S:
                 self.lose_node(name)
         for name, lease in self.leases.items():  # coordinators on live nodes renew
             if self.coordinator_runs(lease):
                 self.leases[name] = replace(lease, seen_at=self.now, version=self.next_version())
+        self._report()
+
+    def _is_coordinated(self, topology: str) -> bool:
+        lease = self.leases.get(names.coordinator_name(topology))
+        return lease is not None and self.coordinator_runs(lease)
 
     def coordinator_runs(self, lease: LeaseView) -> bool:
         return any(
@@ -157,7 +174,7 @@ class ModelCluster(ModelState):
         changed = False
         for name, view in self.topologies.items():
             age_s = self.now - self.reports.get(view.uid, -self.report_delay_s)
-            if self.reports_lost or age_s < self.report_delay_s:
+            if self.reports_lost or age_s < self.report_delay_s or not self._is_coordinated(name):
                 continue
             self.reports[view.uid] = self.now - self.report_delay_s
             tasks = [

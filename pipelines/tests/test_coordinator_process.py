@@ -47,6 +47,7 @@ class FakeApi:
         self.lists = 0
         self.watches: list[asyncio.Queue[dict[str, Any] | None]] = []
         self.too_old = False
+        self.refuses_status = False
         self._version = 1
 
     def add_pod(
@@ -117,6 +118,8 @@ class FakeApi:
 
     async def apply_status(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.refuses_status:
+            return web.json_response({"message": "a webhook is away"}, status=500)
         fence = self.topology["status"].get("dataPlane", {}).get("fence", 0)
         if body["status"]["dataPlane"]["fence"] < fence:
             return web.json_response({"message": "the fence never falls"}, status=422)
@@ -275,6 +278,27 @@ def test_the_status_is_applied_to_the_uid_and_by_its_own_manager(tmp_path: Path)
             assert body["status"].keys() == {"dataPlane"}
             assert scene.api.lease is not None
             assert scene.api.lease["spec"]["holderIdentity"] == "1"
+
+    asyncio.run(scenario())
+
+
+def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as scene:
+            await all_live(scene)
+
+            def named() -> str:
+                meta = (scene.api.lease or {}).get("metadata", {})
+                return str(meta.get("annotations", {}).get("rekindle.dev/report"))
+
+            def written() -> str:
+                return str(scene.api.topology["status"]["dataPlane"]["report"])
+
+            await until(lambda: named() == written())
+            scene.api.refuses_status = True
+            await until(lambda: named() == "none")
+            scene.api.refuses_status = False
+            await until(lambda: named() == written())
 
     asyncio.run(scenario())
 

@@ -41,6 +41,7 @@ class DataPlane:
     diverged: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    head_epoch: int | None = None  # the newest that any source has released
 
     def task(self, slot: str, incarnation: int) -> TaskReport | None:
         """The report of exactly this incarnation; of an older one nothing follows for it."""
@@ -63,7 +64,13 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
         diverged=tuple(_diverged(d) for d in raw.get("diverged") or ()),
         problems=tuple(str(p) for p in raw.get("problems") or ()),
         checkpoint=raw.get("checkpoint") or {},
+        head_epoch=_integer(raw.get("headEpoch")),
     )
+
+
+def report_number(raw: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Fence and number of a report: which one it is. An older coordinator's has no number."""
+    return _integer(raw.get("fence")) or 0, _integer(raw.get("report"))
 
 
 def _task(raw: Mapping[str, Any]) -> TaskReport:

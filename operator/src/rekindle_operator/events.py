@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle_operator.conditions import condition_of
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.judge import Judgement, Loss
 from rekindle_operator.recovery.plan import Plan
-from rekindle_operator.status import condition_of
 
 _NOTE_LIMIT = 1000
 
@@ -142,7 +142,8 @@ def _explain(change: Change, order: Sequence[str]) -> str:
 
 def _queries(change: Change) -> Iterator[Words]:
     before = {q["name"]: q for q in change.old.get("queries") or ()}
-    entry = _entry(change.new)
+    entry, said = _entry(change.new), _entry(change.old)
+    known_down = {q["name"] for q in said.get("queries") or () if "liveAfter" not in q}
     after = {q["name"]: q.get("liveAfter") for q in entry.get("queries") or ()}
     stamp = entry.get("startedAt") or f"generation {change.case.view.generation}"
     for query in change.new.get("queries") or ():
@@ -151,7 +152,8 @@ def _queries(change: Change) -> Iterator[Words]:
         if state == was:
             continue
         occasion = f"{stamp} {name} {_round(change, name)}"
-        if was == "Live" and state in ("Waiting", "Restoring", "Failed"):
+        was_up = was == "Live" or (was == "Unknown" and name not in known_down)
+        if was_up and state in ("Waiting", "Restoring", "Failed"):
             note = f"{name} (priority {query['priority']}) is down: {query.get('waitingFor', '')}"
             yield True, "QueryLost", "Judge", note, occasion
         if state in ("Restoring", "CatchingUp") and was not in ("Restoring", "CatchingUp"):

@@ -33,7 +33,7 @@ RECOVERY_SECONDS = Histogram(
     buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800),
 )
 
-_QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Failed")
+_QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Failed", "Unknown")
 
 
 def observe(snapshot: Snapshot) -> None:

@@ -19,7 +19,8 @@ class Timing:
     kubelet_routine_s: float = 10.0  # between two questions: they show who can be asked at all
     kubelet_memory_s: float = 30.0  # its last answer says no more whether it can be asked
     task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
-    coordinator_silent_s: float = 6.0  # three renewals missed
+    report_fresh_s: float = 2.5  # two of the coordinator's renewals missed: nobody knows any more
+    coordinator_silent_s: float = 6.0  # six renewals missed
     coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
     trouble_s: float = (

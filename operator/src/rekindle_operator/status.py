@@ -7,13 +7,20 @@ every epoch; a difference in nothing else can wait two seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rekindle.topology.graph import nodes_with_paths
+from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.conditions import (
+    Condition,
+    Trouble,
+    condition_of,
+    conditions_of,
+    dated,
+    degraded,
+)
 from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case
 from rekindle_operator.reconcile.health import Health, slot_stage
-from rekindle_operator.reconcile.progress import Recovery, rfc3339
+from rekindle_operator.reconcile.progress import Recovery
 from rekindle_operator.reconcile.slots import SlotState
 
 OWNED = (
@@ -30,16 +37,6 @@ OWNED = (
     "slots",
 )
 _FIGURES = ("lag", "checkpoint")
-_MESSAGE_LIMIT = 1024
-_REFUSED = "RefusedByTask"
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    type: str
-    status: bool
-    reason: str
-    message: str
 
 
 def build_status(
@@ -48,13 +45,14 @@ def build_status(
     health: Health,
     recovery: Recovery,
     slots: list[dict[str, object]],
+    trouble: Trouble | None,
     now: float,
 ) -> dict[str, Any]:
     lags = [q.lag_s for q in health.queries if q.lag_s is not None]
     status: dict[str, Any] = {
         "observedGeneration": case.view.generation,
         "phase": _phase(case, health, recovery),
-        "conditions": _dated(case, _conditions(case, states, health, recovery), now),
+        "conditions": dated(case.view, conditions_of(case, states, health, recovery, trouble), now),
         "queries": [_query(q) for q in health.queries],
         "queriesLive": f"{health.queries_live}/{len(health.queries)}",
         "redundancy": f"{health.live}/{health.slots}",
@@ -69,10 +67,24 @@ def build_status(
     return status
 
 
-def condition_of(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """As it was written; empty: never."""
-    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
-    return next(found, {})
+def failed_status(view: TopologyView, trouble: Trouble, now: float) -> dict[str, Any]:
+    """Of a topology that the operator cannot decide on: what it last wrote, and that nobody knows
+    whether it still holds."""
+    status = owned(view.status)
+    unknown = [
+        Condition(kind, "Unknown", trouble.reason, trouble.message)
+        for kind in ("Valid", "Available", "Redundant", "Consistent", "Ready")
+    ]
+    kept = [
+        Condition(kind, old["status"], old["reason"], old["message"])
+        for kind in ("Recovering", "Checkpointed")
+        if (old := condition_of(status, kind))
+    ]
+    conditions = dated(view, [*unknown, *kept, degraded(trouble)], now)
+    live = f"0/{len(status.get('queries') or ())}"
+    queries = [{**q, "state": "Unknown"} for q in status.get("queries") or ()]
+    said = {"phase": "Unknown", "conditions": conditions}
+    return {**status, **said, **({"queries": queries} if queries else {}), "queriesLive": live}
 
 
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,129 +112,11 @@ def _phase(case: Case, health: Health, recovery: Recovery) -> str:
         return "Suspended"
     if recovery.active:
         return "Recovering"
+    if health.is_unknown:
+        return "Unknown"
     if health.queries_live == len(health.queries):
         return "Running" if health.live == health.slots else "Degraded"
     return "Starting" if case.view.status.get("phase") in BEFORE_RUNNING else "Degraded"
-
-
-def _conditions(
-    case: Case, states: Sequence[SlotState], health: Health, recovery: Recovery
-) -> list[Condition]:
-    valid = _valid(case, states, health)
-    available = _available(case, health)
-    ready = valid.status and available.status
-    culprit = available if valid.status else valid
-    return [
-        valid,
-        available,
-        _redundant(case, states, health),
-        _consistent(case),
-        _recovering(recovery),
-        Condition("Ready", ready, "Ready" if ready else culprit.reason, culprit.message),
-    ]
-
-
-def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
-    if case.problems:
-        first = case.problems[0]
-        said = "; ".join(str(p) for p in case.problems)
-        if case.running is not None:
-            said += f" [generation {case.running.generation} goes on]"
-        return Condition("Valid", False, first.reason or "Invalid", said)
-    if not case.judged:
-        return Condition("Valid", False, "Checking", "the API server is asked whether pods can be")
-    refused = _found_by_tasks(case, states) or _found_before(case, health)
-    if refused:
-        return Condition("Valid", False, _REFUSED, refused)
-    said = f"generation {case.view.generation} is accepted"
-    if case.newer_image and case.running is not None:
-        image = case.running.view.spec.get("image")
-        said += (
-            f"; it goes on with image {image}, which it was accepted with. The operator's default "
-            f"is {case.newer_image} now: any edit of the spec takes it"
-        )
-    return Condition("Valid", True, "Accepted", said)
-
-
-def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:
-    """What only a task can see: SQL that Spark refuses, input that does not fit its schema."""
-    if case.running is None:
-        return ""
-    paths = {node.name: path for path, node in nodes_with_paths(case.running.topology.spec)}
-    reports = (case.data.task(s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
-    said = (f"{paths[r.refused]}: {r.problem}" for r in reports if r and r.refused in paths)
-    return "; ".join(sorted(set(said)))
-
-
-def _found_before(case: Case, health: Health) -> str:
-    """A task that starts again says nothing until it has come as far as before."""
-    old = condition_of(case.view.status, "Valid")
-    ours = old.get("reason") == _REFUSED and old["observedGeneration"] == case.view.generation
-    return str(old["message"]) if ours and health.queries_live < len(health.queries) else ""
-
-
-def _available(case: Case, health: Health) -> Condition:
-    if case.suspended:
-        return Condition("Available", False, "Suspended", "spec.suspend is true")
-    if case.running is None:
-        return Condition("Available", False, "NotStarted", "no generation is accepted")
-    down = [f"{q.name} ({q.state})" for q in health.queries if q.state != "Live"]
-    if down:
-        return Condition("Available", False, "QueriesDown", "not live: " + ", ".join(down))
-    return Condition("Available", True, "AllQueriesLive", "every query is live")
-
-
-def _redundant(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
-    missing = [
-        f"{s.segment.name}/{s.slot.partition}/{s.slot.replica}"
-        for s in states
-        if slot_stage(case, s) != "Live"
-    ]
-    if missing or not states:
-        shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
-        return Condition("Redundant", False, "ReplicasMissing", f"not live: {shown or 'all'}")
-    return Condition("Redundant", True, "AllReplicasLive", "every replica is live")
-
-
-def _consistent(case: Case) -> Condition:
-    if not case.data.diverged:
-        return Condition("Consistent", True, "Agreed", "no replicas disagree")
-    segments = {s.id: s.name for s in case.running.topology.segments} if case.running else {}
-    shown = []
-    for key in case.data.diverged:
-        segment, _, rest = key.partition("/")
-        shown.append(f"{segments.get(segment, segment)}/{rest}")
-    said = "replicas disagree, one is copied anew: " + ", ".join(shown)
-    return Condition("Consistent", False, "Diverged", said)
-
-
-def _recovering(recovery: Recovery) -> Condition:
-    if not recovery.active:
-        return Condition("Recovering", False, "Idle", "nothing is being recovered")
-    plan = ", ".join(recovery.record["plan"]) or "redundancy only"
-    return Condition("Recovering", True, str(recovery.record["mode"]), f"in this order: {plan}")
-
-
-def _dated(case: Case, conditions: Sequence[Condition], now: float) -> list[dict[str, Any]]:
-    """lastTransitionTime moves only when the condition's status does."""
-    before = {c["type"]: c for c in case.view.status.get("conditions") or ()}
-    dated = []
-    for condition in conditions:
-        status = "True" if condition.status else "False"
-        old = before.get(condition.type)
-        same = old is not None and old.get("status") == status and old.get("lastTransitionTime")
-        since = old["lastTransitionTime"] if old is not None and same else rfc3339(now)
-        dated.append(
-            {
-                "type": condition.type,
-                "status": status,
-                "reason": condition.reason,
-                "message": condition.message[:_MESSAGE_LIMIT],
-                "observedGeneration": case.view.generation,
-                "lastTransitionTime": since,
-            }
-        )
-    return dated
 
 
 def _query(query: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.topology.model import Slot
@@ -35,6 +35,10 @@ def version_of(raw: Json) -> int:
 
 def parse_time(text: str | None) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def pod_requests(spec: Json) -> Amounts:
@@ -162,7 +166,15 @@ def _kubelet(status: Json) -> Endpoint | None:
 def lease_view(raw: Json, seen_at: float) -> LeaseView:
     meta = raw["metadata"]
     holder = (raw.get("spec") or {}).get("holderIdentity") or ""
-    return LeaseView(meta["namespace"], meta["name"], version_of(raw), str(holder), seen_at)
+    number = (meta.get("annotations") or {}).get(names.ANNOTATION_REPORT)
+    return LeaseView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        version=version_of(raw),
+        holder=str(holder),
+        seen_at=seen_at,
+        report=None if number is None else _integer(number) if number.isdigit() else -1,
+    )
 
 
 def config_view(raw: Json) -> ConfigView:

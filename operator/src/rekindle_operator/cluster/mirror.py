@@ -110,8 +110,13 @@ class Mirror(Generic[V]):
     def _replace(self, items: list[Mapping[str, Any]], version: int) -> None:
         fresh = {_key(raw): self._view(raw) for raw in items}
         with self._lock:
-            newer = {k: v for k, v in self._views.items() if v.version > version}
-            self._views = fresh | newer
+            # What a list finds unchanged keeps the view of it, and when that was first seen.
+            known = {
+                k: v
+                for k, v in self._views.items()
+                if v.version > version or (k in fresh and fresh[k].version == v.version)
+            }
+            self._views = fresh | known
         self._synced.set()
         self._changed()
 

@@ -121,13 +121,15 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`seen_at`: when this process saw its last renewal."""
+    """`seen_at`: when this process saw its last renewal. `report`: the number of the report that
+    its holder has written and that is still true; -1: none, None: it does not number them."""
 
     namespace: str
     name: str
     version: int
     holder: str
     seen_at: float
+    report: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ class Snapshot:
     leases: tuple[LeaseView, ...] = ()
     configs: tuple[ConfigView, ...] = ()
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
+    # By the topology's uid: when its coordinator's report was last known to be true.
+    reports: Mapping[str, float] = field(default_factory=dict)
     kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
     own_node: str = ""  # where this operator runs, if it knows
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
@@ -217,3 +221,4 @@ class Snapshot:
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kubernetes import client
@@ -37,6 +38,7 @@ from rekindle_operator.cluster.model import (
     Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.reports import ReportBook
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
 
@@ -56,6 +58,7 @@ class Cluster:
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self._silent_since: dict[SlotRef, float] = {}
+        self._reports = ReportBook()
         self.kubelets = KubeletBook()
         self._shunned: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
@@ -122,6 +125,7 @@ class Cluster:
     def remove_topology(self, uid: str) -> None:
         with self._lock:
             self._topologies.pop(uid, None)
+            self._reports.forget(uid)
             self._refusals = self._refusals.without_topology(uid)
         self.mark_dirty()
 
@@ -135,12 +139,14 @@ class Cluster:
             for uid in gone:
                 if self._topologies[uid].version <= version:
                     del self._topologies[uid]
+                    self._reports.forget(uid)
         self._topologies_listed = True
         self.mark_dirty()
 
     def _hear(self, view: TopologyView) -> None:
         """Since when each suspected task is silent, by our clock."""
         now = self._clock()
+        self._reports.read(view, now)
         suspected = {
             SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._excused_until)
             for t in read_data_plane(view.data_plane).tasks.values()
@@ -207,10 +213,9 @@ class Cluster:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, shunned = dict(self._silent_since), dict(self._shunned)
             trials, excused = dict(self._trials), self._excused_until
-        leases = tuple(
-            LeaseView(x.namespace, x.name, x.version, x.holder, max(x.seen_at, excused))
-            for x in self.leases.views()
-        )
+            renewed = self.leases.views()
+            reports = dict(self._reports.as_of(topologies, renewed))
+        leases = tuple(replace(x, seen_at=max(x.seen_at, excused)) for x in renewed)
         pods = self.pods.views()
         if self._namespace is not None:
             # Another operator's tasks take room as anyone's pods do.
@@ -222,6 +227,7 @@ class Cluster:
             leases=leases,
             configs=self.configs.views(),
             silent_since=silent,
+            reports=reports,
             kubelets=self.kubelets.replies,
             own_node=self._own_node,
             shunned=shunned,

@@ -49,7 +49,8 @@ class Case:
     data: DataPlane
     reserved: Mapping[str, int]  # slot -> incarnation
     before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
-
+    # When `data` was last known to be true, if that is too long ago: it proves nothing any more.
+    stale_since: float | None = None
     newer_image: str = ""  # what an edit would make of the image; empty: it would stay
 
     @property
@@ -62,9 +63,10 @@ class Case:
 
 
 def open_case(
-    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults, now: float
+    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults, reported: bool, now: float
 ) -> tuple[Case, list[Action]]:
-    """The case, and what accepting its newest generation takes."""
+    """The case, and what accepting its newest generation takes. `reported`: lately, by a
+    coordinator."""
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
     )
@@ -100,6 +102,7 @@ def open_case(
         reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
         before=before,
         newer_image=_newer_image(view, running, defaults),
+        stale_since=None if reported else snapshot.reports.get(view.uid),
     )
     return case, actions + _forgotten(case, configs, snapshot)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView
+from rekindle_operator.conditions import Trouble
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
@@ -50,7 +51,7 @@ from rekindle_operator.recovery.judge import Judgement, judge_nodes
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
-from rekindle_operator.status import build_status, owned, without_figures
+from rekindle_operator.status import build_status, failed_status, owned, without_figures
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,7 +70,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     faults = Faults()
 
     def survey(view: TopologyView) -> Surveyed:
-        case, accepting = open_case(view, snapshot, settings.pods, now)
+        case, accepting = open_case(view, snapshot, settings.pods, view.uid in judgement.fresh, now)
         counted = case.wants_pods
         states = census(case, snapshot, judgement, now, settings) if counted else ()
         return Surveyed(case, tuple(accepting), states)
@@ -96,7 +97,14 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     common: list[Action] = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
-        Turn(view.key, surveyed[view.uid].accepting if view.uid in surveyed else (), fault)
+        Turn(
+            view.key,
+            (
+                *(surveyed[view.uid].accepting if view.uid in surveyed else ()),
+                *_say(fault, view, now),
+            ),
+            fault,
+        )
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
@@ -139,6 +147,21 @@ class Faults:
         return done
 
 
+def _say(fault: Exception, view: TopologyView, now: float) -> list[Action]:
+    trouble = Trouble("ReconcileFailed", f"the operator failed to decide what to do: {fault!r}")
+    status = failed_status(view, trouble, now)
+    if view.deleting or status == owned(view.status):
+        return []
+    return [WriteStatus(view.namespace, view.name, view.uid, status, urgent=True)]
+
+
+def _trouble(case: Case, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
+    if judgement.trouble:
+        return Trouble("NodesNotReady", judgement.trouble)
+    failure = snapshot.failures.get(case.view.key)
+    return Trouble("ActionFailed", failure) if failure else None
+
+
 def _plan(
     prepared: Sequence[Prepared],
     snapshot: Snapshot,
@@ -173,7 +196,13 @@ def _turn(
     health = examine(case, work.states, work.surplus)
     recovery = follow(case, work.states, health, judgement, plan, now)
     status = build_status(
-        case, work.states, health, recovery, reservation(case, taken, snapshot), now
+        case,
+        work.states,
+        health,
+        recovery,
+        reservation(case, taken, snapshot),
+        _trouble(case, snapshot, judgement),
+        now,
     )
     actions: list[Action] = [*succession.prepare, *succession.create, *succession.remove]
     if owned(status) != owned(case.view.status):

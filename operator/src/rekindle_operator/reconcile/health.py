@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
+from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.slots import SlotState
 
-_ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Waiting")
+_ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Unknown", "Waiting")
 _REASON_LIMIT = 400
 
 
@@ -42,6 +43,10 @@ class Health:
     def queries_live(self) -> int:
         return sum(q.state == "Live" for q in self.queries)
 
+    @property
+    def is_unknown(self) -> bool:
+        return any(q.state == "Unknown" for q in self.queries)
+
 
 def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView]) -> Health:
     """`surplus`: replicas that are to go, and serve until others do."""
@@ -63,13 +68,16 @@ def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView])
 
 
 def slot_stage(case: Case, state: SlotState) -> str:
-    """`Waiting` for a node; `Starting` until its task answers; then what the task says."""
+    """`Waiting` for a node; `Starting` until its task answers; then what the task says, as long as
+    the report of it is fresh; `Unknown` after that."""
     if not state.holds or state.pod is None:
         return "Waiting"
     return _stage(case, state.slot, state.pod)
 
 
 def _stage(case: Case, slot: Slot, pod: PodView) -> str:
+    if case.stale_since is not None:
+        return "Unknown"
     report = case.data.task(slot.key, pod.incarnation)
     if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
         return "Starting"
@@ -104,10 +112,21 @@ def _query(
         name=query.name,
         priority=query.priority,
         state=state,
-        waiting_for="" if state == "Live" else _explain(worst, short, reasons),
+        waiting_for=""
+        if state == "Live"
+        else f"{report_age(case)}: it is not known how {', '.join(short[:5])} are"
+        if state == "Unknown"
+        else _explain(worst, short, reasons),
         stable_epoch=report.stable_epoch if report else None,
-        lag_s=report.lag_s if report else None,
+        lag_s=report.lag_s if report and case.stale_since is None else None,
     )
+
+
+def report_age(case: Case) -> str:
+    """In words that stay the same while nothing changes."""
+    if case.stale_since is None:
+        return "the coordinator's report is fresh"
+    return f"no word from the coordinator since {rfc3339(case.stale_since)}"
 
 
 def _is_of(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.topology.spec import RecoverySpec
-from rekindle_operator.cluster.convert import parse_time
+from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
@@ -29,10 +28,6 @@ class Recovery:
 
     active: bool
     record: Mapping[str, Any]
-
-
-def rfc3339(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def follow(
@@ -118,6 +113,8 @@ def _queries(
     """Every query that was down at some time since the start, and when it was live again."""
     found = {str(q["name"]): dict(q) for q in known}
     for query in health.queries:
+        if query.state == "Unknown":
+            continue  # nobody knows whether it is down
         if query.state != "Live":
             found[query.name] = {"name": query.name}
         elif query.name in found and "liveAfter" not in found[query.name]:
@@ -141,7 +138,7 @@ def _is_over(case: Case, states: Sequence[SlotState], entry: Mapping[str, Any]) 
 def _order(case: Case, before: Sequence[str], health: Health, plan: Plan) -> list[str]:
     """Those that have started, in the order they did; then those that start now; then the rest."""
     key = case.view.key
-    down = {q.name for q in health.queries if q.state != "Live"}
+    down = {q.name for q in health.queries if q.state not in ("Live", "Unknown")}
     now = [r.key[1] for r in plan.order if r.key[0] == key]
     later = [r.key[1] for r in plan.waiting if r.key[0] == key]
     if "" in now or "" in later:  # in one block

@@ -177,6 +177,8 @@ def _has_started(case: Case, pod: PodView) -> bool:
 
 def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:
     """The verdict is about the incarnation that the coordinator reports, not its successor."""
+    if case.stale_since is not None:
+        return False
     return slot.key in case.data.diverged and bool(case.data.task(slot.key, pod.incarnation))
 
 

@@ -1,10 +1,11 @@
 """What is lost (design §8.1) and whether it is a burst (§8.3). Pure.
 
-Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone or
-not Ready, every task of its node has been silent for 3 s, or it alone for 10 s. One silent task
-says little of its node: that takes two of them, or the kubelet's silence beside it. Evictions are
-not waited for, and neither is a Terminating pod (I7). A coordinator that hears none of its tasks
-is itself the suspect: its word on silence counts only where the kubelet is silent too.
+Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone, or
+not Ready and its tasks not heard, every task of its node has been silent for 3 s, or it alone for
+10 s. One silent task says little of its node: that takes two of them, or the kubelet's silence
+beside it. Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that
+hears none of its tasks is itself the suspect: its word on silence counts only where the kubelet is
+silent too. What a coordinator reports counts as long as the report is fresh (`recovery.evidence`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle_operator.cluster.model import NodeView, PodView, SlotRef, Snapshot
-from rekindle_operator.dataplane import read_data_plane
+from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.names import ROLE_TASK
+from rekindle_operator.recovery.evidence import Evidence, proven_silence_s, weigh
 from rekindle_operator.recovery.kubelets import silent_kubelets
+from rekindle_operator.recovery.unready import judge_unready
 from rekindle_operator.settings import Timing
 
 _MOST_DOUBLINGS = 4
@@ -48,12 +50,15 @@ class Loss(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
-    nothing else tells that they are dead until Kubernetes says NotReady."""
+    nothing else tells that they are dead until Kubernetes says NotReady. `trouble`: why nodes that
+    are NotReady are not believed to be lost; empty: there is nothing of that kind."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
     heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
+    fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
+    trouble: str = ""
 
     def loss_of_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
@@ -62,48 +67,51 @@ class Judgement:
 def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     nodes = {node.name: node for node in snapshot.nodes}
     ours = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
+    running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
+    evidence = weigh(snapshot, ours, now, timing)
+    quiet_kubelets = silent_kubelets(snapshot, now, timing)
+    occupied = {p.node for p in ours if p.node is not None}
+    unready = judge_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
-    lost |= {name: "is not Ready" for name, node in nodes.items() if not node.ready}
+    lost |= dict.fromkeys(unready.lost, "is not Ready")
     shunned = {
         name
         for name, at in snapshot.shunned.items()
         if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
     }
-    running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
-    answered = {
-        SlotRef(topology.uid, task.slot, task.incarnation)
-        for topology in snapshot.topologies
-        for task in read_data_plane(topology.data_plane).tasks.values()
-        if task.has_answered
-    }
-    heard = frozenset(
-        p.owner_uid
+    credible = [
+        p
         for p in running
-        if p.owner_uid and p.ref in answered and p.ref not in snapshot.silent_since
-    )
-    quiet_kubelets = silent_kubelets(snapshot, now, timing)
-    credible = [p for p in running if p.owner_uid in heard or p.node in quiet_kubelets]
-    silent = _silent_nodes(credible, quiet_kubelets, snapshot.silent_since, now, timing)
+        if p.owner_uid in evidence.fresh
+        and (p.owner_uid in evidence.heard or p.node in quiet_kubelets)
+    ]
+    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing)
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
-    usable = {name: node for name, node in nodes.items() if name not in lost and not node.cordoned}
-    return Judgement(lost, frozenset(silent), heard, usable)
+    usable = {
+        name: node
+        for name, node in nodes.items()
+        if name not in lost and node.ready and not node.cordoned
+    }
+    return Judgement(
+        lost_nodes=lost,
+        newly_silent=frozenset(silent),
+        heard=evidence.heard,
+        usable=usable,
+        fresh=evidence.fresh,
+        trouble=unready.trouble,
+    )
 
 
 def _silent_nodes(
-    pods: Iterable[PodView],
-    quiet_kubelets: Set[str],
-    silent_since: Mapping[SlotRef, float],
-    now: float,
-    timing: Timing,
+    pods: Iterable[PodView], quiet_kubelets: Set[str], evidence: Evidence, timing: Timing
 ) -> set[str]:
     """Nodes of which at least two witnesses are silent, the kubelet being one, and no task is
     heard. A task that starts counts as heard: a node busy with starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
         if pod.node is not None:
-            since = silent_since.get(pod.ref)
-            quiet[pod.node].append(since is not None and now - since >= timing.node_silent_s)
+            quiet[pod.node].append(evidence.silence_s(pod) >= timing.node_silent_s)
     return {
         node
         for node, flags in quiet.items()
@@ -125,15 +133,16 @@ def judge_pod(
         return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
     if pod.node is None:
         return _judge_open(pod, judgement, now, timing)
-    since = snapshot.silent_since.get(pod.ref)
     credible = pod.owner_uid in judgement.heard
-    if credible and since is not None and now - since >= timing.task_silent_s:
+    if credible and proven_silence_s(pod, snapshot) >= timing.task_silent_s:
         return Loss.SILENT
     return None
 
 
 def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) -> Loss | None:
     if pod.gates or pod.pinned is None:
+        return None
+    if judgement.trouble:
         return None
     if pod.pinned not in judgement.usable:
         return Loss.UNBOUND

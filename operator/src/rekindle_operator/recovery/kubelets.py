@@ -20,6 +20,16 @@ _MOST_AT_ONCE = 32  # questions a tick; in a large cluster the others come with 
 
 def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Names of the nodes whose kubelets used to answer, and are silent while others are heard."""
+    silent = unanswering_kubelets(snapshot, timing)
+    return frozenset(
+        n.name
+        for n in snapshot.nodes
+        if n.name in silent and _can_be_asked(snapshot.kubelets[n.uid], now, timing)
+    )
+
+
+def unanswering_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
+    """The same, however long ago they answered: enough against a node that is NotReady as well."""
     known = [
         (n.name, snapshot.kubelets[n.uid]) for n in snapshot.nodes if n.uid in snapshot.kubelets
     ]
@@ -28,24 +38,33 @@ def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset
     return frozenset(
         name
         for name, its in known
-        if _can_be_asked(its, now, timing)
+        if its.answered is not None
         and its.unanswered is not None
         # So it is another that spoke.
         and last_heard - its.unanswered >= timing.kubelet_silent_s
     )
 
 
+def answers_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+    """Its kubelet lives, whatever the API server thinks."""
+    replies = snapshot.kubelets.get(node.uid)
+    answered = replies.answered if replies is not None else None
+    return answered is not None and now - answered <= 2 * timing.kubelet_silent_s
+
+
 def kubelets_to_ask(
     snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
 ) -> list[NodeView]:
-    """At every tick those whose tasks are silent, with some others to compare them with, and those
-    that owe an answer; now and then all that run tasks. `busy`: uids with an open question."""
-    free = [n for n in snapshot.nodes if n.ready and n.kubelet is not None and n.uid not in busy]
+    """At every tick those whose tasks are silent or that are NotReady, with some others to compare
+    them with, and those that owe an answer; now and then all that run tasks. `busy`: uids with an
+    open question."""
+    free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _asked(n, snapshot))
     ours = [p for p in snapshot.pods if p.topology is not None and not p.ended]
     occupied = {p.node for p in ours}
     silent = snapshot.silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
+    suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
     urgent = _controls(free, suspects, snapshot) if suspects else []
     urgent += [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _owes(n, snapshot, now, timing)]

@@ -19,6 +19,7 @@ KIND = "StreamTopology"
 TOPOLOGY_LABEL = "rekindle.dev/topology"
 ROLE_LABEL = "rekindle.dev/role"
 GENERATION_LABEL = "rekindle.dev/generation"
+REPORT_ANNOTATION = "rekindle.dev/report"
 FIELD_MANAGER = "rekindle-coordinator"
 
 Json = dict[str, Any]
@@ -100,8 +101,15 @@ def status_patch(namespace: str, name: str, uid: str, data_plane: Mapping[str, A
 
 
 def lease(
-    namespace: str, topology: str, uid: str, incarnation: int, duration_s: int, now: str
+    namespace: str,
+    topology: str,
+    uid: str,
+    incarnation: int,
+    duration_s: int,
+    now: str,
+    report: int | None,
 ) -> Json:
+    """`report`: the number of the report that still holds; None: none does."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -109,6 +117,7 @@ def lease(
             "name": f"{topology}-coordinator",
             "namespace": namespace,
             "labels": {TOPOLOGY_LABEL: topology},
+            "annotations": {REPORT_ANNOTATION: "none" if report is None else str(report)},
             "ownerReferences": [
                 {"apiVersion": API_VERSION, "kind": KIND, "name": topology, "uid": uid}
             ],

@@ -68,7 +68,7 @@ class Process:
         for work in (
             PodWatcher(self._api, self._settings, self.feed).run(),
             GenerationReader(self._api, self._settings, self.feed).run(),
-            LeaseKeeper(self._api, self._settings, self.feed).run(),
+            self._lease_keeper().run(),
             self._status.run(),
             self._tick(),
         ):
@@ -84,6 +84,15 @@ class Process:
             await self._api.close()
             self._store.close()
         return self._exit_code
+
+    def _lease_keeper(self) -> LeaseKeeper:
+        return LeaseKeeper(
+            self._api,
+            self._settings,
+            self.feed,
+            current=lambda: self._status.current,
+            suspecting=lambda: any(task.suspected for task in self.core.membership),
+        )
 
     def stop(self) -> None:
         _log.info("stopping: asked to")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,12 +52,19 @@ class StatusWriter:
         )
         self._store: str | None = None  # its id, as the status says
         self._wish: Mapping[str, Any] | None = None
+        self._written: Mapping[str, Any] | None = None
         self._wished = asyncio.Event()
         self.writes = 0
 
     def offer(self, data_plane: Mapping[str, Any]) -> None:
         self._wish = data_plane
         self._wished.set()
+
+    @property
+    def current(self) -> int | None:
+        """The number of the report in the cluster, if that is all there is to say; None while what
+        it should say is not written."""
+        return self.writes if self._written is not None and self._written is self._wish else None
 
     async def run(self) -> None:
         back_off = BackOff()
@@ -83,9 +90,11 @@ class StatusWriter:
         settings = self._settings
         if not await self._in_charge():
             return
+        # Numbered, so that the Lease can say which report still holds.
+        report = {**wish, "report": self.writes + 1}
         if self._store is not None:
-            wish = {"store": self._store, **wish}  # which this coordinator may not know yet
-        patch = status_patch(settings.namespace, settings.topology, settings.uid, wish)
+            report.setdefault("store", self._store)  # which this coordinator may not know yet
+        patch = status_patch(settings.namespace, settings.topology, settings.uid, report)
         try:
             await self._api.apply(f"{self._path}/status", patch, FIELD_MANAGER)
         except ApiError as error:
@@ -93,6 +102,7 @@ class StatusWriter:
                 return
             raise
         self.writes += 1
+        self._written = wish
         self._feed(ProblemSaid("status", None))
 
     async def _in_charge(self) -> bool:
@@ -118,10 +128,22 @@ class StatusWriter:
 
 
 class LeaseKeeper:
-    """Renews `<topology>-coordinator`; the operator replaces a coordinator that does not."""
+    """Renews `<topology>-coordinator`; the operator replaces a coordinator that does not.
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+    Each renewal names the report that still holds (`current`, None: the newest is not written yet):
+    without that, a report would be as old as its last change. `suspecting`: some task is silent.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: Settings,
+        feed: Feed,
+        current: Callable[[], int | None],
+        suspecting: Callable[[], bool],
+    ) -> None:
         self._api, self._settings, self._feed = api, settings, feed
+        self._current, self._suspecting = current, suspecting
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
         self._held: dict[str, Any] | None = None
@@ -136,7 +158,11 @@ class LeaseKeeper:
                 _log.warning("lease: %r", error)
             # A failed call must not cost the next renewal's time as well.
             spent = time.monotonic() - began
-            await asyncio.sleep(max(0.2, self._settings.lease_renew_s - spent))
+            settings = self._settings
+            pace_s = settings.lease_renew_s
+            if self._suspecting():
+                pace_s = settings.lease_renew_suspecting_s
+            await asyncio.sleep(max(0.2, pace_s - spent))
 
     async def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -148,6 +174,7 @@ class LeaseKeeper:
             settings.incarnation,
             settings.lease_duration_s,
             now,
+            self._current(),
         )
         if self._held is None:
             self._held = await self._find()
@@ -160,7 +187,12 @@ class LeaseKeeper:
         spec = dict(wanted["spec"])
         if holder(self._held) == settings.incarnation:
             spec["acquireTime"] = self._held["spec"].get("acquireTime", now)
-        self._held = await self._api.replace(self._path, {**self._held, "spec": spec})
+        kept = self._held["metadata"].get("annotations") or {}
+        annotations = {**kept, **wanted["metadata"]["annotations"]}
+        meta = {**self._held["metadata"], "annotations": annotations}
+        self._held = await self._api.replace(
+            self._path, {**self._held, "metadata": meta, "spec": spec}
+        )
 
     async def _find(self) -> dict[str, Any] | None:
         try:

@@ -27,7 +27,8 @@ class Settings:
     poll_deadline_s: float = 1.0  # a frozen task costs one open call, and is retried after it
     tick_s: float = 0.1
     generation_check_s: float = 1.0
-    lease_renew_s: float = 2.0
+    lease_renew_s: float = 1.0  # each renewal says whether the status that was written still holds
+    lease_renew_suspecting_s: float = 0.5  # the operator counts a silence up to the last renewal
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
     store_deadline_s: float = 10.0
 

@@ -1,0 +1,209 @@
+"""The conditions of `status`: what holds, why not, and what nobody knows. Pure.
+
+`Unknown` is said where the coordinator's report is too old to prove anything, and while a check is
+under way; its message names what is missing. Messages change only when what they say does: a status
+is written when it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rekindle.topology.graph import nodes_with_paths
+from rekindle_operator.cluster.convert import rfc3339
+from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.health import Health, report_age, slot_stage
+from rekindle_operator.reconcile.progress import Recovery
+from rekindle_operator.reconcile.slots import SlotState
+
+Truth = Literal["True", "False", "Unknown"]
+
+_MESSAGE_LIMIT = 1024
+_REFUSED = "RefusedByTask"
+_OVERDUE = 3  # checkpoints that should have been there since
+_NO_REPORT = "NoReport"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: Truth
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why the operator itself, or the cluster it runs in, does not work as it should."""
+
+    reason: str
+    message: str
+
+
+def conditions_of(
+    case: Case,
+    states: Sequence[SlotState],
+    health: Health,
+    recovery: Recovery,
+    trouble: Trouble | None,
+) -> list[Condition]:
+    valid, available = _valid(case, states, health), _available(case, health)
+    return [
+        valid,
+        available,
+        _redundant(case, states, health),
+        _consistent(case),
+        _recovering(recovery),
+        _checkpointed(case),
+        degraded(trouble),
+        _ready(valid, available),
+    ]
+
+
+def condition_of(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """As it was written; empty: never."""
+    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
+    return next(found, {})
+
+
+def dated(view: TopologyView, conditions: Iterable[Condition], now: float) -> list[dict[str, Any]]:
+    """As the status has them; lastTransitionTime moves only when the condition's status does."""
+    before = {c["type"]: c for c in view.status.get("conditions") or ()}
+    entries = []
+    for condition in conditions:
+        old = before.get(condition.type) or {}
+        same = old.get("status") == condition.status and old.get("lastTransitionTime")
+        entries.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message[:_MESSAGE_LIMIT],
+                "observedGeneration": view.generation,
+                "lastTransitionTime": old["lastTransitionTime"] if same else rfc3339(now),
+            }
+        )
+    return entries
+
+
+def degraded(trouble: Trouble | None) -> Condition:
+    if trouble is None:
+        return Condition("Degraded", "False", "AsExpected", "the operator does what it should")
+    return Condition("Degraded", "True", trouble.reason, trouble.message)
+
+
+def _ready(valid: Condition, available: Condition) -> Condition:
+    both = (valid, available)
+    culprit = next((c for c in both if c.status == "False"), None)
+    culprit = culprit or next((c for c in both if c.status == "Unknown"), None)
+    if culprit is None:
+        return Condition("Ready", "True", "Ready", available.message)
+    return Condition("Ready", culprit.status, culprit.reason, culprit.message)
+
+
+def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
+    if case.problems:
+        first = case.problems[0]
+        said = "; ".join(str(p) for p in case.problems)
+        if case.running is not None:
+            said += f" [generation {case.running.generation} goes on]"
+        return Condition("Valid", "False", first.reason or "Invalid", said)
+    if not case.judged:
+        said = f"generation {case.view.generation}: the API server is asked whether pods can be"
+        return Condition("Valid", "Unknown", "Checking", said)
+    refused = _found_by_tasks(case, states) or _found_before(case, health)
+    if refused:
+        return Condition("Valid", "False", _REFUSED, refused)
+    said = f"generation {case.view.generation} is accepted"
+    if case.newer_image and case.running is not None:
+        image = case.running.view.spec.get("image")
+        said += (
+            f"; it goes on with image {image}, which it was accepted with. The operator's default "
+            f"is {case.newer_image} now: any edit of the spec takes it"
+        )
+    return Condition("Valid", "True", "Accepted", said)
+
+
+def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:
+    """What only a task can see: SQL that Spark refuses, input that does not fit its schema."""
+    if case.running is None:
+        return ""
+    paths = {node.name: path for path, node in nodes_with_paths(case.running.topology.spec)}
+    reports = (case.data.task(s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
+    said = (f"{paths[r.refused]}: {r.problem}" for r in reports if r and r.refused in paths)
+    return "; ".join(sorted(set(said)))
+
+
+def _found_before(case: Case, health: Health) -> str:
+    """A task that starts again says nothing until it has come as far as before."""
+    old = condition_of(case.view.status, "Valid")
+    ours = old.get("reason") == _REFUSED and old["observedGeneration"] == case.view.generation
+    return str(old["message"]) if ours and health.queries_live < len(health.queries) else ""
+
+
+def _available(case: Case, health: Health) -> Condition:
+    if case.suspended:
+        return Condition("Available", "False", "Suspended", "spec.suspend is true")
+    if case.running is None:
+        return Condition("Available", "False", "NotStarted", "no generation is accepted")
+    down = [f"{q.name} ({q.state})" for q in health.queries if q.state not in ("Live", "Unknown")]
+    if down:
+        return Condition("Available", "False", "QueriesDown", "not live: " + ", ".join(down))
+    if health.is_unknown:
+        return Condition("Available", "Unknown", _NO_REPORT, report_age(case))
+    return Condition("Available", "True", "AllQueriesLive", "every query is live")
+
+
+def _redundant(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
+    stages = [(s, slot_stage(case, s)) for s in states]
+    missing = [
+        f"{s.segment.name}/{s.slot.partition}/{s.slot.replica}"
+        for s, stage in stages
+        if stage not in ("Live", "Unknown")
+    ]
+    if missing or not states:
+        shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
+        return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
+    if any(stage == "Unknown" for _, stage in stages):
+        return Condition("Redundant", "Unknown", _NO_REPORT, report_age(case))
+    return Condition("Redundant", "True", "AllReplicasLive", "every replica is live")
+
+
+def _consistent(case: Case) -> Condition:
+    if case.stale_since is not None:
+        return Condition("Consistent", "Unknown", _NO_REPORT, report_age(case))
+    if not case.data.diverged:
+        return Condition("Consistent", "True", "Agreed", "no replicas disagree")
+    segments = {s.id: s.name for s in case.running.topology.segments} if case.running else {}
+    shown = []
+    for key in case.data.diverged:
+        segment, _, rest = key.partition("/")
+        shown.append(f"{segments.get(segment, segment)}/{rest}")
+    said = "replicas disagree, one is copied anew: " + ", ".join(shown)
+    return Condition("Consistent", "False", "Diverged", said)
+
+
+def _recovering(recovery: Recovery) -> Condition:
+    if not recovery.active:
+        return Condition("Recovering", "False", "Idle", "nothing is being recovered")
+    plan = ", ".join(recovery.record["plan"]) or "redundancy only"
+    return Condition("Recovering", "True", str(recovery.record["mode"]), f"in this order: {plan}")
+
+
+def _checkpointed(case: Case) -> Condition:
+    """By epochs and not by the clock: sources that have ended, or pause, make no epochs to save."""
+    newest = case.data.checkpoint.get("epoch")
+    if case.running is None or case.suspended or case.data.head_epoch is None:
+        return Condition("Checkpointed", "Unknown", "NotRunning", "no source has made an epoch")
+    if case.stale_since is not None:
+        return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(case))
+    every = case.running.topology.spec.checkpoint_every
+    missed = (case.data.head_epoch - (newest if isinstance(newest, int) else -1)) // every
+    if missed <= _OVERDUE:
+        return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
+    since = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"
+    said = f"more than {_OVERDUE} checkpoints are missing: {since}"
+    return Condition("Checkpointed", "False", "Overdue", said)

@@ -1,0 +1,71 @@
+"""What coordinators' reports prove at this moment (docs/decisions/0027). Pure.
+
+A report that is older than a few seconds proves nothing in either direction: neither that a task
+lives nor that it is silent. A silence has lasted until the report was last known to be true, not
+until now: a coordinator that reports a short stall and dies condemns nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
+from rekindle_operator.dataplane import read_data_plane
+from rekindle_operator.names import ROLE_COORDINATOR
+from rekindle_operator.settings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`fresh`, `heard`: uids of topologies whose report is fresh, and of those with a task that is
+    heard. `heard_nodes`: nodes with a task that is heard, or with a coordinator that reports.
+    `covered_nodes`: with a pod of a topology whose report is fresh."""
+
+    fresh: frozenset[str]
+    heard: frozenset[str]
+    heard_nodes: frozenset[str]
+    covered_nodes: frozenset[str]
+    silences: Mapping[SlotRef, float]  # proven, in seconds
+
+    def silence_s(self, pod: PodView) -> float:
+        """0 for a task that is heard or starting."""
+        return self.silences.get(pod.ref, 0.0)
+
+
+def weigh(snapshot: Snapshot, ours: Iterable[PodView], now: float, timing: Timing) -> Evidence:
+    """`ours`: bound pods of topologies."""
+    fresh = frozenset(
+        uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
+    )
+    answered = {
+        SlotRef(topology.uid, task.slot, task.incarnation)
+        for topology in snapshot.topologies
+        if topology.uid in fresh
+        for task in read_data_plane(topology.data_plane).tasks.values()
+        if task.has_answered
+    }
+    reporting = {
+        (t.uid, read_data_plane(t.data_plane).fence) for t in snapshot.topologies if t.uid in fresh
+    }
+    covered = [p for p in ours if p.owner_uid in fresh]
+    running = [p for p in covered if not p.terminating and not p.ended]
+    heard = [p for p in running if p.ref in answered and p.ref not in snapshot.silent_since]
+    reporters = [
+        p
+        for p in running
+        if p.role == ROLE_COORDINATOR and (p.owner_uid, p.incarnation) in reporting
+    ]
+    return Evidence(
+        fresh=fresh,
+        heard=frozenset(p.owner_uid for p in heard if p.owner_uid),
+        heard_nodes=frozenset(p.node for p in [*heard, *reporters] if p.node),
+        covered_nodes=frozenset(p.node for p in covered if p.node),
+        silences={p.ref: proven_silence_s(p, snapshot) for p in covered},
+    )
+
+
+def proven_silence_s(pod: PodView, snapshot: Snapshot) -> float:
+    since = snapshot.silent_since.get(pod.ref)
+    as_of = snapshot.reports.get(pod.owner_uid or "")
+    return max(0.0, as_of - since) if since is not None and as_of is not None else 0.0

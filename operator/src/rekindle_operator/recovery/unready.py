@@ -1,0 +1,55 @@
+"""Which nodes that Kubernetes calls NotReady are lost (docs/decisions/0027). Pure.
+
+NotReady says that the API server does not hear the kubelet, which is one witness. Tasks that their
+coordinator hears, or a kubelet that answers the operator, say that the node lives. When most nodes
+turn NotReady and there is no second witness against them, the way to the API server is the likelier
+fault, and nothing is deleted: no node that is NotReady could be used in place of another anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from rekindle_operator.cluster.model import NodeView, Snapshot
+from rekindle_operator.recovery.evidence import Evidence
+from rekindle_operator.recovery.kubelets import answers_now, unanswering_kubelets
+from rekindle_operator.settings import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Unready:
+    """`lost`: names. `trouble`: why others are not; empty where that needs no word."""
+
+    lost: frozenset[str]
+    trouble: str = ""
+
+
+def judge_unready(
+    snapshot: Snapshot, occupied: Set[str], evidence: Evidence, now: float, timing: Timing
+) -> Unready:
+    """`occupied`: names of nodes with pods of topologies."""
+    unready = [n for n in snapshot.nodes if not n.ready]
+    heard = [n for n in unready if n.name in evidence.heard_nodes]
+    most = 2 * len(unready) > len(snapshot.nodes)
+    count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
+    covered = [n for n in unready if n.name in evidence.covered_nodes]
+    if most and heard and 2 * len(heard) >= len(covered):
+        said = "their kubelets do not reach the API server, so nothing is deleted for that"
+        return Unready(
+            frozenset(), f"{count} while tasks on {len(heard)} of them are heard: {said}"
+        )
+    silent = unanswering_kubelets(snapshot, timing)
+    witnessed = evidence.covered_nodes | silent
+
+    def is_lost(node: NodeView) -> bool:
+        if node.name in evidence.heard_nodes:
+            return False
+        return node.name in witnessed or not (most or answers_now(node, snapshot, now, timing))
+
+    lost = frozenset(n.name for n in unready if is_lost(n))
+    unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in heard]
+    if most and unknown:
+        said = f"neither a coordinator nor a kubelet says whether {len(unknown)} of them are lost"
+        return Unready(lost, f"{count}, and {said}")
+    return Unready(lost)

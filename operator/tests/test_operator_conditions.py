@@ -1,0 +1,78 @@
+"""The conditions of a topology: what fails, what nobody knows, what a user has to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flights_example import flights_spec
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.reconcile.actions import WriteStatus
+from rekindle_operator.reconcile.core import reconcile, take_turns
+
+
+def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -> None:
+    unhashable = {"spec": {"containers": [{"name": {}}]}}
+    running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
+    running.lose_node("a")
+    turns = take_turns(running.snapshot(), running.now)
+    assert [t.owner for t in turns if t.fault is not None] == ["default/bad"]
+    (said,) = (a for t in turns if t.fault is not None for a in t.actions)
+    assert isinstance(said, WriteStatus)
+    conditions = {c["type"]: c for c in said.status["conditions"]}
+    assert conditions["Ready"]["status"] == "Unknown"
+    assert conditions["Degraded"]["reason"] == "ReconcileFailed"
+    assert "unhashable type" in conditions["Degraded"]["message"]
+    running.settle()
+    assert running.status()["redundancy"] == "8/8"
+    assert running.query_states("bad") == {}
+
+
+def test_a_fault_of_ours_leaves_no_query_live(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("rekindle_operator.reconcile.core.keep_coordinator", broken)
+    running.settle()
+    assert set(running.query_states().values()) == {"Unknown"}
+    assert running.status()["queriesLive"] == "0/3"
+    assert "a fault of ours" in running.condition("Degraded")["message"]
+    monkeypatch.undo()
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert running.condition("Degraded")["status"] == "False"
+
+
+def test_valid_is_unknown_while_the_dry_run_is_under_way(running: ModelCluster) -> None:
+    running.edit("flights", image="another")
+    written = _written(running)
+    assert written["Valid"]["status"] == "Unknown"
+    assert written["Valid"]["reason"] == "Checking"
+    assert written["Ready"]["status"] == "Unknown"
+    running.settle()
+    assert running.condition("Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "status", "reason"),
+    [({"epoch": 100}, "True", "UpToDate"), ({"epoch": 40}, "False", "Overdue")],
+)
+def test_checkpoints_that_do_not_keep_up_are_said(
+    running: ModelCluster, checkpoint: dict[str, int], status: str, reason: str
+) -> None:
+    view = running.topologies["flights"]
+    report = {**view.data_plane, "headEpoch": 101, "checkpoint": checkpoint}
+    changed = replace(view, status={**view.status, "dataPlane": report})
+    running.topologies["flights"] = changed
+    found = _written(running)["Checkpointed"]
+    assert (found["status"], found["reason"]) == (status, reason)
+
+
+def _written(cluster: ModelCluster) -> dict[str, Any]:
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    (written,) = (a for a in actions if isinstance(a, WriteStatus))
+    return {c["type"]: c for c in written.status["conditions"]}

@@ -1,0 +1,205 @@
+"""Loss is judged on evidence, and evidence has an age (docs/decisions/0027)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.cluster.model import LeaseView, TopologyView
+from rekindle_operator.cluster.reports import ReportBook
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, ShunNode
+from rekindle_operator.reconcile.core import reconcile
+
+
+def changes(cluster: ModelCluster) -> list[object]:
+    """What a pass would make, delete, or remember as lost."""
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    return [a for a in actions if isinstance(a, CreatePod | DeletePod | ShunNode)]
+
+
+def nodes_with_two_tasks(cluster: ModelCluster) -> list[str]:
+    """Without the coordinator's."""
+    here: dict[str, int] = defaultdict(int)
+    for pod in cluster.tasks().values():
+        here[pod.node or ""] += 1
+    return [n for n, tasks in here.items() if tasks > 1 and n != cluster.coordinator().node]
+
+
+# --- NotReady ------------------------------------------------------------------
+
+
+def test_nodes_that_are_only_called_not_ready_lose_nothing(running: ModelCluster) -> None:
+    before = running.pods()
+    running.turn_not_ready(*"abc")
+    running.settle()
+    assert {p.uid for p in running.pods()} == {p.uid for p in before}
+    degraded = running.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "NodesNotReady")
+    assert "3 of 3 nodes are NotReady" in degraded["message"]
+    assert set(running.query_states().values()) == {"Live"}
+
+
+def test_the_control_planes_trouble_is_over_when_nodes_are_ready(running: ModelCluster) -> None:
+    running.turn_not_ready(*"abc")
+    running.settle()
+    running.turn_ready(*"abc")
+    running.settle()
+    assert running.condition("Degraded")["status"] == "False"
+
+
+def test_one_node_that_is_not_ready_and_heard_keeps_its_tasks(running: ModelCluster) -> None:
+    running.turn_not_ready("b")
+    assert changes(running) == []
+
+
+def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelCluster) -> None:
+    (victim, *_) = nodes_with_two_tasks(running)
+    running.turn_not_ready(*"abc")
+    running.freeze_node(victim)
+    running.pass_time(4.0)
+    lost = {a.node for a in changes(running) if isinstance(a, ShunNode)}
+    assert lost == {victim}
+
+
+@pytest.mark.parametrize("kubelets_answer", [True, False])
+def test_most_nodes_not_ready_without_a_report_condemn_no_live_node(
+    running: ModelCluster, kubelets_answer: bool
+) -> None:
+    running.kubelets_answer = kubelets_answer
+    running.reports_lost = True
+    running.pass_time(5.0)
+    running.settle()
+    running.turn_not_ready(*"abc")
+    assert changes(running) == []
+
+
+def test_most_nodes_dead_without_a_report_are_lost_once_a_report_comes(
+    running: ModelCluster,
+) -> None:
+    running.kubelets_answer = False
+    for name in "ab":
+        running.lose_node(name)
+    running.settle()
+    running.pass_time(1.0)
+    running.settle()
+    assert {p.node for p in running.tasks().values()} <= {"c", None}
+
+
+# --- the age of a report ---------------------------------------------------------
+
+
+def test_a_coordinator_that_reports_a_stall_and_dies_condemns_nobody(
+    running: ModelCluster,
+) -> None:
+    (victim, *_) = nodes_with_two_tasks(running)
+    for pod in running.tasks().values():
+        if pod.node == victim:
+            running.silent[pod.ref] = running.now - 1.5
+    running.reports_lost = True
+    for _ in range(10):
+        running.pass_time(0.5)
+        assert changes(running) == []
+
+
+def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
+    (victim, *_) = nodes_with_two_tasks(running)
+    running.freeze_node(victim)
+    running.pass_time(3.5)
+    assert [a.node for a in changes(running) if isinstance(a, ShunNode)] == [victim]
+
+
+def test_without_a_report_nothing_is_said_to_be_live(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.pass_time(2.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    running.pass_time(1.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Unknown"}
+    assert running.status()["phase"] == "Unknown"
+    for kind in ("Available", "Redundant", "Consistent", "Ready"):
+        assert running.condition(kind)["status"] == "Unknown", kind
+    assert "no word from the coordinator since 2027" in running.condition("Ready")["message"]
+
+
+def test_an_hour_without_a_report_writes_the_status_once(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.pass_time(3.0)
+    running.settle()
+    version = running.topologies["flights"].version
+    for _ in range(60):
+        running.pass_time(60.0)
+        running.settle()
+    assert running.topologies["flights"].version == version
+
+
+def test_reports_that_come_again_make_queries_live_again(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.pass_time(10.0)
+    running.settle()
+    running.reports_lost = False
+    running.pass_time(1.0)
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert "recovery" not in running.status()
+
+
+def test_reports_that_are_always_late_are_never_believed(running: ModelCluster) -> None:
+    running.report_delay_s = 5.0
+    for _ in range(12):
+        running.pass_time(1.0)
+        running.settle()
+    assert set(running.query_states().values()) == {"Unknown"}
+
+
+def test_a_recovery_is_not_over_while_nobody_knows(running: ModelCluster) -> None:
+    running.lose_node("b")
+    actions = reconcile(running.snapshot(), running.now, running.settings)
+    running.apply(actions)
+    running.reports_lost = True
+    running.pass_time(5.0)
+    running.settle()
+    assert running.condition("Recovering")["status"] == "True"
+
+
+# --- whose report it is ------------------------------------------------------------
+
+
+def topology(fence: int, report: int | None, version: int = 1) -> TopologyView:
+    status = {"dataPlane": {"fence": fence, **({"report": report} if report else {})}}
+    return TopologyView("default", "t", "uid", version, 1, "", False, {}, status)
+
+
+def lease(holder: int, report: int | None, seen_at: float) -> LeaseView:
+    return LeaseView("default", "t-coordinator", 1, str(holder), seen_at, report)
+
+
+@pytest.mark.parametrize(
+    ("holder", "named", "as_of"),
+    [
+        (2, 7, 5.0),
+        (2, 8, 0.0),  # the watch of topologies is behind
+        (2, -1, 0.0),  # it has more to say, and cannot
+        (3, 7, 0.0),  # its successor
+        (2, None, 5.0),  # of an earlier release
+    ],
+)
+def test_a_lease_confirms_only_the_report_that_it_names(
+    holder: int, named: int | None, as_of: float
+) -> None:
+    book, view = ReportBook(), topology(fence=2, report=7)
+    book.read(view, now=0.0)
+    assert book.as_of([view], [lease(holder, named, 5.0)]) == {"uid": as_of}
+
+
+def test_a_report_that_is_read_again_is_no_younger() -> None:
+    book = ReportBook()
+    book.read(topology(2, 7), now=0.0)
+    book.read(topology(2, 7, version=2), now=4.0)
+    assert book.as_of([], []) == {"uid": 0.0}
+    book.read(topology(2, 8, version=3), now=6.0)
+    assert book.as_of([], []) == {"uid": 6.0}
+    book.forget("uid")
+    assert book.as_of([], []) == {}
