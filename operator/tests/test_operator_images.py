@@ -9,6 +9,8 @@ from typing import Any
 from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
+from rekindle_operator.cluster.convert import topology_view
+from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
 
 NEW = "rekindle/pipelines:0.2.0"
@@ -71,3 +73,71 @@ def test_an_image_of_the_spec_is_nobodys_default(running: ModelCluster) -> None:
     upgrade(running)
     running.settle()
     assert running.condition("Valid")["message"].endswith("is accepted")
+
+
+def ask_to_roll(cluster: ModelCluster) -> None:
+    view = cluster.topologies["flights"]
+    cluster.topologies["flights"] = replace(view, version=cluster.next_version(), roll=True)
+
+
+def test_running_pods_stay_after_an_edit_of_the_image(running: ModelCluster) -> None:
+    before = set(running.tasks())
+    running.edit("flights", image=NEW)
+    running.settle()
+    assert set(running.tasks()) == before
+
+
+def settle_pod_by_pod(cluster: ModelCluster) -> None:
+    """A roll takes more passes than `settle` allows for."""
+    for _ in range(200):
+        actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        cluster.apply(actions)
+        if not cluster.kubelets_and_scheduler() and not actions:
+            return
+    raise AssertionError("the roll does not end")
+
+
+def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    ask_to_roll(running)
+    settle_pod_by_pod(running)
+    assert set(images(running, "task").values()) == {NEW}
+    assert set(images(running, "coordinator").values()) == {NEW}
+    assert running.status()["phase"] == "Running"
+    assert "recovery" not in running.status()
+    incarnations = {p.incarnation for p in running.tasks().values()}
+    assert incarnations == {2}, "each was replaced once"
+
+
+def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    ask_to_roll(running)
+    running.stuck.update(f"{name[:-1]}2" for name in running.tasks())
+    running.settle()
+    new = [name for name, image in images(running, "task").items() if image == NEW]
+    assert len(new) == 1, "the next one waits until it is live"
+
+
+def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
+    for name in "bc":
+        running.lose_node(name)
+    running.settle()
+    running.edit("flights", image=NEW)
+    ask_to_roll(running)
+    kept = {n for n, p in running.tasks().items() if p.node == "a"}
+    running.settle()
+    assert kept <= set(running.tasks())
+
+
+def test_the_annotation_asks_for_a_roll() -> None:
+    meta = {
+        "namespace": "default",
+        "name": "flights",
+        "uid": "u",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    assert not topology_view({"metadata": meta}).roll
+    for value, asked in (("true", True), ("2026-11-22", True), ("false", False), ("", False)):
+        annotated = {**meta, "annotations": {"rekindle.dev/roll": value}}
+        assert topology_view({"metadata": annotated}).roll is asked

@@ -34,6 +34,7 @@ ANNOTATION_ATTEMPT = f"{GROUP}/attempt"  # how many before it no node took or st
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of what scheduler and kubelet look at
 ANNOTATION_REPORT = f"{GROUP}/report"  # of a coordinator's Lease: the report that is still true
+ANNOTATION_ROLL = f"{GROUP}/roll"  # of a topology: replace running pods that are outdated
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 
 MAX_NAME = 63  # a pod's name is its host name

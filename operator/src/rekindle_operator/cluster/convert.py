@@ -105,6 +105,7 @@ def pod_view(raw: Json) -> PodView:
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
         release=labels.get(names.LABEL_OPERATOR, ""),
+        image=_image(spec),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
@@ -203,7 +204,17 @@ def topology_view(raw: Json) -> TopologyView:
         deleting=bool(meta.get("deletionTimestamp")),
         spec=raw.get("spec") or {},
         status=raw.get("status") or {},
+        roll=_is_on((meta.get("annotations") or {}).get(names.ANNOTATION_ROLL)),
     )
+
+
+def _image(spec: Json) -> str:
+    containers: Iterable[Json] = spec.get("containers") or ()
+    return next((str(c.get("image", "")) for c in containers), "")
+
+
+def _is_on(annotation: str | None) -> bool:
+    return annotation is not None and annotation.lower() not in ("", "false")
 
 
 def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
@@ -222,6 +233,7 @@ def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
         deleting=view.deleting,
         spec=spec,
         status=view.status,
+        roll=view.roll,
     )
 
 

@@ -83,6 +83,7 @@ class PodView:
     topology: str | None = None
     role: str | None = None
     release: str = ""  # of a replica of an operator
+    image: str = ""  # of its first container
     slot: Slot | None = None
     segment_name: str = ""
     incarnation: int = 0
@@ -156,6 +157,7 @@ class TopologyView:
     deleting: bool
     spec: Mapping[str, Any]
     status: Mapping[str, Any]
+    roll: bool = False  # running pods that are outdated are to be replaced
 
     @property
     def key(self) -> str:

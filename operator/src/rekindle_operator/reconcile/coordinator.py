@@ -14,6 +14,7 @@ from rekindle_operator.reconcile.actions import (
     EnsureLease,
 )
 from rekindle_operator.reconcile.case import Case, coordinator_incarnation
+from rekindle_operator.reconcile.roll import coordinator_rolls
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -51,6 +52,7 @@ def keep_coordinator(
         if newest is None
         else _loss(newest, lease, judgement, now, settings.timing)
         or _stranded(newest, template, now, settings.timing)
+        or ("it runs another image" if coordinator_rolls(case, newest) else "")
     )
     prepare: list[Action] = []
     create: list[CreatePod] = []

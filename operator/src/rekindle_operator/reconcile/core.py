@@ -36,6 +36,7 @@ from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
 from rekindle_operator.reconcile.health import examine, still_needed
 from rekindle_operator.reconcile.peers import lost_peers
 from rekindle_operator.reconcile.progress import follow
+from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import (
     SlotState,
@@ -73,6 +74,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         case, accepting = open_case(view, snapshot, settings.pods, view.uid in judgement.fresh, now)
         counted = case.wants_pods
         states = census(case, snapshot, judgement, now, settings) if counted else ()
+        states = roll_next(case, states, settings)
         return Surveyed(case, tuple(accepting), states)
 
     def prepare(surveyed: Surveyed) -> Prepared:

@@ -1,0 +1,54 @@
+"""Replacing running pods that an edit has outdated, one at a time, where it is asked for. Pure.
+
+An edit of image, resources or template leaves running pods alone (docs/operations.md). With the
+annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
+after another, each only while every replica is live. A replaced task goes on from its partner's
+state, or from the newest checkpoint and the logs of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.health import slot_stage
+from rekindle_operator.reconcile.slots import SlotState, Stand
+from rekindle_operator.recovery.judge import Loss
+from rekindle_operator.resources.task import task_template
+from rekindle_operator.settings import Settings
+
+
+def is_asked(case: Case) -> bool:
+    """Not while the newest generation is not accepted: its pods would be outdated again."""
+    running = case.running
+    return running is not None and case.view.roll and running.generation == case.view.generation
+
+
+def roll_next(case: Case, states: Sequence[SlotState], settings: Settings) -> tuple[SlotState, ...]:
+    """The states, one of them `OUTDATED`, if its turn has come."""
+    if not is_asked(case) or not all(_is_live(case, s) for s in states):
+        return tuple(states)
+    chosen = next((s for s in states if _is_outdated(case, s, settings)), None)
+    return tuple(replace(s, loss=Loss.OUTDATED) if s is chosen else s for s in states)
+
+
+def coordinator_rolls(case: Case, coordinator: PodView) -> bool:
+    """It runs another image than the generation; what else is edited does not concern it."""
+    if not is_asked(case) or case.running is None or not coordinator.image:
+        return False
+    recorded = case.running.view.spec.get("image")
+    return recorded is not None and coordinator.image != recorded
+
+
+def _is_live(case: Case, state: SlotState) -> bool:
+    return state.loss is None and state.stand is Stand.BOUND and slot_stage(case, state) == "Live"
+
+
+def _is_outdated(case: Case, state: SlotState, settings: Settings) -> bool:
+    running = case.running
+    if running is None or state.pod is None or state.pod.generation == running.generation:
+        return False
+    template = task_template(running.view, running.topology, state.segment, settings.pods)
+    return state.pod.template != template
