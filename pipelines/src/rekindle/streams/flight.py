@@ -5,8 +5,9 @@ for epochs from a number on, waits at most MAX_WAIT_S for the first of them, and
 logs, not engines; which replica to ask and when to ask again is the reader's affair.
 
 The ticket is `Get` as JSON. The answer's first message is a header without rows (`Head`), then one
-message for each epoch with its boundary in `app_metadata`. With a share, each epoch has only the
-rows of one consumer partition, and `digest` remains that of the whole epoch.
+message for each epoch with its boundary in `app_metadata`, or several if the epoch is large, each
+with the checksum of its rows. With a share, each epoch has only the rows of one consumer partition,
+and `digest` remains that of the whole epoch.
 
 Tickets and headers carry the topology's UID, the incarnation and the protocol version, as polls do
 (`rekindle.protocol`): addresses are reused, and stream ids do not contain the topology. Calls need
@@ -28,6 +29,7 @@ from pyarrow import flight
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.shuffle import SplitCache, split
 from rekindle.identity import UNVERSIONED, Identity, Versions, incompatible
+from rekindle.streams.checksum import checksum_batch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import OutputLog
 
@@ -36,6 +38,8 @@ _log = logging.getLogger(__name__)
 MAX_WAIT_S = 1.0
 _AUTHORIZATION = "authorization"
 SPLIT_CACHE_BYTES = 16 << 20
+PART_BYTES = 32 << 20
+"""Of one message: an epoch with more is sent in parts."""
 
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
@@ -195,7 +199,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
         self, schema: pa.Schema, head: Head, batches: list[EpochBatch], get: Get
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         stamp = asdict(Stamp.of(self._identity, self._incarnation))
-        yield _one_batch(schema.empty_table()), _json({**stamp, **asdict(head)})
+        yield _no_rows(schema), _json({**stamp, **asdict(head)})
         for batch in batches:
             boundary = {
                 "epoch": batch.epoch,
@@ -204,7 +208,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
                 "kind": batch.kind,
                 "attempt": batch.attempt,
             }
-            yield _one_batch(self._share(batch, get.share)), _json(boundary)
+            yield from _parts(self._share(batch, get.share), boundary)
 
     def _share(self, batch: EpochBatch, share: Share | None) -> pa.Table:
         if share is None or not batch.rows.num_rows:
@@ -229,20 +233,21 @@ class StreamClient:
         CallTimedOut if none has, or StreamUnavailable for all else that can fail."""
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
         messages: list[tuple[pa.RecordBatch, pa.Buffer]] = []
+        late: Exception | None = None
         try:
             reader = self._client.do_get(get.to_ticket(self._identity), options)
             messages.extend((m.data, m.app_metadata) for m in reader)
         except flight.FlightTimedOutError as error:
-            if len(messages) < 2:
-                text = f"{self.address} gave no whole epoch in {timeout_s:g} s"
-                raise CallTimedOut(text) from error
+            late = error
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise _from_flight(error, self.address) from error
+        epochs = _epochs(get, messages[1:], self.address)
+        if late is not None and not epochs:
+            text = f"{self.address} gave no whole epoch in {timeout_s:g} s"
+            raise CallTimedOut(text) from late
         if not messages:
             raise StreamUnavailable(f"{self.address} gave an answer without a header")
-        head = self._head(messages[0][1])
-        epochs = tuple(_epoch(get, data, metadata) for data, metadata in messages[1:])
-        return Got(head, epochs)
+        return Got(self._head(messages[0][1]), epochs)
 
     def _head(self, metadata: pa.Buffer) -> Head:
         said = json.loads(metadata.to_pybytes())
@@ -274,28 +279,59 @@ def _bytes_to_read(get: Get) -> int:
     return max(get.max_bytes, min(get.max_bytes * shares, SPLIT_CACHE_BYTES))
 
 
-def _epoch(get: Get, data: pa.RecordBatch, metadata: pa.Buffer) -> EpochBatch:
-    boundary = _known(EpochBatch, json.loads(metadata.to_pybytes()))
+def _parts(rows: pa.Table, boundary: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+    """An epoch's messages: one, unless it is large. A string column of one message has at most 2
+    GB, and a large table is not copied into one piece."""
+    if rows.nbytes <= PART_BYTES:
+        batches = rows.combine_chunks().to_batches()
+    else:
+        most = max(1, rows.num_rows * PART_BYTES // rows.nbytes)
+        batches = rows.to_batches(max_chunksize=most)
+    batches = batches or [_no_rows(rows.schema)]
+    for part, batch in enumerate(batches):
+        said = dict(boundary)
+        if batch.num_rows:
+            said["checksum"] = checksum_batch(batch)
+        if len(batches) > 1:
+            said |= {"part": part, "parts": len(batches)}
+        yield batch, _json(said)
+
+
+def _epochs(
+    get: Get, messages: list[tuple[pa.RecordBatch, pa.Buffer]], address: str
+) -> tuple[EpochBatch, ...]:
+    """The epochs whose parts have all come. Raises StreamUnavailable for damaged ones."""
+    epochs: list[EpochBatch] = []
+    parts: list[pa.RecordBatch] = []
+    for data, metadata in messages:
+        said = json.loads(metadata.to_pybytes())
+        if said.get("checksum") is not None and said["checksum"] != checksum_batch(data):
+            raise StreamUnavailable(
+                f"{address}: epoch {said['epoch']} of stream {get.stream}/{get.partition} arrived "
+                "with a wrong checksum"
+            )
+        parts.append(data)
+        if said.get("part", 0) + 1 == said.get("parts", 1):
+            epochs.append(_epoch(get, parts, said))
+            parts = []
+    return tuple(epochs)
+
+
+def _epoch(get: Get, parts: list[pa.RecordBatch], said: dict[str, Any]) -> EpochBatch:
+    boundary = _known(EpochBatch, said)
     boundary["kind"] = Kind(boundary["kind"])
-    empty = EpochBatch(get.stream, get.partition, 0, 0, pa.Table.from_batches([data]), "")
+    empty = EpochBatch(get.stream, get.partition, 0, 0, pa.Table.from_batches(parts), "")
     return replace(empty, **boundary)
-
-
-def _one_batch(rows: pa.Table) -> pa.RecordBatch:
-    batches = rows.combine_chunks().to_batches()
-    if not batches:
-        return pa.RecordBatch.from_arrays(
-            [pa.array([], f.type) for f in rows.schema], schema=rows.schema
-        )
-    if len(batches) > 1:
-        raise StreamUnavailable("an epoch does not fit into one record batch; use shorter epochs")
-    return batches[0]
 
 
 def _known(kind: type, said: dict[str, Any]) -> dict[str, Any]:
     """The fields that this version knows: a newer peer may send more."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in said.items() if name in names}
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
 
 
 def _json(value: Any) -> pa.Buffer:

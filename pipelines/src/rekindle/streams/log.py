@@ -1,9 +1,11 @@
 """The output log: the newest epochs of one stream partition, on local disk (design §4).
 
 It is a bounded cache, not a source of truth: whatever it loses is computed again, to the bit, so it
-is never fsynced, and damage found at reopening, torn tail or flipped bit, cuts it there. It knows
-no network and no engine. Who may truncate is decided elsewhere; here an epoch at or above the floor
-never leaves (invariant I5): over budget, whole segment files go to the spill, or appends fail.
+is never fsynced. Each read checks the record's checksum. Damage found at reopening, torn tail or
+flipped bit, cuts it there; damage found later stands in `damage`, and its owner reopens the log. It
+knows no network and no engine. Who may truncate is decided elsewhere; here an epoch at or above the
+floor never leaves (invariant I5): over budget, whole segment files go to the spill, or appends
+fail.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ class OutputLog:
         self._changed = threading.Condition()  # held to look at or change the index
         self._closed = False
         self._floor = NO_EPOCH
+        self.damage: str | None = None
+        """What a read found; the log has to be opened again, which cuts it there."""
         self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
         directory.mkdir(parents=True, exist_ok=True)
         self._segments, damage = take_over(directory, with_spilled=spill is not None)
@@ -134,7 +138,7 @@ class OutputLog:
                 found.append((segment, record))
             local = {id(s): s.map(r) for s, r in found if s.spilled is None}  # the last is longest
         fetched = {id(s): self._fetch(s) for s, _ in found if id(s) not in local}
-        return [self._batch(s, r, (local | fetched)[id(s)]) for s, r in found]
+        return [self._checked(s, r, (local | fetched)[id(s)]) for s, r in found]
 
     # -- what changes it -------------------------------------------------------------------------
 
@@ -213,18 +217,37 @@ class OutputLog:
             )
         return fetched[1]
 
-    def _batch(self, segment: Segment, record: Record, data: pa.Buffer) -> EpochBatch:
-        try:
-            payload = data.slice(record.payload, record.length)
-            rows = records.decode(payload, self.schema)
-        except pa.ArrowInvalid as error:
-            raise LogCorrupt(
-                f"epoch {record.epoch} in {segment.path} at offset {record.start} cannot be read "
-                f"({error}); restart the task: it cuts the log there and computes it again"
-            ) from error
+    def _checked(self, segment: Segment, record: Record, data: pa.Buffer) -> EpochBatch:
+        """The epoch, if its bytes are those that were written. What came over the network wrong is
+        fetched once more."""
+        sound = records.is_sound(memoryview(data), record)
+        if not sound and segment.spilled is not None:
+            self._fetched = None
+            data = self._fetch(segment)
+            sound = records.is_sound(memoryview(data), record)
+        if not sound:
+            raise LogCorrupt(self._damaged(segment, record))
+        rows = records.decode(data.slice(record.payload, record.length), self.schema)
         return EpochBatch(
             self.stream, self.partition, record.epoch, record.watermark, rows, record.digest
         )
+
+    def _damaged(self, segment: Segment, record: Record) -> str:
+        """Make sure that the log ends before the record when it is opened the next time."""
+        where = segment.spilled or segment.path
+        said = (
+            f"epoch {record.epoch} of stream {self.stream}/{self.partition} is damaged in {where} "
+            f"at offset {record.start}; the task starts again, cuts its output log there and "
+            f"computes it again"
+        )
+        with self._changed:
+            if segment.spilled is not None and segment in self._segments:
+                # Spilled bytes are not looked at when a log is opened, so the file goes now, and
+                # those after it: a log without its first files would begin at a later epoch.
+                for later in self._segments[self._segments.index(segment) :]:
+                    later.path.unlink(missing_ok=True)
+            self.damage = self.damage or said
+        return said
 
     def _compare(self, batch: EpochBatch) -> None:
         with self._changed:

@@ -77,10 +77,17 @@ def encode(batch: EpochBatch, start: int) -> tuple[Record, list[bytes | pa.Buffe
 def _payload(rows: pa.Table) -> pa.Buffer:
     if not rows.num_rows:
         return pa.py_buffer(b"")
-    sink = pa.BufferOutputStream()
+    size = pa.MockOutputStream()
+    _write(rows, size)
+    payload = pa.allocate_buffer(size.size())  # not one that grows: it would be twice as large
+    with pa.FixedSizeBufferWriter(payload) as sink:
+        _write(rows, sink)
+    return payload
+
+
+def _write(rows: pa.Table, sink: pa.NativeFile) -> None:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
-    return sink.getvalue()
 
 
 def decode(payload: pa.Buffer, schema: pa.Schema) -> pa.Table:
@@ -88,6 +95,12 @@ def decode(payload: pa.Buffer, schema: pa.Schema) -> pa.Table:
     if not payload.size:
         return schema.empty_table()
     return pa.ipc.open_stream(payload).read_all()
+
+
+def is_sound(data: memoryview, record: Record) -> bool:
+    """Whether the bytes of a record in its file are those that were written."""
+    found = _record_at(data[: record.end], record.start)
+    return isinstance(found, Record) and found.epoch == record.epoch
 
 
 def scan(data: memoryview) -> tuple[list[Record], str | None]:

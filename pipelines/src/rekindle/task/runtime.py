@@ -252,6 +252,9 @@ class TaskRuntime:
         parts, wish = self.report.parts, self.desk.wish
         if parts is None or wish is None:
             return
+        if parts.log.damage is not None:
+            self._fail(parts.log.damage)
+            return
         if wish is not self._wish:
             self._route(parts.inputs)
             parts.sinks.assign(wish.sinks)

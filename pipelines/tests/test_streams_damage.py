@@ -1,0 +1,196 @@
+"""Bytes that changed on disk, in the store or on their way are found, never served."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from test_streams_log import MemorySpill, batch, filled, open_log
+
+from rekindle.errors import LogCorrupt
+from rekindle.streams import flight
+from rekindle.streams.checksum import checksum_batch
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.log import OutputLog
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def value_of(path: Path, number: int) -> int:
+    """Where a value lies in a file."""
+    return path.read_bytes().index(number.to_bytes(8, "little"))
+
+
+def test_a_byte_that_flips_in_an_open_log_is_not_served(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    (path,) = tmp_path.glob("*.log")
+    flip(path, value_of(path, 101))
+    assert log.read(0, 0)[0].rows.equals(batch(0).rows)
+    assert log.damage is None
+    with pytest.raises(LogCorrupt, match="epoch 1 of stream stream/0 is damaged"):
+        log.read(1, 0)
+    assert "epoch 1" in str(log.damage)
+
+
+def test_a_damaged_log_is_cut_there_and_filled_again(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    (path,) = tmp_path.glob("*.log")
+    flip(path, value_of(path, 101))
+    with pytest.raises(LogCorrupt):
+        log.read(1, 0)
+    again = open_log(tmp_path)
+    assert (again.last, again.damage) == (0, None)
+    for epoch in (1, 2):
+        assert again.append(batch(epoch))
+    assert [b.rows for b in again] == [batch(e).rows for e in range(3)]
+
+
+def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = filled(tmp_path, 40, budget=8000, spill=spill)
+    name, data = next(iter(spill.items()))
+    log._fetched = None
+    spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
+    with pytest.raises(LogCorrupt, match=f"damaged in {name}"):
+        log.read(0, 0)
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert (again.base, again.last) == (0, -1)
+
+
+class OnceWrong(MemorySpill):
+    """Gives an object wrong the first time."""
+
+    def get(self, name: str) -> bytes:  # type: ignore[override]
+        data, self.wrong = self[name], getattr(self, "wrong", 0) + 1
+        return data[:200] + b"\0" + data[201:] if self.wrong == 1 else data
+
+
+def test_a_spilled_file_that_came_wrong_is_fetched_once_more(tmp_path: Path) -> None:
+    log = filled(tmp_path, 40, budget=8000, spill=OnceWrong())
+    assert log.read(0, 0)[0].rows.equals(batch(0).rows)
+    assert log.damage is None
+
+
+TYPES = pa.table(
+    {
+        "i": pa.array([1, None, 3], pa.int32()),
+        "b": pa.array([True, None, False]),
+        "f": pa.array([1.5, float("nan"), None]),
+        "s": pa.array(["a", None, "ü" * 100]),
+        "y": pa.array([b"x", b"", None]),
+        "d": pa.array([Decimal("1.50"), None, Decimal("-2.25")], pa.decimal128(38, 2)),
+        "t": pa.array([0, None, 2], pa.timestamp("us", "UTC")),
+        "a": pa.array([["x"], None, []], pa.list_(pa.string())),
+        "r": pa.array([{"k": 1, "v": ["y"]}, None, {"k": None, "v": None}]),
+        "n": pa.nulls(3),
+    }
+)
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def served(tmp_path: Path, address: str) -> Iterator[OutputLog]:
+    log = OutputLog(tmp_path, "s", 0, TYPES.schema)
+    tables = [
+        TYPES,
+        TYPES.slice(1, 2),
+        pa.concat_tables([TYPES, TYPES.slice(2)]),
+        TYPES.slice(0, 0),
+    ]
+    for epoch, rows in enumerate(tables):
+        log.append(EpochBatch("s", 0, epoch, 0, rows, digest_table(rows)))
+    host, port = address.split(":")
+    server = StreamServer(host, int(port))
+    server.serve_log(log)
+    yield log
+    server.stop()
+
+
+def get_all(address: str) -> tuple[EpochBatch, ...]:
+    client = StreamClient(address)
+    try:
+        return client.get(Get("s", 0, 0, 1 << 20), 10).epochs
+    finally:
+        client.close()
+
+
+def test_checksums_hold_for_every_type(served: OutputLog, address: str) -> None:
+    epochs = get_all(address)
+    assert [digest_table(e.rows) for e in epochs] == [e.digest for e in served]
+
+
+def test_rows_that_change_on_their_way_are_refused(
+    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "checksum_batch", lambda b: checksum_batch(b) + 1)
+    sent = flight._json
+
+    def as_sent(value: Any) -> pa.Buffer:
+        if "checksum" in value:
+            value = {**value, "checksum": value["checksum"] + 1}
+        return sent(value)
+
+    monkeypatch.setattr(flight, "_json", as_sent)
+    with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):
+        get_all(address)
+
+
+def test_an_answer_without_checksums_is_taken(
+    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = flight._json
+
+    def without(value: Any) -> pa.Buffer:
+        return sent({k: v for k, v in value.items() if k != "checksum"})
+
+    monkeypatch.setattr(flight, "_json", without)
+    assert len(get_all(address)) == 4
+
+
+def test_a_large_epoch_comes_in_parts(
+    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "PART_BYTES", 100)
+    parts: list[int] = []
+    sent = flight._json
+
+    def count(value: Any) -> pa.Buffer:
+        parts.append(value.get("parts", 1))
+        return sent(value)
+
+    monkeypatch.setattr(flight, "_json", count)
+    epochs = get_all(address)
+    assert [digest_table(e.rows) for e in epochs] == [e.digest for e in served]
+    assert max(parts) > 1
+
+
+def test_an_epoch_with_parts_missing_is_not_taken() -> None:
+    (rows,) = TYPES.to_batches()
+    said = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
+
+    def message(**more: int) -> tuple[pa.RecordBatch, pa.Buffer]:
+        return rows, pa.py_buffer(json.dumps({**said, **more}).encode())
+
+    whole = [message(epoch=0), message(epoch=1, part=0, parts=2)]
+    get = Get("s", 0, 0, 1 << 20)
+    assert [e.epoch for e in flight._epochs(get, whole, "a:1")] == [0]
