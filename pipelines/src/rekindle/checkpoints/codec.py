@@ -6,6 +6,7 @@ Pure. Names carry what garbage collection has to know of an object without readi
   entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
+  sources/<operator id>.json    the files that a source was first read from; stays
 
 The token is the writer's: equal content saved twice lies in two objects, so that an object that a
 new entry names is never an old one that garbage collection is about to delete.
@@ -79,6 +80,10 @@ def manifest_name(seq: int) -> str:
 def manifest_seq(name: str) -> int | None:
     match = _MANIFEST.fullmatch(name)
     return int(match["seq"]) if match else None
+
+
+def source_name(operator: str) -> str:
+    return f"sources/{operator}.json"
 
 
 def entry_name(segment: str, partition: int, epoch: int, digest: str, token: str) -> str:

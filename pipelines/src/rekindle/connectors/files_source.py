@@ -3,8 +3,9 @@
 The first opening reads the input, sorts it (stable) by `orderBy` and writes it to the task's disk
 as one Arrow file with an index of its epochs; cuts are slices of the memory-mapped file, so that
 resident memory stays small and a restart finds all of it done. The prepared file is named by what
-it was made of (spec, schema, and each file's size and time), so a changed input is prepared anew;
-an input must not change during its topology's life, for replays would not be replays.
+it was made of (spec, schema, and each file's size and time), so a changed input is prepared anew.
+An input must not change during its topology's life, for replays would not be replays: `input` says
+what it was (`rekindle.connectors.input_identity`), for the task to compare.
 
 The tuple time t of a row is its `orderBy` column if that is a time, else its event time; where t
 steps back or is NULL the row belongs to the open epoch (design §3). With `speedup` a row's epoch is
@@ -34,6 +35,7 @@ from rekindle.connectors.cuts import (
     first_row,
 )
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
+from rekindle.connectors.input_identity import InputFile, decode, encode, identify
 from rekindle.connectors.source import SourceCut
 from rekindle.errors import SourceFailed, SourceMisfit
 from rekindle.objects import to_json
@@ -41,8 +43,9 @@ from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node
 from rekindle.topology.spec import FilesSourceSpec, SourceSpec
 
-VERSION = 2
+VERSION = 3
 ROWS_PER_BATCH = 65_536
+_MADE_OF = b"rekindle.input"  # in the index's metadata
 _INDEX = pa.schema([("epoch", pa.int64()), ("start", pa.int64()), ("max_time", pa.int64())])
 
 
@@ -88,6 +91,7 @@ class FilesSource:
     def __init__(self, rows: Path, index: Path, lateness_us: int) -> None:
         self._rows = _map(rows)
         marks = _map(index)
+        self.input: tuple[InputFile, ...] = decode(marks.schema.metadata[_MADE_OF])
         self._epochs = _int64s(marks.column("epoch"))
         self._starts = np.append(_int64s(marks.column("start")), self._rows.num_rows)
         self._max_times = _int64s(marks.column("max_time"))
@@ -173,6 +177,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
         counts = _write(stage, job.schema, _read_all(job, fs, found))
+        made_of = identify(fs, [file.path for file in found], job.name)
         _require_unchanged(job, found)
         staged = _map(stage)
         order = _order(job, staged, found, counts)
@@ -182,8 +187,8 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
             _write(final, job.schema, [_permuted(staged, order)])
         del staged
         final.replace(rows)
-        marks = _index(job, _map(rows))
-        _write(final, _INDEX, [marks.to_batches()])
+        marks = _index(job, _map(rows)).replace_schema_metadata({_MADE_OF: encode(made_of)})
+        _write(final, marks.schema, [marks.to_batches()])
         final.replace(index)
     finally:
         stage.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.cuts import SECOND_US, exact, first_row, scaled
+from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import SourceCut
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -68,6 +69,8 @@ class _Rows:
 
 class GeneratorSource:
     """See the module. Bounded if the spec gives `rows`."""
+
+    input: tuple[InputFile, ...] = ()
 
     def __init__(self, source: SourceSpec, node: Node, epoch_interval_us: int) -> None:
         if source.generator is None:

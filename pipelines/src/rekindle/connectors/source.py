@@ -13,6 +13,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from rekindle.connectors.input_identity import InputFile
+
 
 @dataclass(frozen=True, slots=True)
 class SourceCut:
@@ -23,7 +25,10 @@ class SourceCut:
 
 
 class ReplayableSource(Protocol):
-    """Any epoch, any number of times, in any order."""
+    """Any epoch, any number of times, in any order. `input`: what its rows were read from; empty
+    where they are computed."""
+
+    input: tuple[InputFile, ...]
 
     @property
     def schema(self) -> pa.Schema: ...

@@ -191,7 +191,8 @@ class TaskRuntime:
         def open_it() -> SourceInputs | None:
             try:
                 source = open_source(spec, node, config.interval_us, config.data / "source")
-            except SourceFailed as error:
+                self._states.require_same_input(node, source.input)
+            except (SourceFailed, StoreError) as error:
                 misfit = node.name if isinstance(error, SourceMisfit) else None
                 said = TaskProblem(message=str(error), operator=node.name, refused=misfit)
                 self.report.problem("source", said)

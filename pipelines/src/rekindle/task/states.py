@@ -6,16 +6,19 @@ manifest before a task is told to start, so an absent store is a store that is a
 
 from __future__ import annotations
 
-from rekindle.checkpoints.codec import SpilledBy
+from rekindle.checkpoints.codec import SpilledBy, source_name
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
+from rekindle.connectors.input_identity import InputFile, decode, difference, encode
 from rekindle.engine.model import State
+from rekindle.errors import SourceMisfit, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
 from rekindle.task.loop import Position
 from rekindle.task.saver import Snapshot
+from rekindle.topology.model import Node
 
 
 class TaskStates:
@@ -51,6 +54,25 @@ class TaskStates:
 
     def load_entry(self, name: str) -> Entry:
         return self._opened().load_entry(name)
+
+    def require_same_input(self, source: Node, found: tuple[InputFile, ...]) -> None:
+        """Record what a source reads, or compare it with what was recorded. Raises SourceMisfit,
+        StoreError."""
+        if not found:
+            return
+        name = f"{self._config.uid}/{source_name(source.id)}"
+        if self._objects().put(name, encode(found)):
+            return
+        try:
+            recorded = decode(self._objects().get(name))
+        except ValueError as error:
+            raise StoreError(f"{self._objects().url}: {name}: {error}") from error
+        if (changed := difference(recorded, found)) is not None:
+            raise SourceMisfit(
+                f"source {source.name}: {changed} since the topology first read its input; epochs "
+                "that were computed from it could not be computed again. Put back the files that "
+                "were there, or read the new ones by a source of another name"
+            )
 
     def put(self, name: str, data: bytes) -> None:
         self._objects().put(name, data)

@@ -1,0 +1,85 @@
+"""What a `files` source was made of: its files in order, with their sizes and contents (§3).
+
+A replay is one only if it reads the same input. So the first task that opens a source records this
+in the checkpoint store, and every later opening, by a replica or after a restart, is compared with
+it. Times are left out: a file that is copied back is the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rekindle.errors import SourceFailed
+from rekindle.objects import to_json
+
+_FORMAT = 1
+_CHUNK_BYTES = 4 << 20
+_TAGS = ("ETag", "etag")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """`digest`: of the bytes, or an object store's own tag for them."""
+
+    path: str
+    bytes: int
+    digest: str
+
+
+def identify(fs: Any, paths: Iterable[str], source: str) -> tuple[InputFile, ...]:
+    """The files at these paths, in this order. Raises SourceFailed."""
+    try:
+        return tuple(_identify(fs, path) for path in paths)
+    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+        raise SourceFailed(f"source {source}: its files cannot be read: {e}") from e
+
+
+def _identify(fs: Any, path: str) -> InputFile:
+    info = fs.info(path)
+    tag = next((info[key] for key in _TAGS if info.get(key)), None)
+    if tag is not None:
+        return InputFile(path, int(info["size"]), f"etag:{tag}")
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    with fs.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return InputFile(path, size, f"blake2b:{digest.hexdigest()}")
+
+
+def encode(files: Sequence[InputFile]) -> bytes:
+    return to_json({"format": _FORMAT, "files": [asdict(file) for file in files]})
+
+
+def decode(data: bytes) -> tuple[InputFile, ...]:
+    """Raises ValueError if it is no such record, or one of a newer format."""
+    try:
+        said = json.loads(data)
+        if said["format"] > _FORMAT:
+            raise ValueError(f"format {said['format']}; this release reads {_FORMAT}")
+        return tuple(InputFile(f["path"], int(f["bytes"]), f["digest"]) for f in said["files"])
+    except (KeyError, TypeError) as e:
+        raise ValueError(f"{data[:80]!r} is no record of input files") from e
+
+
+def difference(recorded: Sequence[InputFile], found: Sequence[InputFile]) -> str | None:
+    """What is not as it was, naming the first file; None if the input is the same."""
+    before, now = {f.path: f for f in recorded}, {f.path: f for f in found}
+    for path in sorted(before.keys() | now.keys()):
+        old, new = before.get(path), now.get(path)
+        if old == new:
+            continue
+        if old is None:
+            return f"{path} was added"
+        if new is None:
+            return f"{path} is missing"
+        if old.bytes != new.bytes:
+            return f"{path} has {new.bytes} bytes, and had {old.bytes}"
+        return f"{path} has another content of the same length"
+    if [f.path for f in recorded] != [f.path for f in found]:
+        return "its files are read in another order"
+    return None

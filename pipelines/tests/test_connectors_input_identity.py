@@ -1,0 +1,169 @@
+"""A source stays what it was: another input is refused, by the file's name, before any row."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.checkpoints.store import Store
+from rekindle.connectors.files_source import FilesSource
+from rekindle.connectors.input_identity import InputFile, decode, difference, encode, identify
+from rekindle.connectors.kinds import open_source
+from rekindle.errors import SourceMisfit, StoreError
+from rekindle.identity import Identity
+from rekindle.protocol import TaskRef
+from rekindle.task.config import TaskConfig
+from rekindle.task.states import TaskStates
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.spec import SourceSpec
+
+A, B = InputFile("/in/a", 3, "blake2b:1"), InputFile("/in/b", 3, "blake2b:2")
+
+
+class Node:
+    """A node of the cluster with a disk of its own, which runs the source's task."""
+
+    def __init__(self, shared: Path, name: str, uid: str = "uid") -> None:
+        self.disk = shared / name
+        spec = {
+            "checkpoint": {"store": f"file://{shared}/store", "volume": "v"},
+            "sources": [
+                {
+                    "name": "rows",
+                    "schema": "k INT",
+                    "files": {"url": f"file://{shared}/in", "format": "json", "rowsPerSecond": 10},
+                }
+            ],
+            "queries": [
+                {"name": "q", "from": "rows", "sink": {"files": {"url": f"file://{shared}/out"}}}
+            ],
+        }
+        self.topology = compile_topology(load_spec(spec), "t", local=True)
+        self.node = self.topology.nodes["rows"]
+        self.states = TaskStates(make_config(self.topology, self.disk, uid))
+
+    def open(self) -> list[int]:
+        """The rows of epoch 5, as the task would take them."""
+        assert isinstance(self.node.spec, SourceSpec)
+        source = open_source(self.node.spec, self.node, 1_000_000, self.disk)
+        assert isinstance(source, FilesSource)
+        self.states.require_same_input(self.node, source.input)
+        return source.cut(5).rows.column("k").to_pylist()  # type: ignore[no-any-return]
+
+
+def make_config(topology: Any, data: Path, uid: str) -> TaskConfig:
+    segment = topology.segments[0]
+    return TaskConfig(
+        ref=TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1),
+        bind="127.0.0.1",
+        data=data,
+        identity=Identity(uid),
+        generation=1,
+        origin_us=0,
+        topology=topology,
+        segment=segment,
+        cds_archive=None,
+    )
+
+
+def write(path: Path, first: int, rows: int) -> None:
+    path.write_text("".join(json.dumps({"k": first + i}) + "\n" for i in range(rows)))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in/b.json", 0, 100)
+    Store(f"file://{tmp_path}/store")
+    return tmp_path
+
+
+def add_before(shared: Path) -> None:
+    write(shared / "in/a.json", 1000, 25)
+
+
+def add_after(shared: Path) -> None:
+    write(shared / "in/z.json", 1000, 25)
+
+
+def grow(shared: Path) -> None:
+    with (shared / "in/b.json").open("a") as file:
+        file.write('{"k": 7}\n')
+
+
+def edit(shared: Path) -> None:
+    path = shared / "in/b.json"
+    path.write_text(path.read_text().replace("55", "66"))
+
+
+def rename(shared: Path) -> None:
+    (shared / "in/b.json").rename(shared / "in/c.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (add_before, "/in/a.json was added"),
+        (add_after, "/in/z.json was added"),
+        (grow, r"/in/b.json has \d+ bytes, and had \d+"),
+        (edit, "/in/b.json has another content of the same length"),
+        (rename, "/in/b.json is missing"),
+    ],
+)
+@pytest.mark.parametrize("place", ["one", "another"])
+def test_another_input_is_refused_wherever_it_is_opened(
+    shared: Path, change: Callable[[Path], None], said: str, place: str
+) -> None:
+    Node(shared, "one").open()
+    change(shared)
+    with pytest.raises(SourceMisfit, match=f"source rows: .*{said} since the topology first read"):
+        Node(shared, place).open()
+
+
+def test_files_that_are_put_back_are_the_same_input(shared: Path) -> None:
+    rows = Node(shared, "one").open()
+    add_before(shared)
+    (shared / "in/a.json").unlink()
+    os.utime(shared / "in/b.json", (1, 1))
+    assert Node(shared, "one").open() == rows
+    assert Node(shared, "another").open() == rows
+
+
+def test_another_topology_reads_what_is_there_now(shared: Path) -> None:
+    Node(shared, "one").open()
+    add_before(shared)
+    assert Node(shared, "other", uid="another").open() != []
+
+
+def test_no_row_is_given_while_the_record_cannot_be_read(shared: Path) -> None:
+    task = Node(shared, "one")
+    (shared / "store").rename(shared / "away")
+    with pytest.raises(StoreError):
+        task.open()
+
+
+def test_a_record_is_read_back_and_knows_its_format() -> None:
+    assert decode(encode((A, B))) == (A, B)
+    with pytest.raises(ValueError, match="format 9; this release reads 1"):
+        decode(b'{"format": 9}')
+    with pytest.raises(ValueError, match="no record of input files"):
+        decode(b'{"format": 1}')
+
+
+def test_the_order_of_files_is_part_of_the_input() -> None:
+    assert difference((A, B), (A, B)) is None
+    assert difference((A, B), (B, A)) == "its files are read in another order"
+
+
+def test_an_object_stores_own_tag_stands_for_the_bytes() -> None:
+    class Remote:
+        def info(self, path: str) -> dict[str, Any]:
+            return {"size": 3, "ETag": '"abc"'}
+
+    assert identify(Remote(), ["bucket/a"], "s") == (InputFile("bucket/a", 3, 'etag:"abc"'),)
