@@ -13,14 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kubernetes import client
-from model_objects import lease_json, node_json
+from model_objects import lease_json, node_json, topology_json
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator import names
+from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.model import LeaseView, Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.core import take_turns
+from rekindle_operator.loop import decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class ModelApi(client.ApiClient):
         body = args[1] if len(args) > 1 else None
         *_, collection, last = path.split("/")
         named = collection in ("pods", "nodes", "leases")
+        if method == "GET" and last == "pods":
+            return self._list_pods(path.split("/")[-2], query)
         match method, collection if named else last:
             case "GET", "pods":
                 return self._found(self.model.raw_pods.get(last), "Pod")
@@ -85,7 +88,7 @@ class ModelApi(client.ApiClient):
                 return self._patch_pod(last, body)
             case "PATCH", "status":
                 self.model.write_status(collection, dict(body["status"]))
-                return Answer(200, self._topology(collection))
+                return Answer(200, topology_json(self.model.topologies[collection]))
             case "POST", "leases":
                 return self._create_lease(body)
             case "POST", "configmaps":
@@ -96,6 +99,16 @@ class ModelApi(client.ApiClient):
         if raw is None:
             return _refused(404, "not found")
         return Answer(200, {**copy.deepcopy(raw), "kind": kind})
+
+    def _list_pods(self, namespace: str, query: str) -> Answer:
+        name = query.rpartition("%3D")[2]
+        items = [
+            raw
+            for raw in self.model.raw_pods.values()
+            if raw["metadata"]["namespace"] == namespace
+            and raw["metadata"]["labels"].get(names.LABEL_TOPOLOGY) == name
+        ]
+        return Answer(200, copy.deepcopy({"kind": "PodList", "metadata": {}, "items": items}))
 
     def _create_pod(self, manifest: dict[str, Any]) -> Answer:
         name = manifest["metadata"]["name"]
@@ -131,41 +144,40 @@ class ModelApi(client.ApiClient):
         fresh = LeaseView("default", name, self.model.next_version(), "", self.model.now)
         return self._found(lease_json(self.model.leases.setdefault(name, fresh)), "Lease")
 
-    def _topology(self, name: str) -> dict[str, Any]:
-        view = self.model.topologies[name]
-        meta = {
-            "namespace": view.namespace,
-            "name": view.name,
-            "uid": view.uid,
-            "generation": view.generation,
-            "creationTimestamp": view.created,
-            "resourceVersion": str(view.version),
-        }
-        spec, status = dict(view.spec), dict(view.status)
-        return {"kind": names.KIND, "metadata": meta, "spec": spec, "status": status}
-
 
 class ModelOperator:
     def __init__(self, model: ModelCluster) -> None:
         self.model = model
         self.api = ModelApi(model)
         self.store = Cluster(self.api, None, lambda: model.now)
+        self.live = LiveCheck(self.api, self.store)
         self.executor = Executor(self.api, self.store, "me", 2.0, lambda: model.now, lambda: True)
 
     def snapshot(self) -> Snapshot:
-        """The model's objects with what this operator remembers."""
-        known = self.store.snapshot()
-        return replace(
-            self.model.snapshot(),
-            trials=known.trials,
-            refusals=known.refusals,
-            shunned=known.shunned,
-        )
+        """What the mirrors have, with what other witnesses say in the model."""
+        known, model = self.store.snapshot(), self.model
+        return replace(known, silent_since=dict(model.silent), kubelets=model.replies())
+
+    def deliver(self) -> None:
+        """Every watch that has not stalled catches up."""
+        model, version = self.model, self.model.version
+        if "pods" not in model.stalled:
+            self.store.pods.replace(list(model.raw_pods.values()), version)
+        if "nodes" not in model.stalled:
+            self.store.nodes.replace([node_json(n) for n in model.nodes.values()], version)
+        if "leases" not in model.stalled:
+            self.store.leases.replace([lease_json(x) for x in model.leases.values()], version)
+        if "topologies" not in model.stalled:
+            topologies = [topology_json(t) for t in model.topologies.values()]
+            self.store.list_topologies(topologies, version)
+        self.store.configs.replace(list(model.configs.values()), version)
 
     def run_pass(self) -> None:
-        turns = take_turns(self.snapshot(), self.model.now, self.model.settings)
+        self.deliver()
+        model = self.model
+        _, turns = decide(self.snapshot, self.live, lambda: model.now, model.settings)
         self.executor.run(turns)
-        self.model.kubelets_and_scheduler()
+        model.kubelets_and_scheduler()
 
     def run(self, seconds: float, step_s: float = 0.5) -> None:
         """Passes until so much of the model's time has gone by."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from rekindle_operator.cluster.model import LeaseView, NodeView, PodView
+from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, TopologyView
+from rekindle_operator.names import KIND, LABEL_TOPOLOGY
 
 
 def allows(raw: dict[str, Any], node: str) -> bool:
@@ -41,14 +42,39 @@ def node_json(node: NodeView) -> dict[str, Any]:
         "status": "True" if node.ready else "Unknown",
         "lastTransitionTime": rfc3339(node.ready_since),
     }
-    meta = {"name": node.name, "uid": node.uid, "resourceVersion": str(node.version)}
-    return {"kind": "Node", "metadata": meta, "status": {"conditions": [ready]}}
+    meta = {
+        "name": node.name,
+        "uid": node.uid,
+        "resourceVersion": str(node.version),
+        "labels": dict(node.labels),
+    }
+    room = node.allocatable
+    allocatable = {"cpu": f"{room.cpu_m}m", "memory": str(room.memory), "pods": str(room.pods)}
+    allocatable |= {name: str(amount) for name, amount in room.others}
+    taints = [{"key": t.key, "value": t.value, "effect": t.effect} for t in node.taints]
+    spec = {"unschedulable": node.cordoned, "taints": taints}
+    status = {"conditions": [ready], "allocatable": allocatable}
+    return {"kind": "Node", "metadata": meta, "spec": spec, "status": status}
 
 
 def lease_json(lease: LeaseView) -> dict[str, Any]:
     meta = {
         "namespace": lease.namespace,
         "name": lease.name,
+        "labels": {LABEL_TOPOLOGY: lease.name.removesuffix("-coordinator")},
         "resourceVersion": str(lease.version),
     }
     return {"kind": "Lease", "metadata": meta, "spec": {"holderIdentity": lease.holder}}
+
+
+def topology_json(view: TopologyView) -> dict[str, Any]:
+    meta = {
+        "namespace": view.namespace,
+        "name": view.name,
+        "uid": view.uid,
+        "generation": view.generation,
+        "creationTimestamp": view.created,
+        "resourceVersion": str(view.version),
+        **({"deletionTimestamp": view.created} if view.deleting else {}),
+    }
+    return {"kind": KIND, "metadata": meta, "spec": dict(view.spec), "status": dict(view.status)}

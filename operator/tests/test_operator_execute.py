@@ -56,7 +56,7 @@ class Refusing(client.ApiClient):
         )
 
 
-_REMOVAL = DeletePod("default", "old", "u", None, "why")
+_REMOVAL = DeletePod("default", "old", "u", 7, None, "why")
 
 
 def run(api: Refusing) -> Cluster:
@@ -154,7 +154,7 @@ def creation(name: str, *, uid: str) -> CreatePod:
 
 
 def removal(name: str) -> DeletePod:
-    return DeletePod("default", name, f"uid-{name}", 0, "its node is lost")
+    return DeletePod("default", name, f"uid-{name}", 7, 0, "its node is lost")
 
 
 def event(topology: str) -> EmitEvent:

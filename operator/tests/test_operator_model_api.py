@@ -7,6 +7,8 @@ from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
 from test_operator_model_cluster import ModelCluster
 
+from rekindle_operator.reconcile.core import take_turns
+
 
 @pytest.fixture
 def operator(cluster: ModelCluster) -> ModelOperator:
@@ -45,3 +47,82 @@ def test_one_topology_that_is_refused_holds_up_no_other(operator: ModelOperator)
     operator.run(12.0)
     assert operator.model.status("second")["phase"] == "Running"
     assert not operator.model.tasks("flights")
+
+
+# --- mirrors that are behind ------------------------------------------------------
+
+
+@pytest.fixture
+def started(operator: ModelOperator) -> ModelOperator:
+    operator.run(6.0)
+    assert operator.model.status()["phase"] == "Running"
+    return operator
+
+
+def uids(operator: ModelOperator) -> set[str]:
+    return {p.uid for p in operator.model.pods()}
+
+
+def test_a_stalled_watch_of_leases_replaces_no_coordinator(started: ModelOperator) -> None:
+    before = uids(started)
+    started.model.stall("leases")
+    started.run(9.0)
+    assert uids(started) == before
+
+
+def test_a_node_that_only_the_mirror_misses_keeps_its_pods(started: ModelOperator) -> None:
+    before = uids(started)
+    started.model.stall("nodes")
+    started.store.nodes.drop("", "c")
+    started.run(3.0)
+    assert uids(started) == before
+    assert {n.name for n in started.store.nodes.views()} == {"a", "b", "c"}
+
+
+def test_pods_that_only_the_mirror_misses_are_not_made_anew(started: ModelOperator) -> None:
+    before = uids(started)
+    started.model.stall("pods")
+    for pod in started.store.pods.views():
+        started.store.pods.drop(pod.namespace, pod.name)
+    started.run(3.0)
+    assert uids(started) == before
+
+
+def test_pods_that_are_bound_behind_the_mirrors_back_are_kept(operator: ModelOperator) -> None:
+    operator.model.binding = False
+    operator.run(2.0)
+    opened = {p.uid for p in operator.model.tasks().values() if not p.gates}
+    assert opened
+    operator.model.stall("pods")
+    operator.model.binding = True
+    operator.run(9.0)
+    assert opened <= uids(operator)
+
+
+def test_a_node_that_is_gone_is_lost_after_a_live_read(started: ModelOperator) -> None:
+    started.model.remove_node("b")
+    started.run(3.0)
+    assert started.api.made("GET", "/nodes/b")
+    assert all(p.node != "b" for p in started.model.tasks().values())
+
+
+def test_what_cannot_be_read_is_not_deleted(started: ModelOperator) -> None:
+    before = uids(started)
+    started.api.errors = [ApiError("GET", "/nodes/", 500)]
+    started.model.remove_node("b")
+    started.run(3.0)
+    assert uids(started) == before
+    started.api.errors.clear()
+    started.run(3.0)
+    assert all(p.node != "b" for p in started.model.tasks().values())
+
+
+def test_a_pod_that_changes_after_the_decision_is_not_deleted(started: ModelOperator) -> None:
+    started.model.remove_node("b")
+    started.deliver()
+    turns = take_turns(started.snapshot(), started.model.now, started.model.settings)
+    for raw in started.model.raw_pods.values():
+        raw["metadata"]["resourceVersion"] = str(started.model.next_version())
+    before = uids(started)
+    started.executor.run(turns)
+    assert before <= uids(started)

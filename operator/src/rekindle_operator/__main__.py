@@ -16,6 +16,7 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
+from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
@@ -45,7 +46,7 @@ def main() -> None:
         time.time,
         leader.may_act,
     )
-    loop = ControlLoop(cluster, executor, settings, leader)
+    loop = ControlLoop(cluster, executor, LiveCheck(api, cluster), settings, leader)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()

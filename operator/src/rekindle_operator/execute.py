@@ -23,6 +23,7 @@ from urllib3.exceptions import HTTPError
 from rekindle.errors import Problem
 from rekindle_operator import names
 from rekindle_operator.backoff import Backoff
+from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import Trial
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
@@ -47,7 +48,6 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.schedule import Step, schedule
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 
-_TIMEOUT_S = (3, 10)
 _TOKEN_AGAIN_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
@@ -174,12 +174,16 @@ class Executor:
 
     def _delete_pod(self, action: DeletePod) -> None:
         logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)
-        body: Manifest = {"preconditions": {"uid": action.uid}}
+        # As it was when this was decided: what has changed since may be a reason not to.
+        body: Manifest = {
+            "preconditions": {"uid": action.uid, "resourceVersion": str(action.version)}
+        }
         if action.grace_s is not None:
             body["gracePeriodSeconds"] = action.grace_s
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        # 409: another pod has the name by now.
         answer = self._call("DELETE", path, body, ok=(404, 409))
+        if answer is None:
+            self._cluster.mark_dirty()
         if answer is not None and answer.get("kind") == "Pod":
             if action.grace_s == 0 or not answer["metadata"].get("deletionTimestamp"):
                 self._cluster.pods.forget(answer)
@@ -280,32 +284,8 @@ class Executor:
         path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
         self._call("PATCH", path, manifest, content=_APPLY, query=_OWNERSHIP)
 
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        content: str = "application/json",
-        query: Iterable[tuple[str, str]] = (),
-        ok: int | tuple[int, ...] = (),
-    ) -> dict[str, Any] | None:
-        """The answer's JSON; None for the refusals in `ok`, which are as good."""
-        request = self._api.param_serialize(
-            method,
-            path,
-            query_params=list(query),
-            header_params={"Accept": "application/json", "Content-Type": content},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        response = self._api.call_api(*request, _request_timeout=_TIMEOUT_S)
-        text = str(response.read().decode())  # type: ignore[no-untyped-call]
-        if response.status in ((ok,) if isinstance(ok, int) else ok):
-            return None
-        if not 200 <= response.status <= 299:
-            raise ApiException(status=response.status, reason=response.reason, body=text)
-        return dict(json.loads(text))
+    def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
+        return call(self._api, method, path, body, **how)
 
 
 _OWNERSHIP = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]

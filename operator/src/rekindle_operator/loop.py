@@ -13,6 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
 from rekindle_operator.cluster.convert import parse_time
+from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
@@ -29,15 +30,40 @@ from rekindle_operator.settings import Settings
 
 _PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
 _STUCK_S = 60.0
+_DECISIONS = 3  # of a pass, while mirrors are found to be behind
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
 
 
+def decide(
+    look: Callable[[], Snapshot],
+    live: LiveCheck,
+    clock: Callable[[], float],
+    settings: Settings,
+) -> tuple[Snapshot, list[Turn]]:
+    """What to do, and what that rests on. Turns that would destroy something for a reason that the
+    API server does not confirm are decided anew; if that does not help, they wait for the next
+    pass."""
+    for _ in range(_DECISIONS):
+        snapshot = look()
+        turns = take_turns(snapshot, clock(), settings)
+        unconfirmed = live.unconfirmed(turns, snapshot)
+        if not unconfirmed:
+            break
+    return snapshot, [turn for turn in turns if turn.owner not in unconfirmed]
+
+
 class ControlLoop:
     def __init__(
-        self, cluster: Cluster, executor: Executor, settings: Settings, leader: Leader
+        self,
+        cluster: Cluster,
+        executor: Executor,
+        live: LiveCheck,
+        settings: Settings,
+        leader: Leader,
     ) -> None:
+        self._live = live
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
         self._cluster = cluster
@@ -78,7 +104,9 @@ class ControlLoop:
         with RECONCILE_SECONDS.time():
             snapshot = self._cluster.snapshot()
             try:
-                turns = take_turns(snapshot, time.time(), self._settings)
+                snapshot, turns = decide(
+                    self._cluster.snapshot, self._live, time.time, self._settings
+                )
                 self._tell_faults(turns)
                 self._executor.run(turns)
             except Exception:

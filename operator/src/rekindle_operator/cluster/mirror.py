@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -86,7 +86,7 @@ class Mirror(Generic[V]):
     def _seen(self, raw: dict[str, Any]) -> None:
         """By the informer, which has `raw` in its cache already."""
         if isinstance(raw, _Listed):
-            return  # `_replace` has taken it in
+            return  # `replace` has taken it in
         try:
             self.put(raw)
         finally:
@@ -98,6 +98,15 @@ class Mirror(Generic[V]):
         """The API server has deleted it for good."""
         self._remove(raw)
 
+    def drop(self, namespace: str, name: str, uid: str | None = None) -> None:
+        """A read of the API server has not found it; `uid`: another one may have the name."""
+        with self._lock:
+            known = self._views.get((namespace, name))
+            if known is None or (uid is not None and getattr(known, "uid", uid) != uid):
+                return
+            del self._views[namespace, name]
+        self._changed()
+
     def _remove(self, raw: Json) -> None:
         key = _key(raw)
         with self._lock:
@@ -107,7 +116,8 @@ class Mirror(Generic[V]):
             self._views.pop(key, None)
         self._changed()
 
-    def _replace(self, items: list[Mapping[str, Any]], version: int) -> None:
+    def replace(self, items: Sequence[Json], version: int) -> None:
+        """All that there is, as a list has it at that version."""
         fresh = {_key(raw): self._view(raw) for raw in items}
         with self._lock:
             # What a list finds unchanged keeps the view of it, and when that was first seen.
@@ -141,7 +151,7 @@ class Mirror(Generic[V]):
         answer = json.loads(response.data)
         version = str(answer["metadata"]["resourceVersion"])
         items = answer.get("items") or []
-        self._replace(items, int(version))
+        self.replace(items, int(version))
         listed = [_Listed(_identity(raw)) for raw in items]
         return SimpleNamespace(items=listed, metadata=SimpleNamespace(resource_version=version))
 

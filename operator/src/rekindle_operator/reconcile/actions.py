@@ -83,12 +83,13 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """With its uid as precondition. Grace 0 is for pods whose node cannot answer; None: its own.
-    `frees`: its room is part of this pass's plan."""
+    """With its uid and resourceVersion as preconditions. Grace 0 is for pods whose node cannot
+    answer; None: its own. `frees`: its room is part of this pass's plan."""
 
     namespace: str
     name: str
     uid: str
+    version: int
     grace_s: int | None
     why: str
     frees: bool = False

@@ -78,7 +78,7 @@ def keep_coordinator(
         if not pod.terminating and (why or pod is not newest):
             grace = 0 if judgement.loss_of_node(pod) else _GRACE_S
             reason = why or "a newer incarnation stands"
-            remove.append(DeletePod(pod.namespace, pod.name, pod.uid, grace, reason))
+            remove.append(DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, reason))
     told = "" if incarnation == coordinator_incarnation(case) else why  # of a refusal: told already
     return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove), manifest)
 

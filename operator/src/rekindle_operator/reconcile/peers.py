@@ -21,7 +21,7 @@ def lost_peers(
 ) -> list[DeletePod]:
     """For the Deployment to make new ones. `now` is compared with the API server's clock."""
     return [
-        DeletePod(p.namespace, p.name, p.uid, 0, "this replica's node is lost")
+        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "this replica's node is lost")
         for p in snapshot.pods
         if _is_peer(p, settings) and judgement.loss_of_node(p) and now - p.created_at >= _YOUNG_S
     ]

@@ -249,7 +249,7 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
         return None  # Terminating on a lost node: see `zombies`
     grace = 0 if judgement.loss_of_node(pod) else _SHORT_GRACE_S
     frees = loss is Loss.UNBOUND and pod.pinned in judgement.usable
-    return DeletePod(pod.namespace, pod.name, pod.uid, grace, loss.value, frees)
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, loss.value, frees)
 
 
 def surplus(
@@ -310,7 +310,7 @@ def zombies(snapshot: Snapshot, judgement: Judgement) -> list[Action]:
     end the pods of a topology that is being deleted."""
     going = {t.uid for t in snapshot.topologies if t.deleting}
     return [
-        DeletePod(p.namespace, p.name, p.uid, 0, "its node is lost")
+        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
         for p in snapshot.pods
         if p.topology is not None
         and judgement.loss_of_node(p)
@@ -320,7 +320,7 @@ def zombies(snapshot: Snapshot, judgement: Judgement) -> list[Action]:
 
 def _delete(pod: PodView, judgement: Judgement, grace_s: int | None, why: str) -> DeletePod:
     grace = 0 if judgement.loss_of_node(pod) else grace_s
-    return DeletePod(pod.namespace, pod.name, pod.uid, grace, why)
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, why)
 
 
 def incarnations(made: Iterable[Replacement]) -> Mapping[str, int]:

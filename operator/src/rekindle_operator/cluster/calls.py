@@ -1,0 +1,41 @@
+"""Calls of the Kubernetes API in its own JSON, with a timeout on each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+
+_TIMEOUT_S = (3, 10)
+
+
+def call(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    content: str = "application/json",
+    query: Iterable[tuple[str, str]] = (),
+    ok: int | tuple[int, ...] = (),
+) -> dict[str, Any] | None:
+    """The answer's JSON; None for the refusals in `ok`, which are as good. Raises ApiException, or
+    HTTPError when nobody answers."""
+    request = api.param_serialize(
+        method,
+        path,
+        query_params=list(query),
+        header_params={"Accept": "application/json", "Content-Type": content},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    response = api.call_api(*request, _request_timeout=_TIMEOUT_S)
+    text = str(response.read().decode())  # type: ignore[no-untyped-call]
+    if response.status in ((ok,) if isinstance(ok, int) else ok):
+        return None
+    if not 200 <= response.status <= 299:
+        raise ApiException(status=response.status, reason=response.reason, body=text)
+    return dict(json.loads(text))

@@ -1,0 +1,75 @@
+"""What a pass would destroy, and which objects that decision rests on. Pure.
+
+A mirror may be old: its watch stalled, or has not caught up. Before anything is deleted or
+replaced, `cluster.live` reads these objects from the API server; if one is not as the snapshot had
+it, the pass is decided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rekindle_operator import names
+from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, Snapshot, TopologyView
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Premises:
+    """Of one turn. `topology`: all of its pods are read, since one that is missing from the mirror
+    would be replaced. `nodes`: None for one that the snapshot does not have."""
+
+    owner: str
+    topology: TopologyView | None
+    deleted: tuple[DeletePod, ...]
+    nodes: Mapping[str, NodeView | None]
+    lease: LeaseView | None
+    pods: frozenset[str]  # uids of the topology's, as the snapshot has them
+
+
+def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
+    """Of the turns that delete or replace something."""
+    pods = {p.uid: p for p in snapshot.pods}
+    nodes = {n.name: n for n in snapshot.nodes}
+    topologies = {t.key: t for t in snapshot.topologies}
+    found = []
+    for turn in turns:
+        deleted = tuple(a for a in turn.actions if isinstance(a, DeletePod))
+        view = topologies.get(turn.owner)
+        if not deleted and not any(_replaces(a) for a in turn.actions):
+            continue
+        places = {
+            pod.node
+            for a in deleted
+            if a.grace_s == 0 and (pod := pods.get(a.uid)) is not None and pod.node is not None
+        }
+        found.append(
+            Premises(
+                owner=turn.owner,
+                topology=view,
+                deleted=deleted,
+                nodes={name: nodes.get(name) for name in places},
+                lease=_lease(view, turn, snapshot),
+                pods=frozenset(p.uid for p in snapshot.pods if view and is_of(p, view)),
+            )
+        )
+    return found
+
+
+def is_of(pod: PodView, topology: TopologyView) -> bool:
+    return (pod.namespace, pod.topology) == (topology.namespace, topology.name)
+
+
+def _replaces(action: Action) -> bool:
+    return isinstance(action, CreatePod) and action.ref.incarnation > 1
+
+
+def _lease(view: TopologyView | None, turn: Turn, snapshot: Snapshot) -> LeaseView | None:
+    """Whoever follows a coordinator fences it."""
+    if view is None or not any(
+        isinstance(a, CreatePod) and a.is_coordinator and _replaces(a) for a in turn.actions
+    ):
+        return None
+    key = view.namespace, names.coordinator_name(view.name)
+    return next((x for x in snapshot.leases if (x.namespace, x.name) == key), None)
