@@ -115,12 +115,15 @@ class Leader:
 
     def _run(self) -> None:
         while not self._released:
+            before = self._candidate
             try:
                 self.step()
             except Exception:
                 logger.exception("leader election failed; it goes on")
                 time.sleep(self._election.timing.retry_s)
-            time.sleep(self._candidate.pause_s())
+            found_free = not before.wants_to_write() and self._candidate.wants_to_write()
+            if not (found_free and self._ready()):
+                time.sleep(self._candidate.pause_s())
 
     def step(self) -> None:
         """One call to the API server, and what follows from it."""

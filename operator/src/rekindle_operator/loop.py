@@ -24,6 +24,7 @@ from rekindle_operator.metrics import (
     RECOVERY_SECONDS,
     observe,
 )
+from rekindle_operator.pacing import Rehearsals, wait_s
 from rekindle_operator.reconcile.actions import Turn
 from rekindle_operator.reconcile.core import take_turns
 from rekindle_operator.settings import Settings
@@ -70,6 +71,8 @@ class ControlLoop:
         self._executor = executor
         self._settings = settings
         self._passed_at: float | None = None  # monotonic
+        self._wait_s = settings.timing.tick_s
+        self._rehearsals = Rehearsals()
         self._finished: set[tuple[str, str]] = set()
         self._watching_recoveries = False
         self._faults: dict[str, str] = {}  # topology -> what was said last
@@ -85,8 +88,10 @@ class ControlLoop:
         while True:
             if not self._leader.wait_leading(self._settings.timing.tick_s):
                 self._passed_at = None
+                self._rehearse()
                 continue
-            self._cluster.wait_dirty(self._settings.timing.tick_s)
+            if self._passed_at is not None:
+                self._cluster.wait_dirty(self._wait_s)
             time.sleep(_COALESCE_S)
             self._begin_pass()
             self.run_pass()
@@ -99,6 +104,16 @@ class ControlLoop:
             self._cluster.forget_attempts()
             self._faults.clear()
         self._excuse_own_pause()
+
+    def _rehearse(self) -> None:
+        began = time.monotonic()
+        if not self._rehearsals.is_due(began):
+            return
+        try:
+            take_turns(self._cluster.snapshot(), time.time(), self._settings)
+        except Exception:  # said when it matters
+            logger.debug("a rehearsal failed", exc_info=True)
+        self._rehearsals.done(began, time.monotonic())
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():
@@ -113,6 +128,7 @@ class ControlLoop:
                 RECONCILE_ERRORS.inc()
                 logger.exception("a pass failed")
                 time.sleep(1.0)
+        self._wait_s = wait_s(snapshot, time.time(), self._settings.timing)
         observe(snapshot)
         self._observe_recoveries(snapshot)
 

@@ -1,0 +1,33 @@
+"""When the control loop looks next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle_operator.cluster.model import Snapshot
+from rekindle_operator.settings import Timing
+
+_SOONEST_S = 0.02
+_REHEARSAL_S = 5.0
+_REHEARSAL_SHARE = 0.02  # of a core, so that many topologies do not make replicas busy
+
+
+def wait_s(snapshot: Snapshot, now: float, timing: Timing) -> float:
+    """Until what only time changes is looked at: at each tick, and when a report expires."""
+    expiries = (as_of + timing.report_fresh_s - now for as_of in snapshot.reports.values())
+    soonest_s = min((s for s in expiries if s > 0), default=timing.tick_s)
+    return min(timing.tick_s, max(soonest_s, _SOONEST_S))
+
+
+@dataclass(slots=True)
+class Rehearsals:
+    """A replica that does not lead decides now and then all the same, and does nothing of it: the
+    first decision as the leader must not be the one that compiles all topologies."""
+
+    next_at: float = 0.0
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.next_at
+
+    def done(self, began: float, ended: float) -> None:
+        self.next_at = ended + max(_REHEARSAL_S, (ended - began) / _REHEARSAL_SHARE)

@@ -1,0 +1,41 @@
+"""When the control loop looks next."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle_operator.cluster.model import Snapshot
+from rekindle_operator.pacing import Rehearsals, wait_s
+from rekindle_operator.settings import Timing
+
+TIMING = Timing(tick_s=0.5, report_fresh_s=2.5)
+
+
+def wait_with(*ages_s: float) -> float:
+    reports = {str(n): 100.0 - age for n, age in enumerate(ages_s)}
+    return wait_s(Snapshot(reports=reports), 100.0, TIMING)
+
+
+def test_the_loop_looks_when_a_report_expires() -> None:
+    assert wait_with(2.3, 0.5) == pytest.approx(0.2)
+
+
+def test_young_and_expired_reports_change_no_pace() -> None:
+    assert wait_with() == 0.5
+    assert wait_with(0.1, 1.0) == 0.5
+    assert wait_with(60.0) == 0.5
+
+
+def test_a_report_about_to_expire_makes_no_busy_loop() -> None:
+    assert wait_with(2.4999) >= 0.02
+
+
+def test_rehearsals_take_a_small_share_of_a_core() -> None:
+    rehearsals = Rehearsals()
+    assert rehearsals.is_due(0.0)
+    rehearsals.done(0.0, 0.01)
+    assert not rehearsals.is_due(4.0)
+    assert rehearsals.is_due(6.0)
+    rehearsals.done(6.0, 8.0)
+    assert not rehearsals.is_due(100.0)
+    assert rehearsals.is_due(109.0)
