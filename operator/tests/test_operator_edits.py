@@ -225,6 +225,18 @@ def test_an_edit_that_concerns_no_task_leaves_pods_that_wait(cluster: ModelClust
     assert set(cluster.tasks()) == before
 
 
+def test_outdated_pods_are_counted_in_the_status(running: ModelCluster) -> None:
+    running.edit("flights", image="other")
+    running.settle()
+    assert "8 of 8 pods are outdated" in running.condition("Valid")["message"]
+    running.raw_pods.pop(sorted(running.tasks())[0])
+    running.settle()
+    assert "7 of 8 pods are outdated" in running.condition("Valid")["message"]
+    running.edit("flights", queries=flights_spec()["queries"])
+    running.settle()
+    assert "7 of 8 pods are outdated" in running.condition("Valid")["message"]
+
+
 def test_an_edit_leaves_what_runs(running: ModelCluster) -> None:
     before = running.tasks()
     running.edit("flights", **_EDIT)

@@ -164,7 +164,7 @@ class ModelCluster(ModelState):
             if pod.role == names.ROLE_COORDINATOR:
                 lease = names.coordinator_name(pod.topology or "")
                 self.leases[lease] = LeaseView(
-                    "default", lease, self.next_version(), str(pod.incarnation), self.now
+                    pod.namespace, lease, self.next_version(), str(pod.incarnation), self.now
                 )
             return True
         return False
@@ -226,10 +226,10 @@ class ModelCluster(ModelState):
                 self.patch_pod(name, patch)
             case WriteStatus(name=name, status=status):
                 self.write_status(name, dict(status))
-            case EnsureLease(manifest=manifest):
+            case EnsureLease(namespace, manifest):
                 name = manifest["metadata"]["name"]
                 self.leases.setdefault(
-                    name, LeaseView("default", name, self.next_version(), "", self.now)
+                    name, LeaseView(namespace, name, self.next_version(), "", self.now)
                 )
             case EmitEvent():
                 if (action.reason, action.occasion) not in {

@@ -49,3 +49,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- printf "%s-operator" (include "rekindle.fullname" .) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* A map as "key=value,key=value". */}}
+{{- define "rekindle.pairs" -}}
+{{- $pairs := list -}}
+{{- range $key, $value := . -}}{{- $pairs = append $pairs (printf "%s=%v" $key $value) -}}{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}

@@ -7,7 +7,7 @@ is written when it differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,14 +117,27 @@ def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition
     refused = _found_by_tasks(case, states) or _found_before(case, health)
     if refused:
         return Condition("Valid", "False", _REFUSED, refused)
-    said = f"generation {case.view.generation} is accepted"
-    if case.newer_image and case.running is not None:
+    said = "; ".join((f"generation {case.view.generation} is accepted", *_remarks(case, states)))
+    return Condition("Valid", "True", "Accepted", said)
+
+
+def _remarks(case: Case, states: Sequence[SlotState]) -> Iterator[str]:
+    """What runs other than the spec has it."""
+    if case.running is None:
+        return
+    if case.newer_image:
         image = case.running.view.spec.get("image")
-        said += (
-            f"; it goes on with image {image}, which it was accepted with. The operator's default "
+        yield (
+            f"it goes on with image {image}, which it was accepted with. The operator's default "
             f"is {case.newer_image} now: any edit of the spec takes it"
         )
-    return Condition("Valid", "True", "Accepted", said)
+    queries, limit = case.running.topology.spec.queries, case.max_priority
+    if limit is not None and any(q.priority > limit for q in queries):
+        above = ", ".join(f"{q.name} ({q.priority})" for q in queries if q.priority > limit)
+        yield f"priorities above the namespace's limit count as {limit}: {above}"
+    if outdated := sum(s.outdated for s in states):
+        pods = sum(s.pod is not None for s in states)
+        yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
 
 
 def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:

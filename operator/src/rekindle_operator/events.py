@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rekindle_operator.conditions import condition_of
@@ -132,12 +133,21 @@ def _explain(change: Change, order: Sequence[str]) -> str:
     words = []
     for name in order:
         if name in now:
-            words.append(f"{name} now (profit density {now[name]:.3g})")
+            words.append(f"{name} now (profit density {readable(now[name])})")
         elif name in later:
-            words.append(f"{name} waits for capacity (profit density {later[name]:.3g})")
+            words.append(f"{name} waits for capacity (profit density {readable(later[name])})")
         else:
             words.append(f"{name} under way")
     return "; ".join(words)
+
+
+def readable(density: float) -> str:
+    """Three digits, and no exponent."""
+    if density == inf:
+        return "unlimited: nothing is missing"
+    if 0 < density < 0.001:
+        return "< 0.001"
+    return f"{density:,.0f}" if density >= 100 else f"{density:.3g}"
 
 
 def _queries(change: Change) -> Iterator[Words]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle_operator.election import ElectionTiming
+from rekindle_operator.limits import NamespaceLimits, read_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Settings:
     timing: Timing = field(default_factory=Timing)
     election: Election = field(default_factory=Election)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    limits: NamespaceLimits = field(default_factory=NamespaceLimits)
     namespace: str | None = None  # None: all of them
     ask_kubelets: bool = True
     own_node: str = ""  # the node of this replica
@@ -83,6 +85,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", PodDefaults().pull_policy),
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
         ),
+        limits=read_limits(env),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
         release=env.get("REKINDLE_RELEASE", ""),

@@ -82,6 +82,12 @@ class Amounts:
             _combined(self.others, other.others, combine),
         )
 
+    def scaled(self, factor: float) -> Amounts:
+        """Rounded down."""
+        others = tuple((name, int(amount * factor)) for name, amount in self.others)
+        cpu_m, memory, pods = (int(n * factor) for n in (self.cpu_m, self.memory, self.pods))
+        return Amounts(cpu_m, memory, pods, others)
+
     def clamped(self) -> Amounts:
         """What an overcommitted node lacks is no other node's loss."""
         others = tuple((name, amount) for name, amount in self.others if amount > 0)
@@ -105,15 +111,15 @@ class Amounts:
         share = self.basic_share_of(whole)
         if self.others:
             total_of = dict(whole.others)
-            share += sum(amount / max(total_of.get(name, 0), 1) for name, amount in self.others)
+            share += sum(_share(amount, total_of.get(name, 0)) for name, amount in self.others)
         return share
 
     def basic_share_of(self, whole: Amounts) -> float:
         """Of what every node has: CPU, memory, places for pods."""
         return (
-            self.cpu_m / max(whole.cpu_m, 1)
-            + self.memory / max(whole.memory, 1)
-            + self.pods / max(whole.pods, 1)
+            _share(self.cpu_m, whole.cpu_m)
+            + _share(self.memory, whole.memory)
+            + _share(self.pods, whole.pods)
         )
 
     def devices_besides(self, ask: Amounts) -> bool:
@@ -134,6 +140,11 @@ class Amounts:
             self.pods,
             tuple(sorted((dict(self.others) | pages).items())) if pages else self.others,
         )
+
+
+def _share(amount: int, whole: int) -> float:
+    """Of what there is nothing of, everything that is asked for is all of it."""
+    return amount / whole if whole > 0 else float(amount > 0)
 
 
 def _whole(quantity: str | int | float) -> int:

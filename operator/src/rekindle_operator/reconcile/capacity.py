@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
-from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.limits import NamespaceLimits
 from rekindle_operator.names import ANNOTATION_SHAPE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate, Rank
 from rekindle_operator.reconcile.avoid import still_avoided
@@ -27,7 +28,7 @@ from rekindle_operator.recovery.plan import Demand, Plan, Spare, make_plan
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import ASK
 from rekindle_operator.resources.task import open_gate_patch
-from rekindle_operator.settings import Timing
+from rekindle_operator.settings import Settings, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Wor
             item, shape = _item_of_pod(uid, state, pod), pod.shape
         else:
             continue
+        item = replace(item, namespace=work.case.view.namespace)
         if bad := snapshot.unsuitable.get(shape):
             item = replace(item, avoid=still_avoided(item, bad, judgement.usable))
         found[key] = Candidate(state, item, pod)
@@ -100,7 +102,11 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
 
 
 def measure(
-    snapshot: Snapshot, judgement: Judgement, gone: Iterable[str], coordinators: Iterable[Manifest]
+    snapshot: Snapshot,
+    judgement: Judgement,
+    gone: Iterable[str],
+    coordinators: Iterable[Manifest],
+    limits: NamespaceLimits,
 ) -> Room:
     """What the usable nodes have left: bound pods of any owner count until they are gone, opened
     ones until they are bound (`gone`: uids whose reservation this pass withdraws), and so do
@@ -126,7 +132,8 @@ def measure(
         )
         free = node.allocatable - total(p.requests for p in here)
         bins[name] = Bin(node, free, holds)
-    room = Room(bins, total(n.allocatable for n in judgement.usable.values()))
+    whole = total(n.allocatable for n in judgement.usable.values())
+    room = Room(bins, whole, _left_of_shares(snapshot, used, whole, limits))
     for number, (tolerations, affinity) in enumerate(unplaced):
         key, terms = f"coordinator {number}", required_terms(affinity)
         item = Item(key, ASK, key, 0, tolerations=tolerations, affinity=terms)
@@ -135,7 +142,23 @@ def measure(
     return room
 
 
-def plan_all(works: Sequence[Work], room: Room, now: float, timing: Timing) -> Plan:
+def _left_of_shares(
+    snapshot: Snapshot,
+    used: Mapping[str, Iterable[PodView]],
+    whole: Amounts,
+    limits: NamespaceLimits,
+) -> dict[str, Amounts]:
+    """By namespace with topologies and a limited share."""
+    shares = {t.namespace: limits.max_share(t.namespace) for t in snapshot.topologies}
+    left = {name: whole.scaled(share) for name, share in shares.items() if share < 1.0}
+    if left:
+        for pod in (pod for pods in used.values() for pod in pods):
+            if pod.topology is not None and pod.namespace in left:
+                left[pod.namespace] = left[pod.namespace] - pod.requests
+    return left
+
+
+def plan_all(works: Sequence[Work], room: Room, now: float, settings: Settings) -> Plan:
     """One plan over all topologies (design §8.4)."""
     demands: list[Demand] = []
     items: dict[str, Item] = {}
@@ -144,14 +167,14 @@ def plan_all(works: Sequence[Work], room: Room, now: float, timing: Timing) -> P
         if not work.candidates or work.case.running is None:
             continue
         if work.case.running.topology.spec.recovery.mode == "Blocking":
-            _demand_in_one_block(work, demands, items, now, timing)
+            _demand_in_one_block(work, demands, items, now, settings)
         else:
-            _demand_by_query(work, demands, items, spares, now, timing)
+            _demand_by_query(work, demands, items, spares, now, settings)
     return make_plan(demands, items, spares, room)
 
 
 def _demand_in_one_block(
-    work: Work, demands: list[Demand], items: dict[str, Item], now: float, timing: Timing
+    work: Work, demands: list[Demand], items: dict[str, Item], now: float, settings: Settings
 ) -> None:
     """Blocking recovery: nothing starts before there is room for all (the paper's baseline, §4)."""
     assert work.case.running is not None
@@ -161,9 +184,9 @@ def _demand_in_one_block(
     demands.append(
         Demand(
             key=(work.case.view.key, ""),
-            priority=sum(q.priority for q in queries),
+            priority=sum(_priority(work, q, settings) for q in queries),
             needs=frozenset(needs),
-            patient=_is_patient(work.candidates.values(), now, timing),
+            patient=_is_patient(work.candidates.values(), now, settings.timing),
         )
     )
 
@@ -174,7 +197,7 @@ def _demand_by_query(
     items: dict[str, Item],
     spares: list[Spare],
     now: float,
-    timing: Timing,
+    settings: Settings,
 ) -> None:
     assert work.case.running is not None
     uid, topology = work.case.view.uid, work.case.running.topology
@@ -188,14 +211,13 @@ def _demand_by_query(
     items |= {key: c.item for key, c in first.items()}
     users: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
-        wanted = _partitions(work, query)
+        wanted, priority = _partitions(work, query), _priority(work, query, settings)
         for key in wanted:
-            users[key] = max(users[key], query.priority)
+            users[key] = max(users[key], priority)
         if needs := wanted & set(first):
-            patient = _is_patient((first[key] for key in needs), now, timing)
-            demands.append(
-                Demand((work.case.view.key, query.name), query.priority, frozenset(needs), patient)
-            )
+            patient = _is_patient((first[key] for key in needs), now, settings.timing)
+            name = (work.case.view.key, query.name)
+            demands.append(Demand(name, priority, frozenset(needs), patient))
     firsts = {c.item.key for c in first.values()}
     for candidate in work.candidates.values():
         if candidate.item.key not in firsts:
@@ -208,6 +230,10 @@ def _partitions(work: Work, query: QuerySpec) -> set[str]:
     uid = work.case.view.uid
     wanted = {s.id for s in work.case.running.topology.ancestry(query)}
     return {partition_key(uid, s.slot) for s in work.states if s.slot.segment in wanted}
+
+
+def _priority(work: Work, query: QuerySpec, settings: Settings) -> int:
+    return settings.limits.priority(work.case.view.namespace, query.priority)
 
 
 def _is_patient(candidates: Iterable[Candidate], now: float, timing: Timing) -> bool:

@@ -19,7 +19,7 @@ from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
 from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
-from rekindle_operator.settings import PodDefaults
+from rekindle_operator.settings import PodDefaults, Settings
 
 BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")  # phases
 
@@ -51,6 +51,7 @@ class Case:
     before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
     # When `data` was last known to be true, if that is too long ago: it proves nothing any more.
     stale_since: float | None = None
+    max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # what an edit would make of the image; empty: it would stay
 
     @property
@@ -63,13 +64,14 @@ class Case:
 
 
 def open_case(
-    view: TopologyView, snapshot: Snapshot, defaults: PodDefaults, reported: bool, now: float
+    view: TopologyView, snapshot: Snapshot, settings: Settings, reported: bool, now: float
 ) -> tuple[Case, list[Action]]:
     """The case, and what accepting its newest generation takes. `reported`: lately, by a
     coordinator."""
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
     )
+    defaults = settings.pods
     actions: list[Action] = []
     problems: tuple[Problem, ...] = ()
     judged, running = True, _newest_running(view, configs)
@@ -103,6 +105,7 @@ def open_case(
         before=before,
         newer_image=_newer_image(view, running, defaults),
         stale_since=None if reported else snapshot.reports.get(view.uid),
+        max_priority=settings.limits.max_priority(view.namespace),
     )
     return case, actions + _forgotten(case, configs, snapshot)
 

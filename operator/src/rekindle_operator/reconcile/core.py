@@ -71,10 +71,10 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     faults = Faults()
 
     def survey(view: TopologyView) -> Surveyed:
-        case, accepting = open_case(view, snapshot, settings.pods, view.uid in judgement.fresh, now)
+        case, accepting = open_case(view, snapshot, settings, view.uid in judgement.fresh, now)
         counted = case.wants_pods
         states = census(case, snapshot, judgement, now, settings) if counted else ()
-        states = roll_next(case, states, settings)
+        states = roll_next(case, states)
         return Surveyed(case, tuple(accepting), states)
 
     def prepare(surveyed: Surveyed) -> Prepared:
@@ -176,8 +176,8 @@ def _plan(
     states = [s for work in works for s in work.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
     coordinators = [p.succession.pod for p in prepared if p.succession.pod is not None]
-    room = measure(snapshot, judgement, withdrawn, coordinators)
-    return plan_all(works, room, now, settings.timing)
+    room = measure(snapshot, judgement, withdrawn, coordinators, settings.limits)
+    return plan_all(works, room, now, settings)
 
 
 def _turn(
@@ -195,7 +195,8 @@ def _turn(
     taken = dict(incarnations(work.made))
     if succession.incarnation is not None:
         taken[COORDINATOR_SLOT] = succession.incarnation
-    health = examine(case, work.states, work.surplus)
+    over_share = {query for key, query in plan.over_share if key == case.view.key}
+    health = examine(case, work.states, work.surplus, over_share)
     recovery = follow(case, work.states, health, judgement, plan, now)
     status = build_status(
         case,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekindle.topology.model import Slot
@@ -15,6 +15,7 @@ from rekindle_operator.reconcile.slots import SlotState
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Unknown", "Waiting")
 _REASON_LIMIT = 400
+_OVER_SHARE = "the namespace has its share of the cluster, as the administrator limits it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,14 @@ class Health:
         return any(q.state == "Unknown" for q in self.queries)
 
 
-def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView]) -> Health:
-    """`surplus`: replicas that are to go, and serve until others do."""
+def examine(
+    case: Case,
+    states: Sequence[SlotState],
+    surplus: Iterable[PodView],
+    over_share: Container[str] = (),
+) -> Health:
+    """`surplus`: replicas that are to go, and serve until others do; `over_share`: queries that
+    wait because their namespace has its share of the cluster."""
     by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
     for state in states:
         by_partition[state.slot.segment, state.slot.partition].append(slot_stage(case, state))
@@ -59,7 +66,7 @@ def examine(case: Case, states: Sequence[SlotState], surplus: Iterable[PodView])
     stages = {key: min(replicas, key=_ORDER.index) for key, replicas in by_partition.items()}
     queries = case.running.topology.spec.queries if case.running else ()
     return Health(
-        queries=tuple(_query(case, q, states, stages) for q in queries),
+        queries=tuple(_query(case, q, states, stages, q.name in over_share) for q in queries),
         stages=stages,
         live=sum(slot_stage(case, s) == "Live" for s in states),
         slots=len(states),
@@ -97,11 +104,14 @@ def _query(
     query: QuerySpec,
     states: Sequence[SlotState],
     stages: Mapping[tuple[str, int], str],
+    over_share: bool,
 ) -> QueryHealth:
     assert case.running is not None
     names = {s.id: s.name for s in case.running.topology.ancestry(query)}
     needed = {key: stage for key, stage in stages.items() if key[0] in names}
     reasons = sorted({_reason(case, s) for s in states if _is_of(s, needed)} - {""})
+    if over_share:
+        reasons.insert(0, _OVER_SHARE)
     worst = max(needed.values(), key=_ORDER.index, default="Waiting")
     state = "Restoring" if worst == "Starting" else worst
     if case.suspended:

@@ -16,8 +16,6 @@ from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.health import slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
 from rekindle_operator.recovery.judge import Loss
-from rekindle_operator.resources.task import task_template
-from rekindle_operator.settings import Settings
 
 
 def is_asked(case: Case) -> bool:
@@ -26,11 +24,11 @@ def is_asked(case: Case) -> bool:
     return running is not None and case.view.roll and running.generation == case.view.generation
 
 
-def roll_next(case: Case, states: Sequence[SlotState], settings: Settings) -> tuple[SlotState, ...]:
+def roll_next(case: Case, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states, one of them `OUTDATED`, if its turn has come."""
     if not is_asked(case) or not all(_is_live(case, s) for s in states):
         return tuple(states)
-    chosen = next((s for s in states if _is_outdated(case, s, settings)), None)
+    chosen = next((s for s in states if s.outdated), None)
     return tuple(replace(s, loss=Loss.OUTDATED) if s is chosen else s for s in states)
 
 
@@ -44,11 +42,3 @@ def coordinator_rolls(case: Case, coordinator: PodView) -> bool:
 
 def _is_live(case: Case, state: SlotState) -> bool:
     return state.loss is None and state.stand is Stand.BOUND and slot_stage(case, state) == "Live"
-
-
-def _is_outdated(case: Case, state: SlotState, settings: Settings) -> bool:
-    running = case.running
-    if running is None or state.pod is None or state.pod.generation == running.generation:
-        return False
-    template = task_template(running.view, running.topology, state.segment, settings.pods)
-    return state.pod.template != template

@@ -7,9 +7,10 @@ is never waited for (I7). Its successor is born gated.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cache
 
 from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
@@ -43,6 +44,7 @@ class SlotState:
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     refused: Refusal | None = None  # of the reserved incarnation, which was never made
+    outdated: bool = False  # it would be made differently today
 
     @property
     def stand(self) -> Stand:
@@ -89,9 +91,9 @@ def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
 def census(
     case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
 ) -> tuple[SlotState, ...]:
-    starting = StartJudge(snapshot, judgement, now, settings.timing)
     if case.running is None:
         return ()
+    starting = StartJudge(snapshot, judgement, now, settings.timing)
     by_slot: dict[Slot, list[PodView]] = defaultdict(list)
     for pod in task_pods(case, snapshot):
         if pod.slot is not None:
@@ -99,6 +101,7 @@ def census(
     topology, states = case.running.topology, []
     segments = {s.id: s for s in topology.segments}
     namesakes = _namesakes(case, topology.slots())
+    template = _templates(case.running, segments, settings)
     for slot in topology.slots():
         reserved = case.reserved.get(slot.key, 0)
         taken = namesakes.get(place_of(slot.key), 0)
@@ -111,9 +114,12 @@ def census(
                 loss = Loss.DIVERGED
             if loss is None:
                 loss = starting.judge(pod)
-            if loss is None and _is_outdated(case, case.running, segments, pod, settings):
-                loss = Loss.OUTDATED
-            state = replace(state, pod=pod, loss=loss)
+            outdated = pod.generation != case.running.generation and (
+                pod.template != template(slot.segment)
+            )
+            if loss is None and outdated and not _has_started(case, pod):
+                loss = Loss.OUTDATED  # what the edit mends may be why it does not start
+            state = replace(state, pod=pod, loss=loss, outdated=outdated)
         elif _had_pod(case, state):
             state = replace(state, loss=Loss.GONE)
         states.append(state)
@@ -151,20 +157,16 @@ def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
     return highest
 
 
-def _is_outdated(
-    case: Case,
-    running: Running,
-    segments: Mapping[str, Segment],
-    pod: PodView,
-    settings: Settings,
-) -> bool:
-    """An edit reaches what has not started: nothing is lost by making it anew, and what the edit
-    mends (a selector, an image) may be why it does not start."""
-    if pod.slot is None or pod.generation == running.generation or _has_started(case, pod):
-        return False
-    segment = segments[pod.slot.segment]
-    template = task_template(running.view, running.topology, segment, settings.pods)
-    return pod.template != template
+def _templates(
+    running: Running, segments: Mapping[str, Segment], settings: Settings
+) -> Callable[[str], str]:
+    """The digest of what a segment's pods are made from today, computed where it is asked for."""
+
+    @cache
+    def template(segment: str) -> str:
+        return task_template(running.view, running.topology, segments[segment], settings.pods)
+
+    return template
 
 
 def _has_started(case: Case, pod: PodView) -> bool:

@@ -31,6 +31,7 @@ class Item:
     tolerations: tuple[Toleration, ...] = ()
     affinity: tuple[Term, ...] | None = None  # required terms
     avoid: frozenset[str] = frozenset()  # nodes that would not run its like
+    namespace: str = ""  # whose share of the cluster it takes
 
 
 class Rule(Enum):
@@ -73,16 +74,33 @@ class Bin:
 
 
 class Room:
-    """The usable nodes, by name. Immutable: packing gives a new one."""
+    """The usable nodes, by name, and what namespaces with a limited share of them may still take.
+    Immutable: packing gives a new one."""
 
-    __slots__ = ("bins", "whole")
+    __slots__ = ("bins", "left", "whole")
 
-    def __init__(self, bins: Mapping[str, Bin], whole: Amounts) -> None:
+    def __init__(
+        self, bins: Mapping[str, Bin], whole: Amounts, left: Mapping[str, Amounts] | None = None
+    ) -> None:
         self.bins = dict(bins)
         self.whole = whole  # allocatable of all usable nodes: what costs are shares of
+        self.left = left or {}
 
     def place(self, item: Item, node: str) -> Room:
-        return Room(self.bins | {node: self.bins[node].with_item(item)}, self.whole)
+        left = self.left
+        if item.namespace in left:
+            left = {**left, item.namespace: left[item.namespace] - item.ask}
+        return Room(self.bins | {node: self.bins[node].with_item(item)}, self.whole, left)
+
+    def grants(self, items: Iterable[Item]) -> bool:
+        """Whether they are within the shares of their namespaces."""
+        if not self.left:
+            return True
+        asked: dict[str, Amounts] = {}
+        for item in items:
+            if item.namespace in self.left:
+                asked[item.namespace] = asked.get(item.namespace, Amounts()) + item.ask
+        return all(self.left[namespace].covers(ask) for namespace, ask in asked.items())
 
     def takes(self, item: Item) -> bool:
         return any(b.takes(item) for b in self.bins.values())
@@ -103,7 +121,7 @@ class Packed:
 def pack(items: Iterable[Item], room: Room, rule: Rule = Rule.TIGHT) -> Packed | None:
     """All of the items or nothing. Largest first; what the rule misses a bounded search finds."""
     ordered = sorted(items, key=lambda i: (-i.ask.share_of(room.whole), i.key))
-    if not _conceivable(ordered, room):
+    if not room.grants(ordered) or not _conceivable(ordered, room):
         return None
     packed = _by_rule(ordered, room, rule)
     if packed is None and rule is Rule.SPREAD:

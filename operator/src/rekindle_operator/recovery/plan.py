@@ -50,6 +50,9 @@ class Plan:
     order: tuple[Ranked, ...]  # that start now
     waiting: tuple[Ranked, ...]  # that do not fit
     nodes: Mapping[str, str]  # item key -> node, the spares' too
+    over_share: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # of `waiting`: their namespace's is used up
 
 
 def density(demand: Demand, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
@@ -73,7 +76,9 @@ def make_plan(
     else:
         order, waiting, packed = _best_greedy(demands, items, room)
     nodes = dict(packed.nodes)
-    if not any(not d.patient and _only_lacks_room(d, items, room) for d in waiting):
+    over = frozenset(d.key for d in waiting if not _is_granted(d, items, packed))
+    saving = (d for d in waiting if d.key not in over and not d.patient)
+    if not any(_only_lacks_room(d, items, room) for d in saving):
         met = {need for d in demands if d not in waiting for need in d.needs}
         nodes = _with_spares(packed, spares, met)
         tight = pack(needed.values(), room) if len(met) == len(needed) else None
@@ -81,7 +86,7 @@ def make_plan(
             closer = _with_spares(tight, spares, met)
             nodes = closer if len(closer) > len(nodes) else nodes
     short = {n for d in waiting for n in d.needs if items[n].key not in nodes}
-    return Plan(tuple(order), tuple(_ranked(waiting, short, items, room)), nodes)
+    return Plan(tuple(order), tuple(_ranked(waiting, short, items, room)), nodes, over)
 
 
 def _rank_all(demands: Sequence[Demand], items: Mapping[str, Item], room: Room) -> list[Ranked]:
@@ -147,6 +152,11 @@ def _ranked(
     scored = [(density(d, cost, users), d) for d in demands]
     scored.sort(key=lambda pair: (-pair[0], -pair[1].priority, pair[1].key))
     return [Ranked(d.key, value) for value, d in scored]
+
+
+def _is_granted(demand: Demand, items: Mapping[str, Item], packed: Packed) -> bool:
+    missing = (items[need] for need in demand.needs)
+    return packed.room.grants(item for item in missing if item.key not in packed.nodes)
 
 
 def _only_lacks_room(demand: Demand, items: Mapping[str, Item], room: Room) -> bool:

@@ -1,0 +1,133 @@
+"""What the administrator grants namespaces: priorities are clamped, shares of capacity bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flights_example import flights_spec
+from test_operator_model_cluster import ModelCluster
+from test_operator_plan import demand, item, node, room, started
+
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.events import readable
+from rekindle_operator.limits import NamespaceLimits, read_limits
+from rekindle_operator.recovery.pack import Room
+from rekindle_operator.recovery.plan import Spare, make_plan
+
+
+def limited(**limits: Any) -> ModelCluster:
+    cluster = ModelCluster()
+    cluster.settings = replace(cluster.settings, limits=NamespaceLimits(**limits))
+    cluster.add_topology("flights", flights_spec())
+    return cluster
+
+
+def test_limits_are_read_with_a_default_for_other_namespaces() -> None:
+    env = {"REKINDLE_MAX_PRIORITIES": "*=1e+06,a=5", "REKINDLE_MAX_SHARES": "a=0.25"}
+    limits = read_limits(env)
+    assert [limits.priority(n, 7) for n in ("a", "b")] == [5, 7]
+    assert limits.priority("b", 10**9) == 10**6
+    assert [limits.max_share(n) for n in ("a", "b")] == [0.25, 1.0]
+    assert read_limits({}) == NamespaceLimits()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"REKINDLE_MAX_SHARES": "a=1.5"},
+        {"REKINDLE_MAX_SHARES": "a"},
+        {"REKINDLE_MAX_PRIORITIES": "a=high"},
+        {"REKINDLE_MAX_PRIORITIES": "a=inf"},
+    ],
+)
+def test_a_limit_that_cannot_be_read_stops_the_operator(env: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="REKINDLE_MAX"):
+        read_limits(env)
+
+
+def test_a_priority_above_the_limit_is_clamped_and_told() -> None:
+    cluster = limited(priorities={"default": 50})
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    message = cluster.condition("Valid")["message"]
+    assert "priorities above the namespace's limit count as 50" in message
+    accepted = [e.note for e in cluster.events if e.reason == "Accepted"]
+    assert "count as 50" in accepted[0]
+
+
+def live_beside_a_greedy_namespace(**limits: Any) -> int:
+    """Queries of `flights` that run where there is not room for both topologies."""
+    cluster = limited(**limits)
+    spec = flights_spec()
+    for query in spec["queries"]:
+        query["priority"] = 1_000_000
+    cluster.add_topology("greedy", spec)
+    cluster.topologies["greedy"] = replace(cluster.topologies["greedy"], namespace="greedy")
+    for name in "ab":
+        cluster.add_node(name, cpu_m=2400)
+    cluster.settle()
+    return list(cluster.query_states("flights").values()).count("Live")
+
+
+def test_a_clamped_priority_does_not_displace_others() -> None:
+    assert live_beside_a_greedy_namespace(priorities={"greedy": 1}) == 3
+    assert live_beside_a_greedy_namespace() < 3
+
+
+def test_a_namespace_over_its_share_waits_and_says_why() -> None:
+    cluster = limited(shares={"default": 0.25})
+    for name in "ab":
+        cluster.add_node(name, cpu_m=4000)
+    cluster.settle()
+    used = sum(p.requests.cpu_m for p in cluster.pods() if p.node or p.pinned)
+    assert 0 < used <= 2000
+    waits = [q["waitingFor"] for q in cluster.status()["queries"] if q["state"] == "Waiting"]
+    assert waits
+    assert any("the namespace has its share of the cluster" in w for w in waits)
+    cluster.settings = replace(cluster.settings, limits=NamespaceLimits())
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+
+
+def shared(of: Room, **left: Amounts) -> Room:
+    return Room(of.bins, of.whole, left)
+
+
+def test_a_share_that_is_used_up_keeps_no_spare_of_others_waiting() -> None:
+    items = {"a": replace(item("a", 4), namespace="small")}
+    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    nodes = shared(room(node("n", 9)), small=Amounts(2, 100, 10))
+    plan = make_plan([demand("Q", 1, "a")], items, [spare], nodes)
+    assert dict(plan.nodes) == {"spare": "n"}
+    assert plan.over_share == {("ns/t", "Q")}
+
+
+def test_queries_of_one_namespace_share_its_part() -> None:
+    items = {n: replace(item(n, 2), namespace="small") for n in ("a", "b")} | {"c": item("c", 2)}
+    demands = [demand("A", 9, "a"), demand("B", 8, "b"), demand("C", 1, "c")]
+    nodes = shared(room(node("n", 9)), small=Amounts(3, 100, 10))
+    plan = make_plan(demands, items, [], nodes)
+    assert sorted(started(plan)) == ["A", "C"]
+    assert plan.over_share == {("ns/t", "B")}
+
+
+@pytest.mark.parametrize(
+    ("density", "text"),
+    [
+        (4.66e-08, "< 0.001"),
+        (0.0, "0"),
+        (12.3456, "12.3"),
+        (123456.7, "123,457"),
+        (float("inf"), "unlimited: nothing is missing"),
+    ],
+)
+def test_densities_are_readable(density: float, text: str) -> None:
+    assert readable(density) == text
+
+
+def test_a_density_without_any_node_compares_priorities() -> None:
+    plan = make_plan([demand("A", 30, "a")], {"a": item("a", 500, 1 << 30)}, [], room())
+    assert plan.waiting[0].density == 10.0
