@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from rekindle_operator.election import ElectionTiming
 from rekindle_operator.limits import NamespaceLimits, read_limits
+from rekindle_operator.resources.policy import PodPolicy, parse_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class PodDefaults:
     # A class with preemptionPolicy Never (§8.5): the API server refuses that policy in a pod whose
     # class does not have it. Empty: the cluster's default class.
     priority_class: str = ""
+    policy: PodPolicy = field(default_factory=PodPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             image=env.get("REKINDLE_PIPELINES_IMAGE", PodDefaults().image),
             pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", PodDefaults().pull_policy),
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
+            policy=parse_policy(json.loads(env.get("REKINDLE_POD_POLICY") or "{}")),
         ),
         limits=read_limits(env),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,

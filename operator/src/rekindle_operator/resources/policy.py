@@ -1,0 +1,211 @@
+"""What a topology may ask of its pods, as far as the administrator allows it. Pure.
+
+A topology's author needs no right to create pods: the operator creates them. So what an author
+may put in `podTemplate`, and which image, ServiceAccount and Secrets pods have, is limited here.
+The default is the Pod Security Standards' baseline and no Secret but those that are named for it.
+The check is of the spec as written, not of merged pods: each problem has the path of its field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rekindle.errors import Problem
+
+REASON = "NotAllowed"
+
+
+class Feature(StrEnum):
+    """What is refused unless `PodPolicy.allow` names it."""
+
+    HOST_NETWORK = "HostNetwork"
+    HOST_PID = "HostPID"
+    HOST_IPC = "HostIPC"
+    HOST_PORTS = "HostPorts"
+    HOST_PATH = "HostPath"
+    VOLUMES = "Volumes"
+    PRIVILEGED = "Privileged"
+    CAPABILITIES = "Capabilities"
+    UNCONFINED = "Unconfined"
+    SYSCTLS = "Sysctls"
+    PRIORITY_CLASSES = "PriorityClasses"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPolicy:
+    """Names of ServiceAccounts and Secrets are globs. `images`: prefixes of names; none: any."""
+
+    allow: frozenset[Feature] = frozenset()
+    service_accounts: tuple[str, ...] = ("default",)
+    # A suffix, because the Secrets of topologies' tokens begin with a name that an author chooses.
+    secrets: tuple[str, ...] = ("*-rekindle",)
+    images: tuple[str, ...] = ()
+
+
+def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
+    """From the chart's value `podPolicy`. Raises ValueError for what is not known."""
+    known = {"allow", "serviceAccounts", "secrets", "images"}
+    if unknown := set(raw) - known:
+        raise ValueError(f"podPolicy has {sorted(unknown)}; known are {sorted(known)}")
+    default = PodPolicy()
+    return PodPolicy(
+        allow=frozenset(Feature(name) for name in raw.get("allow") or ()),
+        service_accounts=tuple(raw.get("serviceAccounts", default.service_accounts)),
+        secrets=tuple(raw.get("secrets", default.secrets)),
+        images=tuple(raw.get("images", default.images)),
+    )
+
+
+def refused_by_policy(spec: Mapping[str, Any], policy: PodPolicy) -> list[Problem]:
+    """All that the policy refuses in a topology's spec. What has the wrong shape is passed over:
+    the API server refuses it at the dry run."""
+    return list(_Check(policy).of(spec))
+
+
+_CONTAINERS = ("containers", "initContainers")
+_HOST = {
+    "hostNetwork": Feature.HOST_NETWORK,
+    "hostPID": Feature.HOST_PID,
+    "hostIPC": Feature.HOST_IPC,
+}
+_VOLUMES = frozenset(
+    {"configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
+)
+"""Kinds of volumes that show a pod nothing of the node and nothing secret."""
+_BASELINE_CAPABILITIES = frozenset(
+    {
+        *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD"),
+        *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    policy: PodPolicy
+
+    def of(self, spec: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from self._image(spec.get("image"), "spec.image")
+        yield from self._account(spec.get("serviceAccountName"), "spec.serviceAccountName")
+        checkpoint = _mapping(spec.get("checkpoint"))
+        yield from self._secret(checkpoint.get("secretRef"), "spec.checkpoint.secretRef")
+        template = _mapping(_mapping(spec.get("podTemplate")).get("spec"))
+        yield from self._pod(template, "spec.podTemplate.spec")
+
+    def _pod(self, pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        for field, feature in _HOST.items():
+            if pod.get(field):
+                yield from self._feature(feature, f"{path}.{field}")
+        if pod.get("priorityClassName") or pod.get("priority"):
+            yield from self._feature(Feature.PRIORITY_CLASSES, f"{path}.priorityClassName")
+        for field in ("serviceAccountName", "serviceAccount"):
+            yield from self._account(pod.get(field), f"{path}.{field}")
+        yield from self._security(_mapping(pod.get("securityContext")), f"{path}.securityContext")
+        for at, volume in _entries(pod, "volumes"):
+            yield from self._volume(volume, f"{path}.volumes[{at}]")
+        for kind in _CONTAINERS:
+            for at, container in _entries(pod, kind):
+                yield from self._container(container, f"{path}.{kind}[{at}]")
+
+    def _container(self, container: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        yield from self._image(container.get("image"), f"{path}.image")
+        for at, port in _entries(container, "ports"):
+            if port.get("hostPort"):
+                yield from self._feature(Feature.HOST_PORTS, f"{path}.ports[{at}].hostPort")
+        security = _mapping(container.get("securityContext"))
+        yield from self._security(security, f"{path}.securityContext")
+        for at, variable in _entries(container, "env"):
+            key = _mapping(_mapping(variable.get("valueFrom")).get("secretKeyRef"))
+            yield from self._secret(key.get("name"), f"{path}.env[{at}].valueFrom.secretKeyRef")
+        for at, source in _entries(container, "envFrom"):
+            name = _mapping(source.get("secretRef")).get("name")
+            yield from self._secret(name, f"{path}.envFrom[{at}].secretRef")
+
+    def _volume(self, volume: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        for kind in volume.keys() - {"name"}:
+            source = _mapping(volume[kind])
+            match kind:
+                case "hostPath":
+                    yield from self._feature(Feature.HOST_PATH, f"{path}.hostPath")
+                case "secret":
+                    yield from self._secret(source.get("secretName"), f"{path}.secret")
+                case "projected":
+                    for at, part in _entries(source, "sources"):
+                        name = _mapping(part.get("secret")).get("name")
+                        yield from self._secret(name, f"{path}.projected.sources[{at}].secret")
+                case "image":
+                    yield from self._image(source.get("reference"), f"{path}.image")
+                case _ if kind not in _VOLUMES and volume[kind] is not None:
+                    yield from self._feature(Feature.VOLUMES, f"{path}.{kind}")
+
+    def _security(self, context: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        """Of a pod or a container."""
+        if context.get("privileged"):
+            yield from self._feature(Feature.PRIVILEGED, f"{path}.privileged")
+        if _mapping(context.get("windowsOptions")).get("hostProcess"):
+            yield from self._feature(Feature.PRIVILEGED, f"{path}.windowsOptions.hostProcess")
+        added = _mapping(context.get("capabilities")).get("add")
+        if isinstance(added, list) and not _BASELINE_CAPABILITIES.issuperset(map(str, added)):
+            yield from self._feature(Feature.CAPABILITIES, f"{path}.capabilities.add")
+        for profile in ("seccompProfile", "appArmorProfile"):
+            if _mapping(context.get(profile)).get("type") == "Unconfined":
+                yield from self._feature(Feature.UNCONFINED, f"{path}.{profile}")
+        if context.get("procMount") not in (None, "Default"):
+            yield from self._feature(Feature.UNCONFINED, f"{path}.procMount")
+        if context.get("seLinuxOptions"):
+            yield from self._feature(Feature.UNCONFINED, f"{path}.seLinuxOptions")
+        if context.get("sysctls"):
+            yield from self._feature(Feature.SYSCTLS, f"{path}.sysctls")
+
+    def _feature(self, feature: Feature, path: str) -> Iterator[Problem]:
+        if feature not in self.policy.allow:
+            hint = f"the administrator can allow it: podPolicy.allow with {feature} in the chart"
+            yield Problem(path, REASON, "not allowed for topologies here", hint)
+
+    def _account(self, name: Any, path: str) -> Iterator[Problem]:
+        if name and not _matches(str(name), self.policy.service_accounts):
+            what = f"pods of topologies may not run as the ServiceAccount {name}"
+            yield Problem(path, REASON, what, _hint("serviceAccounts", name))
+
+    def _secret(self, name: Any, path: str) -> Iterator[Problem]:
+        if name and not _matches(str(name), self.policy.secrets):
+            names = ", ".join(self.policy.secrets) or "none"
+            what = f"pods of topologies may not read the Secret {name} (they may read: {names})"
+            yield Problem(path, REASON, what, _hint("secrets", name))
+
+    def _image(self, name: Any, path: str) -> Iterator[Problem]:
+        prefixes = self.policy.images
+        if name and prefixes and not any(_is_below(str(name), prefix) for prefix in prefixes):
+            what = f"the image {name} does not begin with {' or '.join(prefixes)}"
+            yield Problem(path, REASON, what, _hint("images", "its registry"))
+
+
+def _hint(value: str, name: Any) -> str:
+    return f"the administrator can allow it: podPolicy.{value} with {name} in the chart"
+
+
+def _is_below(image: str, prefix: str) -> bool:
+    """Not by letters alone: `registry.example` is no prefix of `registry.example.org/image`."""
+    rest = image.removeprefix(prefix)
+    return image.startswith(prefix) and (
+        not rest or prefix.endswith(("/", ":", "@")) or rest[0] in "/:@"
+    )
+
+
+def _matches(name: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _entries(holder: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    values = holder.get(field)
+    for at, value in enumerate(values if isinstance(values, list) else ()):
+        if isinstance(value, Mapping):
+            yield at, value

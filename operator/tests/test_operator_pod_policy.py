@@ -1,0 +1,242 @@
+"""What a topology may not ask of its pods, and what the administrator has to set for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle_operator.resources.policy import (
+    REASON,
+    Feature,
+    PodPolicy,
+    parse_policy,
+    refused_by_policy,
+)
+from rekindle_operator.settings import read_settings
+
+TASK = "spec.podTemplate.spec.containers[0]"
+
+
+def template(**fields: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": fields}}
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return template(containers=[{"name": "task", **fields}])
+
+
+def secured(**fields: Any) -> dict[str, Any]:
+    return container(securityContext=fields)
+
+
+REFUSED: list[tuple[Feature, dict[str, Any], str]] = [
+    (Feature.HOST_NETWORK, template(hostNetwork=True), "spec.podTemplate.spec.hostNetwork"),
+    (Feature.HOST_PID, template(hostPID=True), "spec.podTemplate.spec.hostPID"),
+    (Feature.HOST_IPC, template(hostIPC=True), "spec.podTemplate.spec.hostIPC"),
+    (
+        Feature.HOST_PATH,
+        template(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {}}]),
+        "spec.podTemplate.spec.volumes[1].hostPath",
+    ),
+    (
+        Feature.VOLUMES,
+        template(volumes=[{"name": "a", "csi": {"driver": "secrets"}}]),
+        "spec.podTemplate.spec.volumes[0].csi",
+    ),
+    (
+        Feature.HOST_PORTS,
+        container(ports=[{"containerPort": 1}, {"containerPort": 2, "hostPort": 2}]),
+        f"{TASK}.ports[1].hostPort",
+    ),
+    (Feature.PRIVILEGED, secured(privileged=True), f"{TASK}.securityContext.privileged"),
+    (
+        Feature.PRIVILEGED,
+        template(initContainers=[{"name": "i", "securityContext": {"privileged": True}}]),
+        "spec.podTemplate.spec.initContainers[0].securityContext.privileged",
+    ),
+    (
+        Feature.CAPABILITIES,
+        secured(capabilities={"add": ["CHOWN", "SYS_ADMIN"]}),
+        f"{TASK}.securityContext.capabilities.add",
+    ),
+    (
+        Feature.UNCONFINED,
+        secured(seccompProfile={"type": "Unconfined"}),
+        f"{TASK}.securityContext.seccompProfile",
+    ),
+    (
+        Feature.UNCONFINED,
+        template(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
+        "spec.podTemplate.spec.securityContext.appArmorProfile",
+    ),
+    (Feature.UNCONFINED, secured(procMount="Unmasked"), f"{TASK}.securityContext.procMount"),
+    (
+        Feature.UNCONFINED,
+        secured(seLinuxOptions={"type": "spc_t"}),
+        f"{TASK}.securityContext.seLinuxOptions",
+    ),
+    (
+        Feature.SYSCTLS,
+        template(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+        "spec.podTemplate.spec.securityContext.sysctls",
+    ),
+    (
+        Feature.PRIORITY_CLASSES,
+        template(priorityClassName="system-node-critical"),
+        "spec.podTemplate.spec.priorityClassName",
+    ),
+]
+
+
+@pytest.mark.parametrize(("feature", "spec", "path"), REFUSED)
+def test_a_feature_is_refused_until_it_is_allowed(
+    feature: Feature, spec: dict[str, Any], path: str
+) -> None:
+    (problem,) = refused_by_policy(spec, PodPolicy())
+    assert (problem.path, problem.reason) == (path, REASON)
+    assert f"podPolicy.allow with {feature} in the chart" in problem.hint
+    others = frozenset(Feature) - {feature}
+    assert refused_by_policy(spec, PodPolicy(allow=others)) == [problem]
+    assert refused_by_policy(spec, PodPolicy(allow=frozenset({feature}))) == []
+
+
+def test_every_feature_has_a_case() -> None:
+    assert {feature for feature, _, _ in REFUSED} == set(Feature)
+
+
+SECRETS: list[tuple[dict[str, Any], str]] = [
+    ({"checkpoint": {"secretRef": "NAME"}}, "spec.checkpoint.secretRef"),
+    (container(envFrom=[{"secretRef": {"name": "NAME"}}]), f"{TASK}.envFrom[0].secretRef"),
+    (
+        container(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "NAME", "key": "k"}}}]),
+        f"{TASK}.env[0].valueFrom.secretKeyRef",
+    ),
+    (
+        template(volumes=[{"name": "a", "secret": {"secretName": "NAME"}}]),
+        "spec.podTemplate.spec.volumes[0].secret",
+    ),
+    (
+        template(volumes=[{"name": "a", "projected": {"sources": [{"secret": {"name": "NAME"}}]}}]),
+        "spec.podTemplate.spec.volumes[0].projected.sources[0].secret",
+    ),
+]
+
+
+def named(value: Any, name: str) -> Any:
+    match value:
+        case dict():
+            return {k: named(v, name) for k, v in value.items()}
+        case list():
+            return [named(v, name) for v in value]
+        case _:
+            return name if value == "NAME" else value
+
+
+@pytest.mark.parametrize(("spec", "path"), SECRETS)
+def test_a_secret_is_refused_unless_it_is_for_topologies(spec: dict[str, Any], path: str) -> None:
+    (problem,) = refused_by_policy(named(spec, "database"), PodPolicy())
+    assert problem.path == path
+    assert "may not read the Secret database" in problem.message
+    assert refused_by_policy(named(spec, "database"), PodPolicy(secrets=("data*",))) == []
+    assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy()) == []
+    assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
+
+
+def test_tokens_of_topologies_are_not_for_topologies() -> None:
+    for name in ("rekindle-token-0a1b2c3d", "x-rekindle-token-0a1b2c3d"):
+        assert refused_by_policy({"checkpoint": {"secretRef": name}}, PodPolicy())
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"serviceAccountName": "deployer"}, "spec.serviceAccountName"),
+        (template(serviceAccountName="deployer"), "spec.podTemplate.spec.serviceAccountName"),
+        (template(serviceAccount="deployer"), "spec.podTemplate.spec.serviceAccount"),
+    ],
+)
+def test_a_service_account_is_refused_unless_listed(spec: dict[str, Any], path: str) -> None:
+    (problem,) = refused_by_policy(spec, PodPolicy())
+    assert problem.path == path
+    assert "podPolicy.serviceAccounts with deployer" in problem.hint
+    assert refused_by_policy(spec, PodPolicy(service_accounts=("deploy*",))) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "fits"),
+    [
+        ("registry.example/rekindle/pipelines:1", True),
+        ("registry.example/rekindle", True),
+        ("registry.example/rekindle@sha256:00", True),
+        ("registry.example/rekindle-evil:1", False),
+        ("evil/registry.example/rekindle", False),
+        ("other/team:1", True),
+        ("other/team2:1", True),
+    ],
+)
+def test_images_are_limited_by_prefix(image: str, fits: bool) -> None:
+    policy = PodPolicy(images=("registry.example/rekindle", "other/"))
+    for spec in ({"image": image}, container(image=image)):
+        assert (refused_by_policy(spec, policy) == []) is fits
+        assert refused_by_policy(spec, PodPolicy()) == []
+
+
+def test_ordinary_templates_pass() -> None:
+    spec = {
+        "image": "any/image:1",
+        "checkpoint": {"store": "s3://b/c", "secretRef": "s3-rekindle", "volume": "claim"},
+        "podTemplate": {
+            "metadata": {"labels": {"team": "a"}},
+            "spec": {
+                "nodeSelector": {"disk": "ssd"},
+                "tolerations": [{"operator": "Exists"}],
+                "securityContext": {"fsGroup": 7, "seccompProfile": {"type": "RuntimeDefault"}},
+                "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {}}],
+                "containers": [
+                    {
+                        "name": "task",
+                        "env": [{"name": "A", "value": "b"}],
+                        "ports": [{"containerPort": 9}],
+                        "securityContext": {"capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}},
+                    }
+                ],
+            },
+        },
+    }
+    assert refused_by_policy(spec, PodPolicy()) == []
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["spec", "containers", "volumes", "env", "secret", "securityContext"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(anything)
+def test_no_shape_of_a_template_makes_the_check_fail(value: Any) -> None:
+    refused_by_policy({"podTemplate": value, "checkpoint": value}, PodPolicy())
+    refused_by_policy({"podTemplate": {"spec": value}}, PodPolicy())
+
+
+def test_the_policy_is_read_from_the_environment() -> None:
+    text = '{"allow": ["HostPath"], "secrets": [], "images": ["r/"], "serviceAccounts": ["a"]}'
+    policy = read_settings({"REKINDLE_POD_POLICY": text}).pods.policy
+    assert policy == PodPolicy(frozenset({Feature.HOST_PATH}), ("a",), (), ("r/",))
+    assert read_settings({}).pods.policy == PodPolicy()
+
+
+@pytest.mark.parametrize("raw", [{"alow": []}, {"allow": ["HostRoot"]}])
+def test_a_policy_with_a_mistake_is_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"alow|HostRoot"):
+        parse_policy(raw)
