@@ -2,10 +2,11 @@
 
 The first opening reads the input, sorts it (stable) by `orderBy` and writes it to the task's disk
 as one Arrow file with an index of its epochs; cuts are slices of the memory-mapped file, so that
-resident memory stays small and a restart finds all of it done. The prepared file is named by what
-it was made of (spec, schema, and each file's size and time), so a changed input is prepared anew.
-An input must not change during its topology's life, for replays would not be replays: `input` says
-what it was (`rekindle.connectors.input_identity`), for the task to compare.
+resident memory stays small and a restart finds all of it done. Each cut compares the checksum of
+its rows; what is damaged is prepared anew (`connectors.prepared`). The prepared file is named by
+what it was made of (spec, schema, and each file's size and time), so a changed input is prepared
+anew. An input must not change during its topology's life, for replays would not be replays: `input`
+says what it was (`rekindle.connectors.input_identity`), for the task to compare.
 
 The tuple time t of a row is its `orderBy` column if that is a time, else its event time; where t
 steps back or is NULL the row belongs to the open epoch (design §3). With `speedup` a row's epoch is
@@ -15,8 +16,9 @@ floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i / rowsPer
 from __future__ import annotations
 
 import hashlib
+import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +38,29 @@ from rekindle.connectors.cuts import (
 )
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
 from rekindle.connectors.input_identity import InputFile, decode, encode, identify
+from rekindle.connectors.prepared import (
+    Prepared,
+    checksums,
+    load,
+    map_rows,
+    publish,
+    seal,
+    write_rows,
+)
 from rekindle.connectors.source import SourceCut
 from rekindle.errors import SourceFailed, SourceMisfit
 from rekindle.objects import to_json
+from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node
 from rekindle.topology.spec import FilesSourceSpec, SourceSpec
 
-VERSION = 3
+_log = logging.getLogger(__name__)
+
+VERSION = 4
 ROWS_PER_BATCH = 65_536
 _MADE_OF = b"rekindle.input"  # in the index's metadata
-_INDEX = pa.schema([("epoch", pa.int64()), ("start", pa.int64()), ("max_time", pa.int64())])
+_INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +86,48 @@ def open_files(
     fs, found = find_files(job.files.url, job.name)
     base = f"source-{node.id}-{_fingerprint(job, found)}"
     rows, index = work_dir / f"{base}.arrow", work_dir / f"{base}.index"
-    if not index.exists():
+
+    def prepare() -> Prepared:
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
             for left in work_dir.glob(f".source-{node.id}-*"):
                 left.unlink(missing_ok=True)  # by a preparation that was killed
+            index.unlink(missing_ok=True)
             _prepare(job, fs, found, rows, index)
         except OSError as e:
             raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
         _remove_others(work_dir, f"source-{node.id}-", base)
+        prepared = load(rows, index)
+        if prepared is None:
+            raise SourceFailed(
+                f"source {job.name}: what was prepared in {work_dir} cannot be read back; is its "
+                "disk in order?"
+            )
+        return prepared
+
     lateness = source.event_time.lateness if source.event_time else 0
-    return FilesSource(rows, index, lateness)
+    return FilesSource(job.name, load(rows, index) or prepare(), lateness, prepare)
 
 
 class FilesSource:
-    """A prepared input: slices of a memory-mapped file."""
+    """A prepared input: slices of a memory-mapped file. `prepare` makes it anew, once its bytes are
+    found to be others than were written."""
 
-    def __init__(self, rows: Path, index: Path, lateness_us: int) -> None:
-        self._rows = _map(rows)
-        marks = _map(index)
+    def __init__(
+        self, name: str, prepared: Prepared, lateness_us: int, prepare: Callable[[], Prepared]
+    ) -> None:
+        self._name = name
+        self._lateness_us = lateness_us
+        self._prepare = prepare
+        self._take(prepared)
+
+    def _take(self, prepared: Prepared) -> None:
+        self._rows, marks = prepared.rows, prepared.marks
         self.input: tuple[InputFile, ...] = decode(marks.schema.metadata[_MADE_OF])
         self._epochs = _int64s(marks.column("epoch"))
         self._starts = np.append(_int64s(marks.column("start")), self._rows.num_rows)
         self._max_times = _int64s(marks.column("max_time"))
-        self._lateness_us = lateness_us
+        self._checksums = _int64s(marks.column("checksum"))
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,9 +140,33 @@ class FilesSource:
     def cut(self, epoch: int) -> SourceCut:
         """Epoch `epoch`'s rows; past the last one none, with END_OF_INPUT."""
         at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
-        here = at >= 0 and self._epochs[at] == epoch
-        start, end = (int(self._starts[at]), int(self._starts[at + 1])) if here else (0, 0)
-        return SourceCut(self._rows.slice(start, end - start), self._watermark(epoch, at))
+        if at < 0 or self._epochs[at] != epoch:
+            return SourceCut(self._rows.slice(0, 0), self._watermark(epoch, at))
+        rows = self._slice(at)
+        if checksum_table(rows) != self._checksums[at]:
+            rows = self._repaired(epoch, at)
+        return SourceCut(rows, self._watermark(epoch, at))
+
+    def _slice(self, at: int) -> pa.Table:
+        return self._rows.slice(int(self._starts[at]), int(self._starts[at + 1] - self._starts[at]))
+
+    def _repaired(self, epoch: int, at: int) -> pa.Table:
+        """The rows after the input was prepared anew. Raises SourceFailed."""
+        _log.warning("source %s: the prepared rows of epoch %d are damaged", self._name, epoch)
+        before = self.input
+        self._take(self._prepare())
+        if self.input != before:
+            raise SourceFailed(
+                f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
+                "input is no longer what they were made of; put its files back"
+            )
+        rows = self._slice(at)
+        if checksum_table(rows) != self._checksums[at]:
+            raise SourceFailed(
+                f"source {self._name}: the rows of epoch {epoch} are damaged on the local disk, "
+                "also after they were prepared anew"
+            )
+        return rows
 
     def next_change(self, epoch: int) -> int | None:
         """The epochs with rows, and the one after them."""
@@ -161,6 +217,7 @@ def _time_column(job: _Job) -> str | None:
 def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
     parts = {
         "version": VERSION,
+        "pyarrow": pa.__version__,  # whose layout the checksums are of
         "files": [(f.path, f.identity) for f in found],
         "spec": job.files.model_dump(mode="json"),
         "schema": job.schema.to_string(),
@@ -176,20 +233,20 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
     token = uuid.uuid4().hex
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
-        counts = _write(stage, job.schema, _read_all(job, fs, found))
+        counts = write_rows(stage, job.schema, _read_all(job, fs, found))
         made_of = identify(fs, [file.path for file in found], job.name)
         _require_unchanged(job, found)
-        staged = _map(stage)
+        staged = map_rows(stage)
         order = _order(job, staged, found, counts)
         if order is None:
             stage.replace(final)
         else:
-            _write(final, job.schema, [_permuted(staged, order)])
+            write_rows(final, job.schema, [_permuted(staged, order)])
         del staged
-        final.replace(rows)
-        marks = _index(job, _map(rows)).replace_schema_metadata({_MADE_OF: encode(made_of)})
-        _write(final, marks.schema, [marks.to_batches()])
-        final.replace(index)
+        publish(final, rows)
+        marks = seal(_index(job, map_rows(rows)), {_MADE_OF: encode(made_of)})
+        write_rows(final, marks.schema, [marks.to_batches()])
+        publish(final, index)
     finally:
         stage.unlink(missing_ok=True)
         final.unlink(missing_ok=True)
@@ -211,18 +268,6 @@ def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
             f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it is read "
             "again, and has to stay as it is from then on"
         )
-
-
-def _write(path: Path, schema: pa.Schema, parts: Any) -> list[int]:
-    """Write parts (each an iterable of batches) into one Arrow file; the rows of each part."""
-    counts = []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for part in parts:
-            counts.append(0)
-            for batch in part:
-                writer.write(batch)
-                counts[-1] += batch.num_rows
-    return counts
 
 
 def _order(
@@ -264,7 +309,8 @@ def _index(job: _Job, table: pa.Table) -> pa.Table:
     else:
         running = _running_max(table.column(job.event_time))
         newest = running[np.append(starts[1:], table.num_rows) - 1]
-    return pa.table([epochs[starts], starts.astype(np.int64), newest], schema=_INDEX)
+    first = starts.astype(np.int64)
+    return pa.table([epochs[starts], first, newest, checksums(table, first)], schema=_INDEX)
 
 
 def _epochs(job: _Job, table: pa.Table) -> Int64s:
@@ -318,10 +364,6 @@ def _running_max(column: pa.ChunkedArray) -> Int64s:
 def _int64s(column: Any) -> Int64s:
     values: Int64s = np.array(column.to_numpy(), dtype=np.int64)
     return values
-
-
-def _map(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:

@@ -1,0 +1,95 @@
+"""Files that a source prepares on its task's disk: whole or absent, and checked when they are read.
+
+A prepared source is an Arrow file of rows and an index of its epochs. Both reach the disk before
+they get their names, the index last, so that a power loss leaves no half. The index has a checksum
+of its own, and one for each epoch's rows, which is compared at each cut. Knows nothing of formats.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.connectors.cuts import Int64s
+from rekindle.streams.checksum import checksum_table
+
+_CHECKSUM = b"rekindle.checksum"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`rows` is memory-mapped; `marks` has a row for each epoch that has rows."""
+
+    rows: pa.Table
+    marks: pa.Table
+
+
+def write_rows(
+    path: Path, schema: pa.Schema, parts: Iterable[Iterable[pa.RecordBatch]]
+) -> list[int]:
+    """Write parts into one Arrow file and flush it to the disk; the rows of each part."""
+    counts = []
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for part in parts:
+            counts.append(0)
+            for batch in part:
+                writer.write(batch)
+                counts[-1] += batch.num_rows
+    _flush(path)
+    return counts
+
+
+def publish(written: Path, final: Path) -> None:
+    """Give a written file its name, so that it has it after a power loss, too."""
+    written.replace(final)
+    _flush(final.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def map_rows(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def seal(marks: pa.Table, made_of: dict[bytes, bytes]) -> pa.Table:
+    """An index with its own checksum, and what else belongs to it."""
+    checksum = str(checksum_table(marks.combine_chunks())).encode()
+    return marks.replace_schema_metadata({**made_of, _CHECKSUM: checksum})
+
+
+def load(rows: Path, index: Path) -> Prepared | None:
+    """What was prepared; None if it is absent, or is not what was written."""
+    if not index.exists():
+        return None
+    try:
+        found = Prepared(map_rows(rows), map_rows(index))
+        checksum = (found.marks.schema.metadata or {}).get(_CHECKSUM)
+        if checksum == str(checksum_table(found.marks.combine_chunks())).encode():
+            return found
+        problem: object = "its checksum does not match"
+    except (OSError, pa.ArrowException) as error:
+        problem = error
+    _log.warning("the prepared source %s is damaged (%s); it is prepared again", index, problem)
+    return None
+
+
+def checksums(rows: pa.Table, starts: Int64s) -> Int64s:
+    """Of the rows from each start to the next, the last to the end."""
+    ends = np.append(starts[1:], rows.num_rows)
+    return np.array(
+        [checksum_table(rows.slice(a, b - a)) for a, b in zip(starts, ends, strict=True)],
+        dtype=np.int64,
+    )

@@ -1,0 +1,124 @@
+"""A prepared source is whole or prepared again; its bytes are checked at each cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_connectors_files_source import csv, keys, source_of
+
+from rekindle.connectors import files_source, prepared
+from rekindle.connectors.files_source import FilesSource
+from rekindle.errors import SourceFailed
+
+DAYS = [f"k{n},{n}.5,2013-01-01T{n:02d}:00:00" for n in range(5)]
+
+
+def opened(tmp: Path) -> FilesSource:
+    return source_of(tmp, csv(tmp, *DAYS))
+
+
+def files(tmp: Path, suffix: str) -> Path:
+    (path,) = (tmp / "work").glob(f"*{suffix}")
+    return path
+
+
+def all_keys(source: FilesSource) -> list[str]:
+    return [key for epoch in range(source.last_epoch + 1) for key in keys(source, epoch)]
+
+
+def damage(tmp: Path) -> None:
+    """Zeros where a value was, as blocks that never reached the disk."""
+    path = files(tmp, ".arrow")
+    raw = path.read_bytes()
+    at = raw.index(np.float64(3.5).tobytes())
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(8))
+
+
+@pytest.mark.parametrize("left", [b"", b"ARROW1", b"x" * 1000])
+def test_a_torn_index_is_made_again(tmp_path: Path, left: bytes) -> None:
+    opened(tmp_path)
+    files(tmp_path, ".index").write_bytes(left)
+    assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_an_index_with_another_value_is_made_again(tmp_path: Path) -> None:
+    opened(tmp_path)
+    index = files(tmp_path, ".index")
+    marks = prepared.map_rows(index)
+    changed = marks.set_column(1, "start", pa.array([0] * marks.num_rows, pa.int64()))
+    written = tmp_path / "other"
+    prepared.write_rows(written, changed.schema, [changed.to_batches()])
+    written.replace(index)
+    assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_torn_rows_are_prepared_again(tmp_path: Path) -> None:
+    opened(tmp_path)
+    os.truncate(files(tmp_path, ".arrow"), 100)
+    assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_damaged_rows_are_prepared_again_when_they_are_cut(tmp_path: Path) -> None:
+    opened(tmp_path)
+    damage(tmp_path)
+    source = opened(tmp_path)
+    assert source.cut(3).rows.column("v").to_pylist() == [3.5]
+    assert all_keys(source) == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_damage_under_an_open_source_is_found(tmp_path: Path) -> None:
+    source = opened(tmp_path)
+    damage(tmp_path)
+    assert source.cut(3).rows.column("v").to_pylist() == [3.5]
+
+
+def test_a_disk_that_damages_all_it_is_given_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = opened(tmp_path)
+    monkeypatch.setattr(files_source, "checksum_table", lambda _: -1)
+    with pytest.raises(SourceFailed, match="epoch 3 are damaged on the local disk, also after"):
+        source.cut(3)
+
+
+def test_files_reach_the_disk_before_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flush(descriptor: int) -> None:
+        done.append("fsync " + Path(f"/proc/self/fd/{descriptor}").readlink().suffix)
+        fsync(descriptor)
+
+    def rename(self: Path, target: Path) -> Path:
+        done.append("rename to " + target.suffix)
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    opened(tmp_path)
+    assert done == [
+        *("fsync .stage", "rename to .sorted", "rename to .arrow", "fsync "),  # which was in order
+        *("fsync .sorted", "rename to .index", "fsync "),
+    ]
+
+
+def test_a_full_disk_while_preparing_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> list[int]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files_source, "write_rows", full)
+    with pytest.raises(SourceFailed, match=r"cannot be prepared in .*No space left"):
+        opened(tmp_path)
+    monkeypatch.undo()
+    assert not list((tmp_path / "work").iterdir())
+    assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
