@@ -148,7 +148,7 @@ class Fault(Enum):
 
 
 # How often each is drawn: losses above all, since they are what recovery is for.
-_WEIGHTS = {Fault.TASK: 2.0, Fault.NODES: 2.0, Fault.FREEZE: 1.5, Fault.CUT_OFF: 1.5}
+_WEIGHTS = {Fault.NODES: 4.0, Fault.TASK: 2.0, Fault.FREEZE: 1.5, Fault.CUT_OFF: 1.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class _Drawing:
         mortal = self._untouched + [n for n, (since_s, _) in self._silent.items() if since_s < at_s]
         if not mortal:
             return
-        wanted = self._rng.choices((1, 2, len(mortal)), (5, 2, 3))[0]
+        wanted = self._rng.choices((1, 2, len(mortal)), (4, 2, 4))[0]
         victims = self._rng.sample(mortal, min(wanted, len(mortal)))
         for node in victims:
             if node in self._untouched:
