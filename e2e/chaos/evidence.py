@@ -18,18 +18,16 @@ def keep_evidence(
     directory: Path,
     cluster: EmbeddedCluster,
     keeper: LogKeeper,
-    history: Path,
     texts: Mapping[str, str],
 ) -> None:
-    """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, the
-    history of the status, and what the topologies wrote. What cannot be had stops nothing else."""
+    """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, and
+    what the topologies wrote. What cannot be had stops nothing else."""
     for name, text in texts.items():
         (directory / name).write_text(text + "\n")
     kubectl = cluster.control_plane.kubectl
     steps: list[Callable[[], object]] = [
         lambda: keeper.copy_to(directory / "logs" / "pods"),
         lambda: cluster.keep_logs(directory / "logs"),
-        lambda: shutil.copyfile(history, directory / "history.jsonl"),
         lambda: shutil.copytree(cluster.shared, directory / "shared", dirs_exist_ok=True),
         lambda: (directory / "objects.yaml").write_text(
             kubectl("get", _OBJECTS, "-A", "-o", "yaml")

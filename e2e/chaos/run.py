@@ -21,7 +21,7 @@ from chaos import topologies
 from chaos.evidence import keep_evidence
 from chaos.injector import Injector
 from chaos.plan import Fault, Plan, Round, make_plan
-from chaos.progress import Progress
+from chaos.progress import Progress, StaleClaim
 from chaos.sampler import Sampler
 from harness.cluster import MOUNT, ROOT, DeadlineError, EmbeddedCluster, NodeShape, wait_for
 from harness.log_keeper import LogKeeper
@@ -33,6 +33,7 @@ ADVANCE_WITHIN_S = 120.0
 START_WITHIN_S = 180.0
 _START_S = 90  # of input, before the first round
 _ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
+_NO_CLAIM = StaleClaim("", 0.0, 0.0)
 _END_S = 20  # of input that must be left, or an advance would have to stop
 
 Report = Callable[[str], None]
@@ -45,19 +46,20 @@ class RoundFailure(AssertionError):
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """Times are seconds since the round's last fault was healed. `stale_live_s`: the longest time
-    that a query was said to be Live while its sink was silent."""
+    that a query, `stale_query`, was said to be Live while its sink was silent."""
 
     number: int
     advanced_s: float
     live_s: float
     rows: int
     stale_live_s: float
+    stale_query: str = ""
 
     def __str__(self) -> str:
         return (
             f"all queries advance after {self.advanced_s:.1f} s and are Live after "
             f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
-            f"longest stale Live {self.stale_live_s:.1f} s"
+            f"longest stale Live {self.stale_live_s:.1f} s {self.stale_query}"
         )
 
 
@@ -92,8 +94,9 @@ def run_seed(
             if failure:
                 report(f"seed {seed}: FAILED: {failure}")
                 texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.done}
-                keep_evidence(evidence, run.cluster, run.keeper, run.history, texts)
+                keep_evidence(evidence, run.cluster, run.keeper, texts)
                 shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
+        shutil.copyfile(run.history, evidence / "history.jsonl")
     result = SeedResult(seed, tuple(run.results), failure, evidence if failure else None)
     (evidence / "result.json").write_text(json.dumps(asdict(result), indent=2, default=str) + "\n")
     return result
@@ -197,9 +200,14 @@ class _Run:
         self._wait(round, "said to be Live", self._sampler.not_live, healed + ADVANCE_WITHIN_S)
         live_s = time.monotonic() - healed
         rows = self._compare_new(round)
-        stale_s = max((c.silent_s for c in self._sampler.claims[claims:]), default=0.0)
+        stale = max(self._sampler.claims[claims:], key=lambda c: c.silent_s, default=_NO_CLAIM)
         return RoundResult(
-            round.number, round_s(advanced_s), round_s(live_s), rows, round_s(stale_s)
+            number=round.number,
+            advanced_s=_rounded(advanced_s),
+            live_s=_rounded(live_s),
+            rows=rows,
+            stale_live_s=_rounded(stale.silent_s),
+            stale_query=stale.query,
         )
 
     def _wait_advanced(self, round: Round, until: float) -> None:
@@ -269,5 +277,5 @@ class _Run:
         self._report(line)
 
 
-def round_s(seconds: float) -> float:
+def _rounded(seconds: float) -> float:
     return round(seconds, 2)
