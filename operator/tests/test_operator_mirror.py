@@ -73,7 +73,8 @@ def test_views_are_whole_and_the_informer_keeps_names_only(mirror: Mirror[PodVie
     assert views["c"].selector == {"disk": "fast"}
     assert all(set(raw) == {"metadata"} for raw in kept(mirror))
     assert all(
-        set(raw["metadata"]) == {"namespace", "name", "resourceVersion"} for raw in kept(mirror)
+        set(raw["metadata"]) == {"namespace", "name", "uid", "resourceVersion"}
+        for raw in kept(mirror)
     )
 
 
@@ -85,6 +86,15 @@ def test_a_relist_takes_away_what_is_gone_and_brings_back_nothing(
     server.items, server.version = [pod("d", 5)], 5
     mirror._informer._initial_list()  # type: ignore[no-untyped-call]
     assert names(mirror) == {"d"}
+
+
+def test_a_list_that_is_read_late_brings_nothing_back(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    watch(mirror, DELETED, pod("a", 3))
+    server.version = 2  # it was answered before the deletion
+    mirror.relist()
+    assert names(mirror) == {"b"}
 
 
 def test_a_relist_makes_no_lease_look_renewed(server: Server) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
 from test_operator_model_cluster import ModelCluster
 
+from rekindle_operator.loop import ControlLoop
+from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import take_turns
 
 
@@ -47,6 +54,34 @@ def test_one_topology_that_is_refused_holds_up_no_other(operator: ModelOperator)
     operator.run(12.0)
     assert operator.model.status("second")["phase"] == "Running"
     assert not operator.model.tasks("flights")
+
+
+def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOperator) -> None:
+    listed: list[str] = []
+
+    def lists(works: bool) -> Callable[[], bool]:
+        return lambda: listed.append("topologies") is None and works
+
+    leader: Any = SimpleNamespace(begin_pass=lambda: 1)
+    store: Any = SimpleNamespace(
+        relist=lambda: listed.append("mirrors") is None, forget_attempts=lambda: None
+    )
+    made = (store, operator.executor, operator.live, operator.model.settings, leader)
+    assert not ControlLoop(*made, lists(False))._begin_pass()
+    loop = ControlLoop(*made, lists(True))
+    assert loop._begin_pass()
+    assert listed == ["mirrors", "topologies"] * 2
+    assert loop._begin_pass()
+    assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
+
+
+def test_a_watch_that_is_not_heard_is_said(operator: ModelOperator) -> None:
+    operator.run(6.0)
+    snapshot = replace(operator.snapshot(), stalled=("pods",))
+    turns = take_turns(snapshot, operator.model.now, operator.model.settings)
+    (written,) = (a for t in turns for a in t.actions if isinstance(a, WriteStatus))
+    (degraded,) = (c for c in written.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "WatchStalled")
 
 
 # --- mirrors that are behind ------------------------------------------------------

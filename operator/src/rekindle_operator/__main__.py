@@ -34,9 +34,9 @@ def main() -> None:
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()
-    cluster = Cluster(api, settings.namespace, time.time, settings.own_node)
+    cluster = Cluster(_connect_without_retries(), settings.namespace, time.time, settings.own_node)
     leader = Leader(
-        _connect_for_election(), settings.election, cluster.excuse, lambda: cluster.synced
+        _connect_without_retries(), settings.election, cluster.excuse, lambda: cluster.synced
     )
     executor = Executor(
         api,
@@ -46,11 +46,12 @@ def main() -> None:
         time.time,
         leader.may_act,
     )
-    loop = ControlLoop(cluster, executor, LiveCheck(api, cluster), settings, leader)
+    relister = Relister(api, cluster, settings)
+    live = LiveCheck(api, cluster)
+    loop = ControlLoop(cluster, executor, live, settings, leader, relister.list_once)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()
-    relister = Relister(api, cluster, settings)
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
     if settings.ask_kubelets:
@@ -69,8 +70,9 @@ def _connect() -> client.ApiClient:
     return client.ApiClient()
 
 
-def _connect_for_election() -> client.ApiClient:
-    """With connections of its own, and without retries: a late answer is to be seen as late."""
+def _connect_without_retries() -> client.ApiClient:
+    """With connections of its own: a late answer is to be seen as late, and a dead connection as
+    dead."""
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 0
     return client.ApiClient(configuration)

@@ -36,8 +36,10 @@ def make_settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True  # the Lease decides who acts
     settings.posting.enabled = False  # Events are ours, with stable reasons
     settings.scanning.disabled = True  # the CRD is there before Kopf starts
-    settings.watching.server_timeout = 45
-    settings.watching.client_timeout = 60
+    # A stalled connection is given up soon; the next watch goes on where it stopped, and costs no
+    # list.
+    settings.watching.server_timeout = 5
+    settings.watching.client_timeout = 8
     settings.watching.connect_timeout = 5
     settings.networking.request_timeout = 15
     settings.networking.connect_timeout = 5

@@ -32,6 +32,7 @@ from rekindle_operator.settings import Settings
 _PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
 _STUCK_S = 60.0
 _DECISIONS = 3  # of a pass, while mirrors are found to be behind
+_RELIST_AGAIN_S = 0.25
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,10 @@ class ControlLoop:
         live: LiveCheck,
         settings: Settings,
         leader: Leader,
+        list_topologies: Callable[[], bool],
     ) -> None:
         self._live = live
+        self._list_topologies = list_topologies
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
         self._cluster = cluster
@@ -93,17 +96,24 @@ class ControlLoop:
             if self._passed_at is not None:
                 self._cluster.wait_dirty(self._wait_s)
             time.sleep(_COALESCE_S)
-            self._begin_pass()
+            if not self._begin_pass():
+                time.sleep(_RELIST_AGAIN_S)
+                continue
             self.run_pass()
             self._passed_at = time.monotonic()
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self) -> bool:
+        """False: this replica leads anew, and cannot list what there is."""
         term = self._leader.begin_pass()
         if term != self._term:
+            # Its mirrors may have stalled while nobody used them.
+            if not (self._cluster.relist() and self._list_topologies()):
+                return False
             self._term, self._passed_at = term, None
             self._cluster.forget_attempts()
             self._faults.clear()
         self._excuse_own_pause()
+        return True
 
     def _rehearse(self) -> None:
         began = time.monotonic()

@@ -5,6 +5,10 @@ JSON, since the client's classes cost milliseconds a pod. It keeps every object 
 be read by nobody; so what it keeps is cut down to what tells one object from another. This
 process's own writes go in as the API server answers them (`put`), so a pass never acts on what the
 pass before has changed.
+
+A connection that died without a word looks like a cluster in which nothing happens. So the server
+ends each watch after a few seconds, and one that is not ended in time is given up and opened again
+where it stopped, which costs no list.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,8 +29,11 @@ from urllib3.exceptions import HTTPError
 from rekindle_operator.cluster.convert import Json, version_of
 
 _CONNECT_S = 5
-_SILENT_WATCH_S = 60  # a connection that died without a word; longer than the server's timeout
-_WATCH_S = 45
+_LIST_S = 30
+_WATCH_S = 5  # after which the server ends a watch
+_SILENT_WATCH_S = 8  # a connection that died without a word; longer than that
+_RELIST_S = 45  # a list corrects what a watch may have missed
+_MOST_DELETED = 10_000  # uids kept; a list takes less time than so many deletions
 _RETRY_S = 1.0  # the informer itself retries a broken watch at once, without end
 
 logger = logging.getLogger(__name__)
@@ -57,14 +65,22 @@ class Mirror(Generic[V]):
         self._selectors = selectors
         self._lock = threading.Lock()
         self._views: dict[tuple[str, str], V] = {}
+        # A list that was answered before a deletion, and read after it, brings nothing back.
+        self._deleted: deque[str] = deque(maxlen=_MOST_DELETED)
         self._synced = threading.Event()
-        self._informer = SharedInformer(self._request, resync_period=_WATCH_S)  # type: ignore[no-untyped-call]
+        self._listed_at = self._heard_at = time.monotonic()
+        self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
         for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._remove)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
 
     @property
     def synced(self) -> bool:
         return self._synced.is_set()
+
+    @property
+    def age_s(self) -> float:
+        """Since the API server was last heard: an answer to a list or a watch, or an event."""
+        return time.monotonic() - self._heard_at
 
     def start(self) -> None:
         self._informer.start()  # type: ignore[no-untyped-call]
@@ -87,6 +103,7 @@ class Mirror(Generic[V]):
         """By the informer, which has `raw` in its cache already."""
         if isinstance(raw, _Listed):
             return  # `replace` has taken it in
+        self._heard_at = time.monotonic()
         try:
             self.put(raw)
         finally:
@@ -108,8 +125,11 @@ class Mirror(Generic[V]):
         self._changed()
 
     def _remove(self, raw: Json) -> None:
+        self._heard_at = time.monotonic()
         key = _key(raw)
         with self._lock:
+            if (uid := raw["metadata"].get("uid")) is not None:
+                self._deleted.append(uid)
             known = self._views.get(key)
             if known is not None and known.version > version_of(raw):
                 return  # another object took the name since
@@ -118,8 +138,10 @@ class Mirror(Generic[V]):
 
     def replace(self, items: Sequence[Json], version: int) -> None:
         """All that there is, as a list has it at that version."""
-        fresh = {_key(raw): self._view(raw) for raw in items}
+        listed = [(raw["metadata"].get("uid"), _key(raw), self._view(raw)) for raw in items]
         with self._lock:
+            deleted = set(self._deleted)
+            fresh = {key: view for uid, key, view in listed if uid is None or uid not in deleted}
             # What a list finds unchanged keeps the view of it, and when that was first seen.
             known = {
                 k: v
@@ -135,25 +157,41 @@ class Mirror(Generic[V]):
 
         :return: object
         """
-        timeout = (_CONNECT_S, _SILENT_WATCH_S)
-        call = {**self._selectors, **arguments, "_preload_content": False}
         try:
-            response = self._list_call(**call, _request_timeout=timeout)
+            if arguments.get("watch"):
+                if time.monotonic() - self._listed_at >= _RELIST_S:
+                    self.relist()
+                return self._open_watch(arguments)
+            items, version = self.relist(**arguments)
         except HTTPError:
             time.sleep(_RETRY_S)
             raise
-        if arguments.get("watch"):
-            if response.status not in (200, 410):
-                time.sleep(_RETRY_S)
-            return response
+        listed = [_Listed(_identity(raw)) for raw in items]
+        return SimpleNamespace(items=listed, metadata=SimpleNamespace(resource_version=version))
+
+    def _open_watch(self, arguments: dict[str, Any]) -> Any:
+        call = {**self._selectors, **arguments, "_preload_content": False}
+        call["timeout_seconds"] = _WATCH_S
+        response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
+        if response.status == 200:
+            self._heard_at = time.monotonic()
+        elif response.status != 410:
+            time.sleep(_RETRY_S)
+        return response
+
+    def relist(self, **arguments: Any) -> tuple[Sequence[Json], str]:
+        """Replace all views by what the API server has now; may be called from any thread. Raises
+        ApiException or HTTPError."""
+        call = {**self._selectors, **arguments, "_preload_content": False}
+        response = self._list_call(**call, _request_timeout=(_CONNECT_S, _LIST_S))
         if response.status != 200:
             raise ApiException(status=response.status, reason=response.reason)
         answer = json.loads(response.data)
         version = str(answer["metadata"]["resourceVersion"])
-        items = answer.get("items") or []
+        items: Sequence[Json] = answer.get("items") or []
         self.replace(items, int(version))
-        listed = [_Listed(_identity(raw)) for raw in items]
-        return SimpleNamespace(items=listed, metadata=SimpleNamespace(resource_version=version))
+        self._listed_at = self._heard_at = time.monotonic()
+        return items, version
 
 
 class _Listed(dict[str, Any]):
@@ -163,7 +201,7 @@ class _Listed(dict[str, Any]):
 def _identity(raw: Json) -> dict[str, Any]:
     """What the informer needs to tell that the object is gone, and `_remove` which it was."""
     meta = raw["metadata"]
-    kept = ("namespace", "name", "resourceVersion")
+    kept = ("namespace", "name", "uid", "resourceVersion")
     return {"metadata": {key: meta[key] for key in kept if key in meta}}
 
 

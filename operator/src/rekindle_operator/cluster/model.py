@@ -223,4 +223,5 @@ class Snapshot:
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    stalled: tuple[str, ...] = ()  # kinds whose watch has not been heard for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails

@@ -7,12 +7,16 @@ are stamped with this process's clock when it first sees them.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
 from rekindle_operator.cluster.containers import troubled_since
@@ -41,6 +45,19 @@ from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportBook
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
+
+_STALLED_S = 10.0  # twice as long as it takes to end a watch and open it again
+
+logger = logging.getLogger(__name__)
+
+
+def _relist(mirror: Mirror[Any]) -> bool:
+    try:
+        mirror.relist()
+    except (ApiException, HTTPError) as error:
+        logger.warning("%s cannot be listed: %s", mirror.name, error)
+        return False
+    return True
 
 
 class Cluster:
@@ -97,6 +114,16 @@ class Cluster:
     def synced(self) -> bool:
         """Nothing is planned before this (design §13)."""
         return self._topologies_listed and all(m.synced for m in self._mirrors)
+
+    def relist(self) -> bool:
+        """List everything anew but topologies; whether that worked."""
+        with ThreadPoolExecutor(len(self._mirrors)) as pool:
+            return all(pool.map(_relist, self._mirrors))
+
+    @property
+    def stalled(self) -> tuple[str, ...]:
+        """Kinds of which the API server has not been heard for too long."""
+        return tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
 
     # --- waking the loop ------------------------------------------------------
 
@@ -228,6 +255,7 @@ class Cluster:
             configs=self.configs.views(),
             silent_since=silent,
             reports=reports,
+            stalled=self.stalled,
             kubelets=self.kubelets.replies,
             own_node=self._own_node,
             shunned=shunned,

@@ -160,6 +160,9 @@ def _say(fault: Exception, view: TopologyView, now: float) -> list[Action]:
 def _trouble(case: Case, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
     if judgement.trouble:
         return Trouble("NodesNotReady", judgement.trouble)
+    if snapshot.stalled:
+        kinds = ", ".join(snapshot.stalled)
+        return Trouble("WatchStalled", f"the API server is not heard on the watches of {kinds}")
     failure = snapshot.failures.get(case.view.key)
     return Trouble("ActionFailed", failure) if failure else None
 

@@ -1,0 +1,151 @@
+"""Watches that stall: a connection that dies without a word, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes import client
+from test_operator_mirror import pod
+
+from rekindle_operator.cluster import mirror as mirrors
+from rekindle_operator.cluster.convert import pod_view
+from rekindle_operator.cluster.mirror import Mirror
+from rekindle_operator.cluster.model import PodView
+
+pytestmark = pytest.mark.process
+
+
+class Server:
+    """Lists pods; its watches send what comes, unless they `stall`."""
+
+    def __init__(self) -> None:
+        self.items = [pod("a", 1)]
+        self.version = 1
+        self.stalls = False
+        self.lists = self.watches = 0
+        self.ended = threading.Event()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    def add(self, name: str) -> None:
+        self.version += 1
+        self.items.append(pod(name, self.version))
+
+    def close(self) -> None:
+        self.ended.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(10)
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                query = parse_qs(urlsplit(self.path).query)
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                if "watch" not in query:
+                    server.lists += 1
+                    meta = {"resourceVersion": str(server.version)}
+                    body = {"kind": "PodList", "metadata": meta, "items": server.items}
+                    self.wfile.write(json.dumps(body).encode())
+                    return
+                server.watches += 1
+                self.wfile.flush()
+                seen = int(query["resourceVersion"][0])
+                end = time.monotonic() + float(query["timeoutSeconds"][0])
+                stalls = server.stalls
+                while time.monotonic() < end or stalls:
+                    for raw in list(server.items):
+                        version = int(raw["metadata"]["resourceVersion"])
+                        if version > seen and not stalls:
+                            seen = version
+                            event = {"type": "ADDED", "object": raw}
+                            self.wfile.write(json.dumps(event).encode() + b"\n")
+                            self.wfile.flush()
+                    if server.ended.wait(0.02):
+                        return
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def started(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror[PodView]]:
+    monkeypatch.setattr(mirrors, "_WATCH_S", 1)
+    monkeypatch.setattr(mirrors, "_SILENT_WATCH_S", 1.5)
+    configuration = client.Configuration(host=server.url)
+    core = client.CoreV1Api(client.ApiClient(configuration))
+    made = Mirror[PodView]("pods", core.list_pod_for_all_namespaces, pod_view, lambda: None)
+    made.start()
+    until(lambda: made.synced and server.watches)
+    yield made
+    server.ended.set()
+    made._informer.stop()  # type: ignore[no-untyped-call]
+
+
+def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def names(mirror: Mirror[PodView]) -> set[str]:
+    return {v.name for v in mirror.views()}
+
+
+def test_a_watch_that_stalls_is_opened_again_without_a_list(
+    server: Server, started: Mirror[PodView]
+) -> None:
+    server.stalls = True
+    watches = server.watches
+    until(lambda: server.watches > watches)  # this one stalls
+    server.stalls = False
+    server.add("b")
+    until(lambda: names(started) == {"a", "b"}, within_s=5.0)
+    assert server.lists == 1
+
+
+def test_a_mirror_is_as_old_as_the_last_word_of_the_server(
+    server: Server, started: Mirror[PodView]
+) -> None:
+    server.stalls = True
+    watches = server.watches
+    until(lambda: server.watches > watches)
+    until(lambda: started.age_s > 1.0)
+    server.stalls = False
+    server.add("b")
+    until(lambda: started.age_s < 1.0)
+
+
+def test_a_list_now_and_then_corrects_what_a_watch_has_missed(
+    server: Server, started: Mirror[PodView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.items = [pod("z", 1)]  # no event has told
+    monkeypatch.setattr(mirrors, "_RELIST_S", 0.5)
+    until(lambda: names(started) == {"z"})
