@@ -1,9 +1,10 @@
-"""Asks kubelets for a sign of life: the I/O around `recovery.kubelets`.
+"""Asks kubelets and pods for a sign of life: the I/O around `recovery.kubelets` and
+`recovery.unreported`.
 
-The question is a TLS handshake, which needs no right in the cluster. The kernel of a frozen process
-accepts a connection and cannot shake hands; a dead machine does neither. The certificate is not
-verified, since most kubelets sign their own: nothing is sent, and nothing is believed but that
-somebody answers.
+A pod is asked for its /livez, whatever it answers. The question to a kubelet is a TLS handshake,
+which needs no right in the cluster. The kernel of a frozen process accepts a connection and cannot
+shake hands; a dead machine does neither. The certificate is not verified, since most kubelets sign
+their own: nothing is sent, and nothing is believed but that somebody answers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.kubelets import TICK_S
-from rekindle_operator.cluster.model import Endpoint
+from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.unreported import pods_to_ask
 from rekindle_operator.settings import Timing
 
 _FAREWELL_S = 1.0
@@ -51,15 +55,35 @@ class KubeletProbe:
             await asyncio.sleep(TICK_S)
 
     def _ask_those_due(self) -> None:
-        book, snapshot, now = self._cluster.kubelets, self._cluster.snapshot(), self._clock()
+        snapshot, now = self._cluster.snapshot(), self._clock()
+        self._ask_pods_due(snapshot, now)
+        book = self._cluster.kubelets
         book.ticked(now)
         book.keep({node.uid for node in snapshot.nodes})
         for node in kubelets_to_ask(snapshot, book.open, now, self._timing):
             if node.kubelet is not None:
                 book.asked(node.uid, now)
-                asking = asyncio.create_task(self._ask(node.uid, node.kubelet))
-                self._asking.add(asking)
-                asking.add_done_callback(self._asking.discard)
+                self._start(self._ask(node.uid, node.kubelet))
+
+    def _ask_pods_due(self, snapshot: Snapshot, now: float) -> None:
+        book = self._cluster.pod_book
+        book.ticked(now)
+        book.keep({pod.uid for pod in snapshot.pods if pod.topology is not None})
+        for pod in pods_to_ask(snapshot, book.open, now, self._timing):
+            book.asked(pod.uid, now)
+            self._start(self._ask_pod(pod))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        asking = asyncio.create_task(work)
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def _ask_pod(self, pod: PodView) -> None:
+        try:
+            if await pod_answers(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
+                self._cluster.pod_book.answered(pod.uid)
+        finally:
+            self._cluster.pod_book.closed(pod.uid)
 
     async def _ask(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
@@ -85,6 +109,22 @@ async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bo
         return False
     writer.close()  # in its own time
     return True
+
+
+async def pod_answers(host: str, port: int, within_s: float) -> bool:
+    """Whether its process answers at all: the kernel of a frozen one accepts the connection."""
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(
+                    f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+                )
+                return bool(await reader.read(1))
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
 
 
 def unverified_tls() -> ssl.SSLContext:

@@ -22,6 +22,8 @@ class Timing:
     kubelet_routine_s: float = 10.0  # between two questions: they show who can be asked at all
     kubelet_memory_s: float = 30.0  # its last answer says no more whether it can be asked
     task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
+    report_late_s: float = 1.3  # a renewal is missing: the operator asks nodes and pods itself
+    pod_silent_s: float = 2.0  # which the operator asks itself; its kubelet is silent as well
     report_fresh_s: float = 2.5  # two of the coordinator's renewals missed: nobody knows any more
     coordinator_silent_s: float = 6.0  # six renewals missed
     coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease

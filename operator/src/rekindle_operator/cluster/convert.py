@@ -104,6 +104,7 @@ def pod_view(raw: Json) -> PodView:
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
+        ip=str(status.get("podIP") or ""),
         release=labels.get(names.LABEL_OPERATOR, ""),
         image=_image(spec),
         slot=_slot(labels),

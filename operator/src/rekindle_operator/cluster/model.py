@@ -82,6 +82,7 @@ class PodView:
     owner_uid: str | None = None
     topology: str | None = None
     role: str | None = None
+    ip: str = ""
     release: str = ""  # of a replica of an operator
     image: str = ""  # of its first container
     slot: Slot | None = None
@@ -179,7 +180,8 @@ class SlotRef:
 
 @dataclass(frozen=True, slots=True)
 class KubeletReplies:
-    """What came of asking one kubelet, one question at a time. Times are those of the questions."""
+    """What came of asking one kubelet, or one pod, one question at a time. Times are those of the
+    questions."""
 
     asked: float
     answered: float | None = None  # the last that was answered
@@ -217,6 +219,7 @@ class Snapshot:
     # By the topology's uid: when its coordinator's report was last known to be true.
     reports: Mapping[str, float] = field(default_factory=dict)
     kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
+    pod_replies: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs, if it knows
     shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)

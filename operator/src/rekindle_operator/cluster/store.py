@@ -77,6 +77,7 @@ class Cluster:
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportBook()
         self.kubelets = KubeletBook()
+        self.pod_book = KubeletBook()
         self._shunned: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
@@ -223,6 +224,7 @@ class Cluster:
             self._excused_until = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
             self.kubelets.excuse(self._excused_until)
+            self.pod_book.excuse(self._excused_until)
 
     def _stamp_troubled(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
@@ -257,6 +259,7 @@ class Cluster:
             reports=reports,
             stalled=self.stalled,
             kubelets=self.kubelets.replies,
+            pod_replies=self.pod_book.replies,
             own_node=self._own_node,
             shunned=shunned,
             trials=trials,

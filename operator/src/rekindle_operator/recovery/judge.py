@@ -20,6 +20,7 @@ from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.recovery.evidence import Evidence, proven_silence_s, weigh
 from rekindle_operator.recovery.kubelets import silent_kubelets
 from rekindle_operator.recovery.unready import judge_unready
+from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
 
 _MOST_DOUBLINGS = 4
@@ -86,6 +87,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         and (p.owner_uid in evidence.heard or p.node in quiet_kubelets)
     ]
     silent = _silent_nodes(credible, quiet_kubelets, evidence, timing)
+    silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
     usable = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from rekindle_operator.cluster.model import KubeletReplies, NodeView, Snapshot
+from rekindle_operator.recovery.unreported import unreported_nodes
 from rekindle_operator.settings import Timing
 
 _CONTROLS = 3
@@ -65,6 +66,7 @@ def kubelets_to_ask(
     silent = snapshot.silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
+    suspects |= unreported_nodes(snapshot, now, timing)
     urgent = _controls(free, suspects, snapshot) if suspects else []
     urgent += [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _owes(n, snapshot, now, timing)]

@@ -1,0 +1,82 @@
+"""Which nodes are lost while no coordinator reports on their tasks (docs/decisions/0030). Pure.
+
+A coordinator that dies with the nodes of its tasks leaves nobody who hears them. Then the operator
+asks itself: the kubelet of each node, and one pod there, by its HTTP port. Both used to answer,
+both are silent now, and others have been heard since: two witnesses, as with a report. One pod of
+each node is asked now and then all the time, since only who has answered before can fall silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from rekindle_operator.cluster.model import KubeletReplies, PodView, Snapshot
+from rekindle_operator.settings import Timing
+
+_MOST_AT_ONCE = 32  # questions a tick
+
+
+def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Nodes with pods of a topology whose report is late."""
+    late = {uid for uid, at in snapshot.reports.items() if now - at >= timing.report_late_s}
+    if not late:
+        return frozenset()
+    return frozenset(p.node for p in snapshot.pods if p.node and p.topology and p.owner_uid in late)
+
+
+def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
+    """One of each node, those first that nobody reports on. `busy`: uids with an open question."""
+    urgent = unreported_nodes(snapshot, now, timing)
+    chosen: dict[str, PodView] = {}
+    for pod in snapshot.pods:
+        if pod.node and pod.topology and pod.ready and pod.ip and not pod.terminating:
+            known = chosen.get(pod.node)
+            if known is None or pod.uid < known.uid:
+                chosen[pod.node] = pod
+    due = [
+        pod
+        for node, pod in chosen.items()
+        if pod.uid not in busy
+        and (node in urgent or now - _asked(pod, snapshot) >= timing.kubelet_routine_s)
+    ]
+    due.sort(key=lambda p: (p.node not in urgent, _asked(p, snapshot)))
+    return due[:_MOST_AT_ONCE]
+
+
+def silent_unreported(
+    snapshot: Snapshot, quiet_kubelets: Set[str], now: float, timing: Timing
+) -> frozenset[str]:
+    """Nodes whose kubelet and whose pod are silent."""
+    suspects = unreported_nodes(snapshot, now, timing) & quiet_kubelets
+    if not suspects:
+        return frozenset()
+    heard_at = _last_heard(snapshot)
+    silent = set()
+    for pod in snapshot.pods:
+        replies = snapshot.pod_replies.get(pod.uid)
+        if pod.node not in suspects or replies is None:
+            continue
+        if replies.answered is None or now - replies.answered > timing.kubelet_memory_s:
+            continue
+        first = replies.unanswered
+        if first is not None and heard_at - first >= timing.pod_silent_s:
+            silent.add(pod.node)
+    return frozenset(silent)
+
+
+def _last_heard(snapshot: Snapshot) -> float:
+    """When the last question was put that was answered, by a kubelet or a pod of another node."""
+    nodes = {node.uid: node.name for node in snapshot.nodes}
+    pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_replies}
+    heard = [(nodes.get(uid), replies) for uid, replies in snapshot.kubelets.items()]
+    heard += [(pods.get(uid), replies) for uid, replies in snapshot.pod_replies.items()]
+    times = (
+        replies.answered
+        for node, replies in heard
+        if node is not None and node != snapshot.own_node and replies.answered is not None
+    )
+    return max(times, default=0.0)
+
+
+def _asked(pod: PodView, snapshot: Snapshot) -> float:
+    return snapshot.pod_replies.get(pod.uid, KubeletReplies(0.0)).asked

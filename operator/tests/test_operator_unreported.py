@@ -1,0 +1,170 @@
+"""Nodes are lost also while no coordinator reports: kubelet and pod are both silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.model import (
+    Endpoint,
+    KubeletReplies,
+    NodeView,
+    PodView,
+    Snapshot,
+    TopologyView,
+)
+from rekindle_operator.probe import pod_answers
+from rekindle_operator.recovery.judge import judge_nodes
+from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.unreported import pods_to_ask
+from rekindle_operator.settings import Timing
+
+NOW = 1_800_000_000.0
+TIMING = Timing()
+ANSWERS = KubeletReplies(asked=NOW - 0.1, answered=NOW - 0.1)
+SILENT = KubeletReplies(asked=NOW - 0.2, answered=NOW - 8.0, unanswered=NOW - 2.5)
+
+
+def node(name: str) -> NodeView:
+    amounts = Amounts.parse({"cpu": "4"})
+    kubelet = Endpoint("127.0.0.1", 10250)
+    return NodeView(name, name, 1, True, NOW - 600, False, (), {}, amounts, kubelet)
+
+
+def pod(name: str, on: str) -> PodView:
+    return PodView(
+        namespace="default",
+        name=name,
+        uid=name,
+        version=1,
+        created_at=NOW - 600,
+        bound_at=NOW - 600,
+        phase="Running",
+        node=on,
+        requests=Amounts.parse({"cpu": "1"}),
+        ready=True,
+        was_ready=True,
+        owner_uid="t",
+        topology="t",
+        role="task",
+        ip="127.1.1.1",
+    )
+
+
+def world(
+    kubelets: Mapping[str, KubeletReplies],
+    pods: Mapping[str, KubeletReplies],
+    report_age_s: float = 3.0,
+) -> Snapshot:
+    """A pod on each of the nodes `a`, `b` and `c`, of a topology that nobody reports on."""
+    names = ("a", "b", "c")
+    topology = TopologyView("default", "t", "t", 1, 1, "2026-01-01T00:00:00Z", False, {}, {})
+    return Snapshot(
+        topologies=(topology,),
+        nodes=tuple(node(n) for n in names),
+        pods=tuple(pod(f"p{n}", n) for n in names),
+        reports={"t": NOW - report_age_s},
+        kubelets=kubelets,
+        pod_replies={f"p{n}": replies for n, replies in pods.items()},
+    )
+
+
+def lost(snapshot: Snapshot) -> set[str]:
+    return set(judge_nodes(snapshot, NOW, TIMING).lost_nodes)
+
+
+ALL = dict.fromkeys("abc", ANSWERS)
+
+
+def test_a_node_is_lost_when_kubelet_and_pod_are_silent() -> None:
+    assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": SILENT})) == {"a"}
+
+
+def test_most_nodes_may_be_lost_at_once() -> None:
+    dead = {"a": SILENT, "b": SILENT, "c": ANSWERS}
+    assert lost(world(dead, dead)) == {"a", "b"}
+    assert lost(world(dead, {"a": SILENT, "b": SILENT})) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "pods"),
+    [
+        ({**ALL, "a": SILENT}, ALL),
+        (ALL, {**ALL, "a": SILENT}),
+        ({**ALL, "a": SILENT}, {"b": ANSWERS, "c": ANSWERS}),
+    ],
+    ids=["pod answers", "kubelet answers", "pod was never asked"],
+)
+def test_one_witness_is_not_enough(
+    kubelets: Mapping[str, KubeletReplies], pods: Mapping[str, KubeletReplies]
+) -> None:
+    assert lost(world(kubelets, pods)) == set()
+
+
+def test_who_hears_nobody_is_cut_off_itself() -> None:
+    dead = dict.fromkeys("abc", SILENT)
+    assert lost(world(dead, dead)) == set()
+
+
+def test_who_never_answered_cannot_fall_silent() -> None:
+    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 20)
+    long_ago = replace(SILENT, answered=NOW - 90)
+    for replies in (never, long_ago):
+        assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": replies})) == set()
+
+
+def test_a_fresh_report_is_believed_instead() -> None:
+    silent = {**ALL, "a": SILENT}
+    assert lost(world(silent, silent, report_age_s=0.5)) == set()
+
+
+def test_nodes_without_a_report_are_asked_at_once() -> None:
+    quiet = {n: replace(ANSWERS, asked=NOW - 1) for n in "abc"}
+    late = world(quiet, quiet)
+    assert {n.name for n in kubelets_to_ask(late, set(), NOW, TIMING)} == set("abc")
+    assert {p.node for p in pods_to_ask(late, set(), NOW, TIMING)} == set("abc")
+    reported = world(quiet, quiet, report_age_s=0.5)
+    assert pods_to_ask(reported, set(), NOW, TIMING) == []
+
+
+def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
+    snapshot = world(ALL, {}, report_age_s=0.5)
+    both = replace(snapshot, pods=(*snapshot.pods, pod("second", "a")))
+    asked = pods_to_ask(both, set(), NOW, TIMING)
+    assert sorted(p.node or "" for p in asked) == ["a", "b", "c"]
+    assert "pb" not in {p.uid for p in pods_to_ask(both, {"pb"}, NOW, TIMING)}
+
+
+def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
+    snapshot = world(ALL, {})
+    changed = (
+        replace(snapshot.pods[0], ready=False),
+        replace(snapshot.pods[1], terminating=True),
+        replace(snapshot.pods[2], ip=""),
+    )
+    assert pods_to_ask(replace(snapshot, pods=changed), set(), NOW, TIMING) == []
+
+
+def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
+    async def ask() -> tuple[bool, bool]:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.0 503 busy\r\n\r\n")
+            writer.close()
+
+        async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.3)
+            writer.close()
+
+        found = []
+        for behaviour in (answer, hang):
+            server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            found.append(await pod_answers("127.0.0.1", port, 0.2))
+            server.close()
+        return found[0], found[1]
+
+    assert asyncio.run(ask()) == (True, False)
