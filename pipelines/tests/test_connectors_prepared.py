@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_connectors_files_source import csv, keys, source_of
 
@@ -108,6 +110,38 @@ def test_files_reach_the_disk_before_their_names(
         *("fsync .stage", "rename to .sorted", "rename to .arrow", "fsync "),  # which was in order
         *("fsync .sorted", "rename to .index", "fsync "),
     ]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 500, 1 << 20])
+def test_rows_are_put_in_order_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(prepared, "PIECE_BYTES", piece_bytes)
+    rows = pa.table({"n": range(100), "s": [None if n % 7 == 0 else "x" * n for n in range(100)]})
+    table = pa.Table.from_batches(rows.to_batches(max_chunksize=13))
+    order = np.random.default_rng(1).permutation(100)
+    pieces = list(prepared.permuted(table, order))
+    assert pa.Table.from_batches(pieces).equals(rows.take(pa.array(order)).combine_chunks())
+    assert len(pieces) == (1 if piece_bytes > 1000 else len(pieces))
+
+
+def test_a_row_group_that_arrow_cannot_hold_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"k": ["a", "b", "c"]}), path, row_group_size=2)
+    read = pq.ParquetFile.iter_batches
+
+    def too_large(self: Any, *, row_groups: list[int], **options: Any) -> Any:
+        if row_groups == [1]:
+            raise pa.ArrowInvalid("offset overflow")
+        return read(self, row_groups=row_groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", too_large)
+    schema = pa.schema([("k", pa.string())])
+    options: dict[str, Any] = {"format": "parquet", "orderBy": None, "rowsPerSecond": 1}
+    with pytest.raises(SourceFailed, match=r"row group 1 \(1 rows, .*offset overflow.* 2 GiB"):
+        source_of(tmp_path, f"file://{path}", schema, speedup=None, **options)
 
 
 def test_a_full_disk_while_preparing_is_said_and_leaves_nothing(

@@ -13,7 +13,7 @@ from rekindle.engine.bounds import CallBounds, bytes_of
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, State
-from rekindle.engine.retry import CallSizes
+from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
 
 HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)
@@ -142,6 +142,16 @@ def test_an_epoch_larger_than_the_task_is_refused_before_it_is_run(tmp_path: Pat
         sizes.check(epoch)
     needed = CallSizes.of(plan_memory(4096 * MIB))
     needed.check(epoch)
+
+
+def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rekindle.engine.retry.COLUMN_BYTES", 1000)
+    rows = pa.table({"n": list(range(500)), "s": ["xyz"] * 500})
+    with pytest.raises(EpochTooLarge, match=r"column s of epoch 3 has .* of type string"):
+        check_columns(3, rows)
+    check_columns(3, rows.slice(0, 50))
 
 
 def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:

@@ -186,8 +186,24 @@ def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Itera
         file = pq.ParquetFile(f)
         _require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
-        for batch in file.iter_batches(columns=schema.names):
-            yield batch.select(schema.names)
+        for group in range(file.num_row_groups):
+            with _reading_group(where, file, group):
+                for batch in file.iter_batches(columns=schema.names, row_groups=[group]):
+                    yield batch.select(schema.names)
+
+
+@contextlib.contextmanager
+def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
+    """What Arrow cannot hold in a column is a matter of one row group."""
+    try:
+        yield
+    except (pa.ArrowException, MemoryError) as e:
+        found = file.metadata.row_group(group)
+        raise SourceMisfit(
+            f"{where}: row group {group} ({found.num_rows:,} rows, "
+            f"{found.total_byte_size / 2**20:,.0f} MiB): {_said(e)}; a column of one batch holds "
+            "at most 2 GiB and has to fit into memory: write the file with smaller row groups"
+        ) from e
 
 
 def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:

@@ -43,6 +43,7 @@ from rekindle.connectors.prepared import (
     checksums,
     load,
     map_rows,
+    permuted,
     publish,
     seal,
     write_rows,
@@ -58,7 +59,6 @@ from rekindle.topology.spec import FilesSourceSpec, SourceSpec
 _log = logging.getLogger(__name__)
 
 VERSION = 4
-ROWS_PER_BATCH = 65_536
 _MADE_OF = b"rekindle.input"  # in the index's metadata
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
@@ -241,7 +241,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
         if order is None:
             stage.replace(final)
         else:
-            write_rows(final, job.schema, [_permuted(staged, order)])
+            write_rows(final, job.schema, [permuted(staged, _int64s(order))])
         del staged
         publish(final, rows)
         marks = seal(_index(job, map_rows(rows)), {_MADE_OF: encode(made_of)})
@@ -290,12 +290,6 @@ def _order(
     order = pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
     positions = _int64s(order.cast(pa.int64()))
     return None if np.array_equal(positions, np.arange(len(positions))) else order
-
-
-def _permuted(table: pa.Table, order: pa.Array) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(order), ROWS_PER_BATCH):
-        taken = table.take(order.slice(start, ROWS_PER_BATCH)).combine_chunks()
-        yield from taken.to_batches()
 
 
 def _index(job: _Job, table: pa.Table) -> pa.Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import pyarrow as pa
 from rekindle.connectors.cuts import Int64s
 from rekindle.streams.checksum import checksum_table
 
+PIECE_ROWS = 65_536
+PIECE_BYTES = 64 << 20
 _CHECKSUM = b"rekindle.checksum"
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,31 @@ def write_rows(
                 counts[-1] += batch.num_rows
     _flush(path)
     return counts
+
+
+def permuted(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
+    """The rows of a table in another order, piece by piece. Arrow's `take` would first copy each
+    column into one piece, for which text above 2 GB is too large."""
+    small = table.nbytes <= PIECE_BYTES
+    batches = table.combine_chunks().to_batches() if small else table.to_batches()
+    firsts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
+    rows = _piece_rows(table)
+    for start in range(0, len(order), rows):
+        piece = order[start : start + rows]
+        source = np.searchsorted(firsts, piece, side="right") - 1
+        by_source = np.argsort(source, kind="stable")
+        gathered = [
+            batches[at].take(pa.array(piece[by_source][source[by_source] == at] - firsts[at]))
+            for at in np.unique(source)
+        ]
+        back = pa.array(np.argsort(by_source, kind="stable"))
+        yield from pa.Table.from_batches(gathered).combine_chunks().take(back).to_batches()
+
+
+def _piece_rows(table: pa.Table) -> int:
+    """So many that a piece is neither long nor large."""
+    large: int = table.num_rows * PIECE_BYTES // max(1, table.nbytes)
+    return max(1, min(PIECE_ROWS, large))
 
 
 def publish(written: Path, final: Path) -> None:

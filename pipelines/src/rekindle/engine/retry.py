@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from rekindle.engine.bounds import CallBounds, bytes_of, rows_of
 from rekindle.engine.failure import EngineLost, OutOfMemory
 from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
@@ -18,6 +20,8 @@ from rekindle.errors import EpochTooLarge
 
 JOB_FACTOR = 16
 MIN_JOB_BYTES = 256 << 10
+COLUMN_BYTES = 2**31 - 1
+"""Of text or lists in one epoch: Arrow's offsets have 32 bits."""
 MAX_DEATHS = 2
 """Of the JVM in calls of one epoch, one after another, for no reason that a smaller job would
 take away."""
@@ -63,14 +67,9 @@ class CallSizes:
 
     def check(self, epoch: EpochInput) -> None:
         """Raises EpochTooLarge for an epoch that Python could not hold as often as it has to."""
-        size = bytes_of(epoch)
-        if size > self.memory.epoch_bytes:
-            needed = needed_bytes(size, with_jvm=self.memory.heap_bytes > 0) // MIB
-            raise EpochTooLarge(
-                f"{describe(epoch)} is larger than the {self.memory.epoch_bytes // MIB} MiB that "
-                f"a task of {self.memory.limit_bytes // MIB} MiB has for one epoch; raise its "
-                f"resources.limits.memory to {needed}Mi, or use shorter epochs"
-            )
+        check_size(describe(epoch), bytes_of(epoch), self.memory)
+        for table in epoch.inputs:
+            check_columns(epoch.epoch, table)
 
     def _too_large(self, epoch: EpochInput, error: str) -> str:
         heap = self.memory.heap_bytes // MIB
@@ -79,6 +78,31 @@ class CallSizes:
             f"{self.memory.limit_bytes // MIB} MiB with a JVM heap of {heap} MiB; raise "
             f"resources.limits.memory of the operator, or use shorter epochs: {error}"
         )
+
+
+def check_size(what: str, size: int, memory: MemoryPlan) -> None:
+    """Raises EpochTooLarge for an epoch of so many bytes that the task could not hold."""
+    if size <= memory.epoch_bytes:
+        return
+    needed = needed_bytes(size, with_jvm=memory.heap_bytes > 0) // MIB
+    raise EpochTooLarge(
+        f"{what} is larger than the {memory.epoch_bytes // MIB} MiB that a task of "
+        f"{memory.limit_bytes // MIB} MiB has for one epoch; raise its resources.limits.memory to "
+        f"{needed}Mi, or use shorter epochs"
+    )
+
+
+def check_columns(epoch: int, table: pa.Table) -> None:
+    """Raises EpochTooLarge for a column that Arrow cannot hold in one piece."""
+    if table.nbytes <= COLUMN_BYTES:
+        return
+    for column in table.schema:
+        size = table.column(column.name).nbytes
+        if size > COLUMN_BYTES and not pa.types.is_primitive(column.type):
+            raise EpochTooLarge(
+                f"column {column.name} of epoch {epoch} has {size / 2**30:.1f} GiB, and a column "
+                f"of type {column.type} holds at most 2 GiB; use shorter epochs, or more partitions"
+            )
 
 
 def describe(epoch: EpochInput) -> str:

@@ -19,7 +19,7 @@ from rekindle.engine.bounds import take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, ChainResult, EpochInput, State
-from rekindle.engine.retry import CallSizes
+from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import digest_table
@@ -107,6 +107,7 @@ class EpochLoop:
             return 0
         _check(epochs, result)
         for output in result.outputs:
+            check_columns(output.epoch, output.rows)
             digest = digest_table(output.rows)
             batch = EpochBatch(
                 self._log.stream,
