@@ -395,6 +395,16 @@ def test_a_diverged_replica_is_copied_anew_once(running: ModelCluster) -> None:
     assert "Diverged" in running.reasons()
 
 
+def test_a_disagreement_is_said_while_nobody_was_found_wrong(running: ModelCluster) -> None:
+    said = "hourly/0: replicas disagree on epoch 7"
+    report = {**running.topologies["flights"].data_plane, "inconsistent": [said]}
+    actions = reconcile(_with_report(running, report).snapshot(), running.now, running.settings)
+    written = next(a for a in actions if isinstance(a, WriteStatus))
+    found = next(c for c in written.status["conditions"] if c["type"] == "Consistent")
+    assert (found["status"], found["reason"], found["message"]) == ("False", "Disagreement", said)
+    assert not any(isinstance(a, DeletePod) for a in actions)
+
+
 def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
     from dataclasses import replace
 

@@ -16,6 +16,7 @@ from rekindle.protocol import (
     SinkProgress,
     TaskPhase,
 )
+from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.topology.model import Exchange, Input, Resources, Segment, Slot, Topology
 from rekindle.topology.spec import TopologySpec
 
@@ -110,11 +111,18 @@ class FakeTask:
     log_last: int = -1  # ahead of the engine while it replays what an earlier boot has logged
     restored_from: int | None = None
     sink_lag: int = 0
+    sunk: int = -1
     frozen: bool = False
     saved: dict[int, CheckpointDone] = field(default_factory=dict)
     wish: Poll | None = None
     polls: list[Poll] = field(default_factory=list)
-    lie: str = ""
+    lie: str = ""  # what is wrong with all that it computes from now on
+    lie_from: int = 0  # epochs before are right
+    wrong: str = ""  # what is wrong with its state
+    chain: str = "-1:"
+    computed: dict[int, tuple[str, str]] = field(default_factory=dict)  # digest, chained digest
+    logged: dict[int, str] = field(default_factory=dict)
+    entries: dict[str, tuple[str, str]] = field(default_factory=dict)  # the store: wrong, chain
     deaf: bool = False  # answers, and does nothing that it is told
 
     def poll(self, poll: Poll) -> Answer | None:
@@ -123,12 +131,17 @@ class FakeTask:
             return None
         self.fence = poll.fence
         self.polls.append(poll)
+        boot = self.boot
         if not poll.ask_only and not self.deaf:
             self.obey(poll)
-        return self.answer()
+        return self.answer() if boot == self.boot else None
 
     def obey(self, poll: Poll) -> None:
         self.wish = poll
+        if poll.recompute == self.boot_id:
+            self.reboot()
+            self.log_base, self.log_last, self.logged = 0, -1, {}
+            return
         if poll.floor is not None:
             self.log_base = max(self.log_base, min(poll.floor, self.log_last) + 1)
         if poll.committed is not None:
@@ -136,17 +149,33 @@ class FakeTask:
         if self.phase == "Waiting" and poll.restore is not None:
             self.phase = "Restoring"
             self.restored_from = self.position = poll.restore.epoch
+            start = ("", chain_from(self.position))
+            self.wrong, self.chain = self.entries.get(poll.restore.object or "", start)
             if self.log_last < self.position:
                 self.log_base, self.log_last = self.position + 1, self.position
 
-    def take(self) -> None:
-        """Process one epoch."""
+    @property
+    def boot_id(self) -> str:
+        return f"{self.incarnation}.{self.boot}"
+
+    def take(self, inputs: Sequence[str] = ()) -> None:
+        """Process one epoch of inputs with these digests; what is wrong with them stays wrong."""
         self.position += 1
+        lie = self.lie if self.position >= self.lie_from else ""
+        marks = {mark for text in (*inputs, lie, self.wrong) for mark in text if mark in "!?"}
+        self.wrong = "".join(sorted(marks))
+        digest = f"d{self.position}{self.wrong}"
+        self.chain = chain_digest(self.chain, self.position, 0, digest)
+        self.computed[self.position] = (digest, self.chain)
+        self.logged[self.position] = digest
         self.log_last = max(self.log_last, self.position)
 
     def answer(self) -> Answer:
         assert self.wish is not None or self.fence
-        recent = range(max(0, self.log_last - 15), self.log_last + 1)
+        asked = self.wish.digests_of if self.wish else ()
+        said = {
+            e: both for e, both in self.computed.items() if e > self.position - 16 or e in asked
+        }
         return Answer(
             task={
                 "segment": self.slot.segment,
@@ -154,20 +183,24 @@ class FakeTask:
                 "replica": self.slot.replica,
                 "incarnation": self.incarnation,
             },
-            boot_id=f"{self.incarnation}.{self.boot}",
+            boot_id=self.boot_id,
             fence=self.fence,
             phase=self.phase,
             stable_epoch=self.log_last if self.phase in ("CatchingUp", "Live") else -1,
             head_epoch=self.log_last,
             restored_from=self.restored_from,
             log_base=self.log_base,
-            digests={e: f"d{e}{self.lie}" for e in recent},
+            digests={e: digest for e, (digest, _) in said.items()},
+            chained={e: chain for e, (_, chain) in said.items()},
             checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
             sinks=tuple(self._progress(s) for s in self.wish.sinks) if self.wish else (),
         )
 
     def _progress(self, assigned: SinkAssignment) -> SinkProgress:
         durable = max(assigned.from_epoch - 1, self.position - self.sink_lag)
+        if self.wish is not None and self.wish.sinks_through is not None:
+            durable = min(durable, max(self.sunk, self.wish.sinks_through))
+        self.sunk = max(self.sunk, durable)
         return SinkProgress(assigned=assigned, durable=durable)
 
     def reboot(self) -> None:
@@ -175,11 +208,13 @@ class FakeTask:
         self.boot += 1
         self.phase, self.restored_from, self.position = "Waiting", None, -1
         self.saved, self.wish, self.fence = {}, None, 0
+        self.computed, self.sunk = {}, -1
         self.frozen = False
 
     def save(self) -> None:
         epoch = self.position
-        key = f"{partition_of(self.slot).key}@{epoch}"
+        key = f"{partition_of(self.slot).key}@{epoch}{self.wrong}"
+        self.entries[key] = (self.wrong, self.chain)
         self.saved[epoch] = CheckpointDone(
-            epoch=epoch, object=key, digest=f"s{epoch}{self.lie}", bytes=10
+            epoch=epoch, object=key, digest=f"s{epoch}{self.wrong}", bytes=10
         )

@@ -50,6 +50,7 @@ class World:
         self.now = 100.0
         self.head = -1
         self.store: list[Manifest] = []
+        self.entries: dict[str, tuple[str, str]] = {}  # what is wrong with a state, its chain
         self.store_up = True
         self.tasks: dict[Slot, FakeTask] = {}
         self.incarnations: dict[Slot, int] = {}
@@ -69,7 +70,7 @@ class World:
 
     def start_task(self, slot: Slot) -> FakeTask:
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
-        self.tasks[slot] = FakeTask(slot, self.incarnations[slot])
+        self.tasks[slot] = FakeTask(slot, self.incarnations[slot], entries=self.entries)
         self.list_pods()
         return self.tasks[slot]
 
@@ -221,7 +222,7 @@ class World:
             if not self.can_take(task, task.position + 1):
                 task.phase = "Live"
                 return
-            task.take()
+            task.take(self.read(task, task.position + 1))
             if (task.position + 1) % self.every == 0 and task.wish and task.wish.saver:
                 task.save()
 
@@ -229,10 +230,26 @@ class World:
         inputs = self.inputs[partition_of(task.slot)]
         if not inputs:
             return epoch <= self.head
-        return all(self.readable(source, epoch) for source in inputs)
+        return all(self.readers_choice(task, source, epoch) is not None for source in inputs)
 
-    def readable(self, source: Partition, epoch: int) -> bool:
-        return any(t.log_base <= epoch <= t.log_last for t in self.serving(source))
+    def read(self, task: FakeTask, epoch: int) -> list[str]:
+        """The digests of an epoch of a task's inputs, from the replicas that it reads."""
+        inputs = self.inputs[partition_of(task.slot)]
+        chosen = [self.readers_choice(task, source, epoch) for source in inputs]
+        return [peer.logged.get(epoch, f"d{epoch}") for peer in chosen if peer is not None]
+
+    def readers_choice(self, task: FakeTask, source: Partition, epoch: int) -> FakeTask | None:
+        """The replica that a task reads: the first one that it was told of and that has the epoch;
+        one that was told of none for this stream reads nothing."""
+        having = [t for t in self.serving(source) if t.log_base <= epoch <= t.log_last]
+        told = task.wish.upstreams if task.wish is not None else ()
+        name = self.graph.streams.get(source.segment)
+        routes = [u for u in told if (u.stream, u.partition) == (name, source.index)]
+        if not routes:
+            return next(iter(having), None)
+        order = [e.address.rpartition(":")[0] for u in routes for e in u.endpoints]
+        having = [t for t in having if address(t.slot) in order]
+        return min(having, key=lambda t: order.index(address(t.slot)), default=None)
 
     def serving(self, partition: Partition) -> list[FakeTask]:
         return [

@@ -273,3 +273,20 @@ def test_an_empty_place_reads_as_no_rows(tmp_path: Path) -> None:
     sink = sink_at(f"file://{tmp_path}/o")
     assert isinstance(sink, FilesSink)
     assert read_sink(query(f"file://{tmp_path}/o")).num_rows == 0
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_file_that_is_there_with_other_rows_is_named(url: str, format: str) -> None:
+    mine, yours = sink_at(url, format), sink_at(url, format)
+    yours.write(batch(3, rows("wrong")))
+    assert not mine.write(batch(3, rows("right")))
+    assert mine.conflict is not None
+    assert f"q-p000-e000000000003.{'parquet' if format == 'parquet' else 'jsonl'}" in mine.conflict
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_file_that_is_there_with_the_same_rows_is_no_conflict(url: str, format: str) -> None:
+    mine, yours = sink_at(url, format), sink_at(url, format)
+    yours.write(batch(3, rows("a", "b")))
+    assert not mine.write(batch(3, pa.concat_tables([rows("a"), rows("b")])))
+    assert mine.conflict is None

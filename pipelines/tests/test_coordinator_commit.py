@@ -250,24 +250,6 @@ def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
     assert world.tasks[BOTH].restored_from == 11
 
 
-# --- divergence ---
-
-
-def test_a_replica_that_disagrees_is_named_and_read_no_more() -> None:
-    world = started()
-    liar = Slot("left", 0, 1)
-    world.tasks[liar].lie = "!"
-    world.run(1)
-    status = world.statuses[-1].data_plane
-    assert status["diverged"] == [liar.key]
-    assert any(liar.key in p for p in status["problems"])
-    upstream = next(u for u in wishes(world)[BOTH].upstreams if u.stream == "op-left")
-    assert [e.replica for e in upstream.endpoints] == [0]
-    world.start_task(liar)
-    world.run(3)
-    assert not world.statuses[-1].data_plane["diverged"]
-
-
 # --- status ---
 
 

@@ -91,6 +91,8 @@ class FakeStates:
 
 
 class MemorySink:
+    conflict: str | None = None
+
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.refuse = 0

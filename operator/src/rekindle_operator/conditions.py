@@ -188,15 +188,17 @@ def _redundant(case: Case, states: Sequence[SlotState], health: Health) -> Condi
 def _consistent(case: Case) -> Condition:
     if case.stale_since is not None:
         return Condition("Consistent", "Unknown", _NO_REPORT, report_age(case))
-    if not case.data.diverged:
+    data = case.data
+    if not data.diverged and not data.inconsistent:
         return Condition("Consistent", "True", "Agreed", "no replicas disagree")
     segments = {s.id: s.name for s in case.running.topology.segments} if case.running else {}
     shown = []
-    for key in case.data.diverged:
+    for key in data.diverged:
         segment, _, rest = key.partition("/")
         shown.append(f"{segments.get(segment, segment)}/{rest}")
-    said = "replicas disagree, one is copied anew: " + ", ".join(shown)
-    return Condition("Consistent", "False", "Diverged", said)
+    named = ["one replica was wrong and is copied anew: " + ", ".join(shown)] if shown else []
+    reason = "Diverged" if shown else "Disagreement"
+    return Condition("Consistent", "False", reason, "; ".join([*named, *data.inconsistent]))
 
 
 def _recovering(recovery: Recovery) -> Condition:

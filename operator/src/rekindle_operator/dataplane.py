@@ -39,6 +39,7 @@ class DataPlane:
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
     diverged: tuple[str, ...] = ()
+    inconsistent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
     head_epoch: int | None = None  # the newest that any source has released
@@ -62,6 +63,7 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
             if isinstance(q, Mapping)
         },
         diverged=tuple(_diverged(d) for d in raw.get("diverged") or ()),
+        inconsistent=tuple(str(i) for i in raw.get("inconsistent") or ()),
         problems=tuple(str(p) for p in raw.get("problems") or ()),
         checkpoint=raw.get("checkpoint") or {},
         head_epoch=_integer(raw.get("headEpoch")),

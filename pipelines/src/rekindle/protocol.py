@@ -86,6 +86,7 @@ class SinkProgress(_Message):
 
     assigned: SinkAssignment
     durable: int  # newest epoch whose bundle is durable
+    conflict: str | None = None  # a file that was there already, with other rows
 
 
 class RestorePoint(_Message):
@@ -106,6 +107,10 @@ class Poll(_Versioned):
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
     ask_only: bool = False  # answer only: the wish of the last full poll stays as it is
+    # While replicas of this task's inputs, or its own, disagree (coordinator.divergence):
+    sinks_through: int | None = None  # sinks write no epoch above this; None: all
+    digests_of: tuple[int, ...] = ()  # say the digests of these epochs too
+    recompute: str | None = None  # the boot that ends, so that the next one starts without its log
 
 
 TaskPhase = Literal["Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed"]
@@ -135,7 +140,8 @@ class Answer(_Versioned):
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
     log_base: int = 0  # lowest epoch still in the log
-    digests: dict[int, str] = {}  # of the newest (at most 16) epochs
+    digests: dict[int, str] = {}  # of the newest (at most 16) epochs, and those asked for
+    chained: dict[int, str] = {}  # of the same epochs: digests of all output since a base
     checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read

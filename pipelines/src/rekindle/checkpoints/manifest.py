@@ -31,6 +31,7 @@ class Entry:
 
     `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
     `epoch`. `operators`: ids of the chain, so that another segmentation can find its state.
+    `chain`: the chained digest of the partition's output through `epoch`, "" where it begins here.
     """
 
     segment: str
@@ -39,6 +40,7 @@ class Entry:
     watermark: int
     operators: tuple[str, ...]
     objects: Mapping[str, Mapping[int, str]]
+    chain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

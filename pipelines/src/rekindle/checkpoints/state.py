@@ -55,6 +55,7 @@ class StateStore:
         operator_ids: Iterable[str],
         state: State,
         previous: Entry | None,
+        chain: str = "",
     ) -> EntryRef:
         """Save the state after `epoch`; `previous` is this partition's entry in the newest
         committed manifest. `bytes` of the result is what was written. Raises StoreError; then
@@ -71,7 +72,7 @@ class StateStore:
                 uploads.append((name, state.buckets[operator][bucket]))
             objects.setdefault(operator, {})[bucket] = name
         written = self._upload(uploads)
-        entry = Entry(segment_id, partition, epoch, watermark, operators, objects)
+        entry = Entry(segment_id, partition, epoch, watermark, operators, objects, chain)
         digest = _state_digest(entry, digests)
         name = entry_name(segment_id, partition, epoch, digest, uuid.uuid4().hex[:12])
         data = encode_entry(entry)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 
 import pyarrow as pa
@@ -20,8 +21,11 @@ from rekindle.connectors.epoch_ranges import Definition, EpochRanges
 from rekindle.connectors.json_lines import NotJson, encode_lines
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, Objects, PlaceLost, Retry, open_objects, to_json
+from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.spec import FilesSinkSpec
+
+_log = logging.getLogger(__name__)
 
 MARKER = "_rekindle.json"
 SUFFIX = {"parquet": "parquet", "json": "jsonl"}
@@ -58,6 +62,7 @@ class FilesSink:
         self._partition = partition
         self._schema = schema
         self._retry = retry or Retry()
+        self.conflict: str | None = None
         self._objects = _own(query, spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
@@ -83,19 +88,43 @@ class FilesSink:
         try:
             if self._ranges is not None:
                 self._ranges.acquire(batch.epoch)
-            if self._retry.run(lambda: self._objects.exists(name)):
-                return False
             data = encode(batch.rows.cast(self._schema), self._format)
-            return self._retry.run(lambda: self._objects.put(name, data))
+            there = self._retry.run(lambda: self._objects.exists(name))
+            if not there and self._retry.run(lambda: self._objects.put(name, data)):
+                return True
+            self._compare(name, data)
+            return False
         except OSError as e:
             raise self._refused(f"cannot take epoch {batch.epoch}", e) from e
         except (NotJson, pa.ArrowException) as e:
             raise self._refused(f"cannot hold the rows of epoch {batch.epoch}", e) from e
 
+    def _compare(self, name: str, data: bytes) -> None:
+        """Another replica's file, or an earlier life's, has to have the rows of ours."""
+        found = self._retry.run(lambda: self._objects.get(name))
+        if found == data or _same_rows(found, data, self._format):
+            return
+        self.conflict = (
+            f"{self._objects.url}/{name} is there with other rows than those of this replica; "
+            "it stays as it is"
+        )
+        _log.error("query %s: %s", self._query, self.conflict)
+
     def _refused(self, what: str, error: Exception) -> SinkRefused:
         url = self._objects.url
         hint = "; put it back, or restart the topology's tasks" if _is_lost(error) else ""
         return SinkRefused(f"query {self._query}: the sink {url} {what}: {error}{hint}")
+
+
+def _same_rows(found: bytes, data: bytes, format: str) -> bool:
+    """Whether two files differ in their bytes alone, as those of two versions of pyarrow may."""
+    if format == "json":
+        return False
+    try:
+        tables = [pq.read_table(io.BytesIO(content)) for content in (found, data)]
+    except (pa.ArrowException, OSError):
+        return False
+    return digest_table(tables[0]) == digest_table(tables[1])
 
 
 def _is_lost(error: Exception) -> bool:

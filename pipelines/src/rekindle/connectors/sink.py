@@ -13,7 +13,10 @@ from rekindle.streams.epochs import EpochBatch
 
 
 class Sink(Protocol):
-    """One query's output from one partition of its stream."""
+    """One query's output from one partition of its stream. `conflict` says which bundle was found
+    to be there with other rows than those that were to be written; None: none."""
+
+    conflict: str | None
 
     def last_epoch(self) -> int:
         """The newest epoch that needs no writing, asked of the outside: one that it holds, or the
@@ -22,7 +25,8 @@ class Sink(Protocol):
         ...
 
     def write(self, batch: EpochBatch) -> bool:
-        """Make a stable epoch durable. True if this call created it; False if it was there (another
-        replica, or an earlier life) or has no rows. When it returns, the epoch is durable. Raises
-        SinkRefused if the outside cannot take it now; the same call may be made again."""
+        """Make a stable epoch durable. True if this call created it; False if it has no rows, or if
+        it was there (another replica, or an earlier life) and was compared. When it returns, the
+        epoch is durable. Raises SinkRefused if the outside cannot take it now; the same call may be
+        made again."""
         ...

@@ -180,18 +180,16 @@ class Committer:
         known = self._reported.get(partition_of(slot), {})
         self._reported[partition_of(slot)] = {e: r for e, r in known.items() if r.slot != slot}
 
-    def contradicts(self, slot: Slot, done: CheckpointDone) -> Slot | None:
-        """Who saved a wrong state after that epoch, if this report disagrees with another one:
-        the one that disagrees with the committed checkpoint, else the higher index (§3)."""
-        partition = partition_of(slot)
-        refs = self.newest.entries.get(partition.key, ()) if self.newest else ()
+    def withhold(self, partition: Partition, after: int) -> None:
+        """Forget entries that were saved after an epoch from which on replicas disagree."""
+        known = self._reported.get(partition, {})
+        self._reported[partition] = {e: r for e, r in known.items() if e <= after}
+
+    def contradicts(self, slot: Slot, done: CheckpointDone) -> bool:
+        """Whether a replica has saved another state than the committed one of that epoch."""
+        refs = self.newest.entries.get(partition_of(slot).key, ()) if self.newest else ()
         committed = next((r for r in refs if r.epoch == done.epoch and r.object), None)
-        if committed is not None:
-            return slot if committed.digest != done.digest else None
-        other = self._reported.get(partition, {}).get(done.epoch)
-        if other is None or other.slot == slot or other.ref.digest == done.digest:
-            return None
-        return max(slot, other.slot)
+        return committed is not None and committed.digest != done.digest
 
     # --- proposals ---
 

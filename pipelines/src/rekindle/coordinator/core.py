@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import assert_never
 
 from rekindle.coordinator.commit import Committer, Scene, rfc3339
-from rekindle.coordinator.divergence import DigestComparison
 from rekindle.coordinator.graph import Graph, build_graph
 from rekindle.coordinator.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.model import (
@@ -40,6 +39,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.owed import committable, owed
+from rekindle.coordinator.quarantine import Quarantine
 from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
 from rekindle.coordinator.retention import Standings, floors, oldest
 from rekindle.coordinator.routes import running, serving_replicas
@@ -64,7 +64,7 @@ class Coordinator:
         self._topology = topology
         self.membership = Membership()
         self.committer = Committer(fence)
-        self.divergence = DigestComparison()
+        self.quarantine = Quarantine()
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
@@ -106,7 +106,7 @@ class Coordinator:
                 "though their peers read them: its own network is the suspect"
             )
         found += self.committer.problems(self._scene(), now)
-        found += [f"{d.slot.key}: {d.message}" for d in self.divergence.found.values()]
+        found += self.quarantine.problems(self._generation)
         return tuple(found)
 
     # --- events ---
@@ -173,6 +173,8 @@ class Coordinator:
         if silent or isolated != self._isolated:
             self._pace.hurry()
         self._settle(now)
+        if self._settled:
+            self.quarantine.ask_again(self.membership, self.is_suspected, now)
         self._derive()
         return [PollNow(slot) for task in silent for slot in self._reader_slots(task)]
 
@@ -188,30 +190,20 @@ class Coordinator:
             self._derive()
         if self._is_source(event.slot):
             self._heads.advanced(answer.head_epoch, now)
-        self._compare(event.slot, event.incarnation, answer)
+        self._compare(event.slot, answer)
         return self._assign_restore(task)
 
-    def _compare(self, slot: Slot, incarnation: int, answer: Answer) -> None:
-        found = [*self.divergence.observed(slot, incarnation, answer.digests)]
-        for done in answer.checkpoints:
-            culprit = self.committer.contradicts(slot, done)
-            wrong = self.membership.get(culprit) if culprit is not None else None
-            if wrong is not None:
-                found += self.divergence.contradicted(wrong.slot, wrong.pod.incarnation, done.epoch)
-        for divergence in found:
-            self.committer.distrust(divergence.slot)
-        if found:
+    def _compare(self, slot: Slot, answer: Answer) -> None:
+        if self.quarantine.observed(slot, answer, self.membership, self._graph, self.committer):
             self._pace.hurry()
             self._derive()
-        if not self.divergence.is_diverged(slot):
-            self._report(slot, answer)
-
-    def _report(self, slot: Slot, answer: Answer) -> None:
-        """Not before it is written down what is owed: the task says it again until then."""
+        # Not before it is written down what is owed: the task says it again until then.
         manifest, graph = self.committer.claimed, self._graph
         if self.ready and manifest is not None and graph is not None:
             sinks = owed(graph, manifest, slot.segment)
-            self.committer.reported(slot, committable(answer, sinks))
+            done = committable(answer, sinks)
+            sound = self.quarantine.sound(slot, done, self._replicas, self.is_suspected)
+            self.committer.reported(slot, sound)
 
     def _assign_restore(self, task: Task) -> list[Effect]:
         """A restore point for a task that has just said that it has none, and for no other.
@@ -237,7 +229,7 @@ class Coordinator:
         self.membership.pods_listed(event.pods, now)
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
         for slot, _ in before - after:
-            self.divergence.forget(slot)
+            self.quarantine.comparison.forget(slot)
         if before != after:
             self._pace.hurry()
         self._pods_are_known = True
@@ -280,7 +272,8 @@ class Coordinator:
         self._told_since = now
 
     def _derive(self) -> None:
-        self._replicas = serving_replicas(self.membership, self.divergence.is_diverged)
+        self.quarantine.derive(self._graph)
+        self._replicas = serving_replicas(self.membership, self.quarantine.comparison.is_doubted)
         manifest, graph = self.committer.claimed, self._graph
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
@@ -351,7 +344,8 @@ class Coordinator:
             membership=self.membership,
             manifest=self.committer.claimed,
             heads=self._heads,
-            diverged=tuple(sorted(slot.key for slot in self.divergence.found)),
+            diverged=tuple(sorted(slot.key for slot in self.quarantine.comparison.found)),
+            inconsistent=self.quarantine.inconsistent(self._generation, self.membership),
             problems=self.problems(now),
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
@@ -380,6 +374,7 @@ class Coordinator:
             self._floors,
             self.is_suspected,
             self._falls_behind,
+            self.quarantine,
         )
         return poll.model_copy(update=told.wish(task))
 

@@ -1,20 +1,72 @@
-"""Do replicas agree? Digests of the same epoch by different replicas (design §3).
+"""Do replicas agree? What different computations say of the same epochs (design §3). Pure.
 
-Determinism makes them equal; where they are not, one replica computes wrongly. The one that
-disagrees with the committed checkpoint is named, else those outside the majority, else the higher
-index. What it says counts no more until its slot has a new incarnation. Pure.
+Determinism makes them equal. Where two differ, neither is believed: the partition is disputed, and
+one of its replicas is told to compute again from the committed checkpoint. Of three results two
+decide; the odd one out is named, and counts no more until its slot has a new incarnation. A replica
+that only repeats itself decides nothing, for its node may be at fault: then the other one computes
+again, and if that repeats itself too, one is replaced, so that a third node decides. A result that
+agrees with none means that the operator itself is not deterministic, and the dispute stays.
+
+Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is seen
+at any later epoch. Those of different bases say nothing of each other; then the epoch's own digest
+is compared.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rekindle.coordinator.model import Partition, partition_of
+from rekindle.protocol import Answer
+from rekindle.streams.digest import same_base
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 _EPOCHS = 64
+PATIENCE_S = 60.0
+"""How long a task that was told to compute again may take to begin before another one is told."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Computation:
+    """One life of a replica: what it says was computed by one process from one restore point."""
+
+    slot: Slot
+    incarnation: int
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a computation says of an epoch: the chained digest of all output through it, the digest
+    of its own output, and of the state after it where that was saved."""
+
+    chain: str | None = None
+    digest: str | None = None
+    state: str | None = None
+
+    def difference(self, other: Claim) -> str | None:
+        """In what two claims of one epoch differ; None if in nothing that can be compared."""
+        kinds = ("digest", "state") if self.agrees(other, "chain") is None else ("chain", "state")
+        return next((kind for kind in kinds if self.agrees(other, kind) is False), None)
+
+    def agrees(self, other: Claim, kind: str) -> bool | None:
+        """Whether they agree in one thing; None if that cannot be compared."""
+        mine, yours = getattr(self, kind), getattr(other, kind)
+        if mine is None or yours is None or (kind == "chain" and not same_base(mine, yours)):
+            return None
+        return bool(mine == yours)
+
+
+def claims_of(answer: Answer) -> dict[int, Claim]:
+    """What an answer says, by epoch."""
+    states = {done.epoch: done.digest for done in answer.checkpoints}
+    epochs = {*answer.chained, *answer.digests, *states}
+    return {
+        e: Claim(answer.chained.get(e), answer.digests.get(e), states.get(e))
+        for e in sorted(epochs)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,71 +76,240 @@ class Divergence:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """Computations of a partition that differ at `epoch`, in the claim's field `kind`; all is sound
+    through `after`. `repeated`: replicas that computed again what they had claimed before."""
+
+    partition: Partition
+    after: int
+    epoch: int
+    kind: str
+    claims: tuple[tuple[Computation, Claim], ...]
+    repeated: frozenset[Slot] = frozenset()
+    unresolved: bool = False
+
+    def is_party(self, by: Computation) -> bool:
+        return any(by == other for other, _ in self.claims)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What read a partition's epochs after `after` may have read a wrong one."""
+
+    partition: Partition
+    after: int
+
+
 @dataclass(slots=True)
 class _Record:
-    incarnation: int
-    digests: dict[int, str]
+    by: Computation
+    claims: dict[int, Claim]
 
 
 class DigestComparison:
-    """The newest digests of each replica's current incarnation."""
+    """The newest claims of each replica's current life, the disputes, and who was found wrong."""
 
     def __init__(self) -> None:
         self._records: dict[Partition, dict[Slot, _Record]] = {}
+        self._agreed: dict[Partition, int] = {}
         self._found: dict[Slot, Divergence] = {}
+        self._disputes: dict[Partition, Dispute] = {}
+        self._restarts: dict[Slot, Computation] = {}
+        self._asked_at: dict[Partition, float] = {}
+        self._doubts: list[Doubt] = []
+
+    # --- what others may rely on ---
 
     @property
     def found(self) -> Mapping[Slot, Divergence]:
+        """Replicas that computed wrongly."""
         return self._found
 
-    def is_diverged(self, slot: Slot) -> bool:
-        return slot in self._found
+    @property
+    def disputes(self) -> Mapping[Partition, Dispute]:
+        return self._disputes
+
+    def is_doubted(self, slot: Slot) -> bool:
+        """Whether nobody may read it: wrong, disputed, or about to compute again."""
+        disputed = partition_of(slot) in self._disputes
+        return disputed or slot in self._found or slot in self._restarts
+
+    def must_restart(self, slot: Slot) -> str | None:
+        """The boot of a slot's task that has to compute again."""
+        found = self._restarts.get(slot)
+        return found.boot if found is not None else None
+
+    def agreed(self, partition: Partition) -> int:
+        """The newest epoch on which two computations of a partition agreed."""
+        return self._agreed.get(partition, NO_EPOCH)
+
+    def take_doubts(self) -> list[Doubt]:
+        """What has come up since the last call."""
+        found, self._doubts = self._doubts, []
+        return found
+
+    # --- events ---
 
     def observed(
-        self, slot: Slot, incarnation: int, digests: Mapping[int, str]
-    ) -> tuple[Divergence, ...]:
-        """Take in what a replica computed; returns what is newly known to disagree."""
-        replicas = self._records.setdefault(partition_of(slot), {})
-        record = replicas.get(slot)
-        if record is None or record.incarnation != incarnation:
-            record = replicas[slot] = _Record(incarnation, {})
-            self._found.pop(slot, None)
-        fresh = [e for e, d in digests.items() if record.digests.get(e) != d]
-        record.digests.update(digests)
-        for epoch in sorted(record.digests)[:-_EPOCHS]:
-            del record.digests[epoch]
-        return tuple(d for epoch in sorted(fresh) for d in self._judge(replicas, epoch))
+        self, by: Computation, claims: Mapping[int, Claim], restored_from: int | None = None
+    ) -> bool:
+        """Take in what a computation says; True if this changed what is known of anybody."""
+        before = (dict(self._found), dict(self._disputes), dict(self._restarts))
+        if self._restarts.get(by.slot) == by:
+            return False  # it is about to end
+        self._restarts.pop(by.slot, None)
+        partition = partition_of(by.slot)
+        replicas = self._records.setdefault(partition, {})
+        record = replicas.get(by.slot)
+        if record is None or record.by != by:
+            if by.slot in self._found and self._found[by.slot].incarnation != by.incarnation:
+                del self._found[by.slot]
+            record = replicas[by.slot] = _Record(by, {})
+        fresh = [e for e, claim in claims.items() if record.claims.get(e) != claim]
+        record.claims.update(claims)
+        for epoch in sorted(record.claims)[:-_EPOCHS]:
+            if epoch not in claims:
+                del record.claims[epoch]
+        self._decide(partition, by, restored_from)
+        for epoch in sorted(fresh):
+            if partition not in self._disputes:
+                self._judge(partition, epoch)
+        return before != (self._found, self._disputes, self._restarts)
 
-    def contradicted(self, slot: Slot, incarnation: int, epoch: int) -> tuple[Divergence, ...]:
+    def contradicted(self, slot: Slot, incarnation: int, epoch: int) -> None:
         """A replica saved another state at `epoch` than the checkpoint that is trusted."""
         message = f"its state after epoch {epoch} differs from the checkpoint's"
-        return self._blame(slot, incarnation, message)
+        self._blame(slot, incarnation, message)
+
+    def discard(self, tainted: Iterable[Computation]) -> None:
+        """These may have read a wrong epoch: they compute again, and what they said is void."""
+        for by in tainted:
+            partition = partition_of(by.slot)
+            self._restarts[by.slot] = by
+            self._records.get(partition, {}).pop(by.slot, None)
+            dispute = self._disputes.get(partition)
+            if dispute is not None and dispute.is_party(by):
+                del self._disputes[partition]
 
     def forget(self, slot: Slot) -> None:
-        """The slot's task ended or was replaced."""
-        self._records.get(partition_of(slot), {}).pop(slot, None)
+        """The slot's task ended or was replaced. What it claimed in a dispute still counts."""
+        partition = partition_of(slot)
+        self._records.get(partition, {}).pop(slot, None)
         self._found.pop(slot, None)
+        self._restarts.pop(slot, None)
+        dispute = self._disputes.get(partition)
+        if dispute is not None and dispute.unresolved:
+            left = tuple((by, claim) for by, claim in dispute.claims if by.slot != slot)
+            self._disputes[partition] = replace(dispute, claims=left)
+            if not left:
+                del self._disputes[partition]
 
-    def _judge(self, replicas: Mapping[Slot, _Record], epoch: int) -> tuple[Divergence, ...]:
-        said = {
-            slot: record.digests[epoch]
-            for slot, record in sorted(replicas.items())
-            if epoch in record.digests and slot not in self._found
-        }
-        if len(set(said.values())) < 2:
-            return ()
-        # most_common keeps the order of first appearance: the lowest index wins a tie.
-        trusted = Counter(said.values()).most_common(1)[0][0]
-        witness = next(slot for slot, digest in said.items() if digest == trusted)
-        found: list[Divergence] = []
-        for slot, digest in said.items():
-            if digest != trusted:
-                message = f"epoch {epoch}: digest {digest}, replica {witness.replica} has {trusted}"
-                found += self._blame(slot, replicas[slot].incarnation, message)
-        return tuple(found)
+    def ask_again(self, partition: Partition, alive: Sequence[Computation], now: float) -> None:
+        """Have a disputed partition computed once more, by one of its tasks that are heard, unless
+        one does so already. The highest index, for the lowest one saves checkpoints."""
+        dispute = self._disputes.get(partition)
+        if dispute is None or dispute.unresolved:
+            return
+        if any(not dispute.is_party(by) for by in alive):
+            return  # it has not come to the epoch yet
+        asked_at = self._asked_at.get(partition)
+        if asked_at is not None and now - asked_at < PATIENCE_S:
+            return
+        if any(by.slot in self._found or by.slot in self._restarts for by in alive):
+            return
+        untried = [by for by in alive if by.slot not in dispute.repeated]
+        if untried:
+            self._asked_at[partition] = now
+            self._restarts[max(untried).slot] = max(untried)
+        elif len(alive) > 1:
+            last = max(alive)
+            what = "replicas repeat different results; it is replaced, so that a third one decides"
+            self._blame(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
 
-    def _blame(self, slot: Slot, incarnation: int, message: str) -> tuple[Divergence, ...]:
-        if slot in self._found:
-            return ()
-        self._found[slot] = Divergence(slot, incarnation, message)
-        return (self._found[slot],)
+    # --- inside ---
+
+    def _judge(self, partition: Partition, epoch: int) -> None:
+        """Compare what the current lives say of an epoch."""
+        said = [
+            (record.by, record.claims[epoch])
+            for slot, record in sorted(self._records[partition].items())
+            if epoch in record.claims and slot not in self._found
+        ]
+        groups: list[list[tuple[Computation, Claim]]] = []
+        for by, claim in said:
+            alike = (g for g in groups if all(claim.difference(c) is None for _, c in g))
+            group = next(alike, None)
+            if group is None:
+                groups.append([(by, claim)])
+            else:
+                group.append((by, claim))
+        if len(groups) < 2:
+            if _has_agreement([claim for _, claim in said]):
+                self._agreed[partition] = max(epoch, self.agreed(partition))
+            return
+        after = min(self.agreed(partition), epoch - 1)
+        self._doubts.append(Doubt(partition, after))
+        sizes = sorted(len(group) for group in groups)
+        if sizes[-1] > max(1, sizes[-2]):
+            right = max(groups, key=len)
+            wrong = [by for group in groups if group is not right for by, _ in group]
+            self._blame_all(wrong, epoch, right[0][0])
+            return
+        kind = groups[0][0][1].difference(groups[1][0][1]) or "digest"
+        self._disputes[partition] = Dispute(partition, after, epoch, kind, tuple(said))
+        self._asked_at.pop(partition, None)
+
+    def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
+        """Let a computation that is no party to its partition's dispute decide it."""
+        dispute = self._disputes.get(partition)
+        if dispute is None or dispute.is_party(by):
+            return
+        if restored_from is not None and restored_from >= dispute.epoch:
+            del self._disputes[partition]  # a checkpoint that was trusted is beyond it
+            return
+        mine = self._records[partition][by.slot].claims.get(dispute.epoch)
+        if mine is None:
+            return
+        mine_before = [c for other, c in dispute.claims if _is_same_replica(other, by)]
+        if any(mine.agrees(claim, dispute.kind) for claim in mine_before):
+            claims, repeated = (*dispute.claims, (by, mine)), dispute.repeated | {by.slot}
+            self._disputes[partition] = replace(dispute, claims=claims, repeated=repeated)
+            self._asked_at.pop(partition, None)
+            return
+        same = [(other, mine.agrees(claim, dispute.kind)) for other, claim in dispute.claims]
+        right = [other for other, agrees in same if agrees]
+        wrong = [other for other, agrees in same if agrees is False]
+        if right and wrong:
+            del self._disputes[partition]
+            self._agreed[partition] = max(dispute.epoch, self.agreed(partition))
+            self._blame_all(wrong, dispute.epoch, by)
+        elif wrong:
+            claims = (*dispute.claims, (by, mine))
+            self._disputes[partition] = replace(dispute, claims=claims, unresolved=True)
+
+    def _blame_all(self, wrong: Iterable[Computation], epoch: int, witness: Computation) -> None:
+        for by in wrong:
+            record = self._records[partition_of(by.slot)].get(by.slot)
+            if record is None or record.by.incarnation == by.incarnation:
+                other = f"replica {witness.slot.replica} and one other computation have"
+                message = f"its epoch {epoch} differs from what {other}"
+                self._blame(by.slot, by.incarnation, message)
+
+    def _blame(self, slot: Slot, incarnation: int, message: str) -> None:
+        self._restarts.pop(slot, None)
+        self._found.setdefault(slot, Divergence(slot, incarnation, message))
+
+
+def _is_same_replica(one: Computation, two: Computation) -> bool:
+    return (one.slot, one.incarnation) == (two.slot, two.incarnation)
+
+
+def _has_agreement(claims: Sequence[Claim]) -> bool:
+    """Whether two of them could be compared, by all output or by that of the epoch."""
+    return any(
+        one.agrees(two, kind)
+        for at, one in enumerate(claims)
+        for two in claims[at + 1 :]
+        for kind in ("chain", "digest")
+    )

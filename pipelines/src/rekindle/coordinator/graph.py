@@ -52,3 +52,12 @@ def build_graph(topology: Topology) -> Graph:
             for s in topology.segments
         },
     )
+
+
+def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
+    """All that read a partition's stream, directly or through others, in topological order."""
+    reached = {partition}
+    for one in graph.partitions:
+        if any(source in reached for source in graph.inputs[one]):
+            reached.add(one)
+    return tuple(one for one in graph.partitions if one in reached and one != partition)

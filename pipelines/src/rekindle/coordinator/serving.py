@@ -47,7 +47,9 @@ class _CoreCollector(Collector):
         core, now = self._core, time.monotonic()
         yield self._gauge("fence", "Incarnation of this coordinator", core.fence)
         yield self._gauge("problems", "Problems that status names", len(core.problems(now)))
-        yield self._gauge("diverged", "Replicas that disagreed", len(core.divergence.found))
+        yield self._gauge(
+            "diverged", "Replicas that disagreed", len(core.quarantine.comparison.found)
+        )
         silence = GaugeMetricFamily(
             f"{_PREFIX}_heartbeat_age_seconds", "Since a task's last answer", labels=["slot"]
         )

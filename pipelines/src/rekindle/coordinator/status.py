@@ -62,6 +62,7 @@ class View:
     manifest: Manifest | None
     heads: HeadHistory
     diverged: tuple[str, ...]
+    inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
     store_id: str | None
     is_suspected: Judge
@@ -72,6 +73,7 @@ def build_status(view: View, now: float) -> dict[str, Any]:
         "fence": view.fence,
         "tasks": [_task(t, view) for t in sorted(view.membership, key=lambda t: t.slot)],
         "diverged": list(view.diverged),
+        "inconsistent": [_bounded(said) for said in view.inconsistent[:_PROBLEMS]],
         "problems": [_bounded(p) for p in view.problems[:_PROBLEMS]],
     }
     if view.generation is not None:

@@ -10,6 +10,7 @@ from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.owed import durable_epoch, owed
+from rekindle.coordinator.quarantine import Quarantine
 from rekindle.coordinator.routes import Judge, saver, upstreams
 from rekindle.protocol import Poll, RestorePoint, TaskRef
 
@@ -27,7 +28,8 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> Poll:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What all wishes are made of: the newest manifest of ours, who serves, the streams' floors."""
+    """What all wishes are made of: the newest manifest of ours, who serves, the streams' floors,
+    and what is in doubt."""
 
     graph: Graph
     manifest: Manifest
@@ -35,6 +37,7 @@ class Told:
     floors: Mapping[Partition, int]
     is_suspected: Judge
     falls_behind: Callable[[Task], bool]
+    doubts: Quarantine
 
     def wish(self, task: Task) -> dict[str, object]:
         """The fields of `Poll` beyond its address."""
@@ -51,6 +54,9 @@ class Told:
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
+            "sinks_through": self.doubts.sound_through(task.partition),
+            "digests_of": self.doubts.disputed_epochs(task.partition),
+            "recompute": self.doubts.must_restart(task.slot),
         }
 
     def _floor(self, task: Task) -> int | None:

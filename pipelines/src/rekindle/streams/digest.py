@@ -17,6 +17,25 @@ import pyarrow.compute as pc
 
 DIGEST_BYTES = 16
 
+
+def chain_from(epoch: int) -> str:
+    """The chained digest of nothing, after the epoch that is its base."""
+    return f"{epoch}:"
+
+
+def chain_digest(before: str, epoch: int, watermark: int, digest: str) -> str:
+    """The digest of all epochs since the base, given that of all but the newest of them: two that
+    are equal had equal epochs, so that comparing one epoch compares all before it."""
+    base, _, _ = before.partition(":")
+    text = f"{before}/{epoch}/{watermark}/{digest}"
+    return f"{base}:{hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
+
+
+def same_base(one: str, two: str) -> bool:
+    """Whether two chained digests of one epoch cover the same epochs."""
+    return one.partition(":")[0] == two.partition(":")[0]
+
+
 _NATIVE = {
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),

@@ -22,7 +22,7 @@ from rekindle.engine.model import Chain, ChainResult, EpochInput, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
-from rekindle.streams.digest import digest_table
+from rekindle.streams.digest import chain_digest, chain_from, digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.inputs import Inputs
@@ -39,11 +39,12 @@ _PASSING = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 
 @dataclass(slots=True)
 class Position:
-    """How far the task is: state and watermark after `epoch`."""
+    """How far the task is: state and watermark after `epoch`, chained digest through it."""
 
     epoch: int
     watermark: int
     state: State
+    chain: str = ""
 
 
 class Restarts(Protocol):
@@ -106,6 +107,7 @@ class EpochLoop:
         if result is None:
             return 0
         _check(epochs, result)
+        chain = self.position.chain or chain_from(self.position.epoch)
         for output in result.outputs:
             check_columns(output.epoch, output.rows)
             digest = digest_table(output.rows)
@@ -119,13 +121,15 @@ class EpochLoop:
             )
             if not self._append(batch):
                 return 0
+            chain = chain_digest(chain, batch.epoch, batch.watermark, digest)
+            self._report.computed(batch.epoch, digest, chain)
         for _ in epochs:
             self._taken.popleft()
         newest = epochs[-1]
         self._report.processed(newest.epoch, time.perf_counter() - started)
-        self.position = Position(newest.epoch, newest.watermark, result.state)
+        self.position = Position(newest.epoch, newest.watermark, result.state, chain)
         if self.is_checkpoint(newest.epoch):
-            self._save(Snapshot(newest.epoch, newest.watermark, result.state))
+            self._save(Snapshot(newest.epoch, newest.watermark, result.state, chain))
         return len(epochs)
 
     def is_checkpoint(self, epoch: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.engine.model import DroppedRows
@@ -20,6 +20,9 @@ from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 
 DIGESTS = 16
+"""Newest epochs whose digests are in each answer."""
+KEPT_DIGESTS = 256
+"""Newest epochs whose digests can be asked for."""
 LIVE_WITHIN = 2
 """Epochs behind the head at which a task that catches up is Live."""
 BEHIND_AFTER = 10
@@ -53,12 +56,14 @@ class Report:
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain's own: it counts on in them
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
-        self._boot_id = boot_id
+        self.boot_id = boot_id
         self._origin_us = origin_us
         self._interval_us = interval_us
         self._clock = clock
         self._problems: dict[str, TaskProblem] = {}
         self._durations: deque[float] = deque(maxlen=512)
+        self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
+        self._asked: frozenset[int] = frozenset()
 
     # -- filled in -------------------------------------------------------------------------------
 
@@ -79,6 +84,16 @@ class Report:
         """One call of the chain, appended to the log, took so long and ended with this epoch."""
         self.engine_epoch = epoch
         self._durations.append(seconds)
+
+    def computed(self, epoch: int, digest: str, chain: str) -> None:
+        """This process has computed an epoch: its digest, and that of all output through it."""
+        self._computed[epoch] = (digest, chain)
+        if epoch - KEPT_DIGESTS not in self._asked:
+            self._computed.pop(epoch - KEPT_DIGESTS, None)
+
+    def ask(self, epochs: Iterable[int]) -> None:
+        """Say, and keep, the digests of these epochs too."""
+        self._asked = frozenset(epochs)
 
     def judge_phase(self) -> None:
         """Live within LIVE_WITHIN epochs of the head; then until BEHIND_AFTER behind it."""
@@ -109,7 +124,7 @@ class Report:
         parts = self.parts
         base = Answer(
             task=self._ref,
-            boot_id=self._boot_id,
+            boot_id=self.boot_id,
             fence=fence,
             phase=self.phase,
             lag_s=self.lag_s(),
@@ -119,17 +134,24 @@ class Report:
         )
         if parts is None:
             return base
+        computed = self._to_say()
         update = {
             "stable_epoch": parts.log.last,
             "head_epoch": parts.inputs.head(),
             "log_base": parts.log.base,
-            "digests": parts.log.newest(DIGESTS),
+            "digests": {e: digest for e, (digest, _) in computed.items()},
+            "chained": {e: chain for e, (_, chain) in computed.items()},
             "checkpoints": parts.saver.done(),
             "sinks": parts.sinks.progress(),
             "unreadable": parts.inputs.unreadable(),
             "log_bytes": parts.log.local_bytes,
         }
         return base.model_copy(update=update)
+
+    def _to_say(self) -> dict[int, tuple[str, str]]:
+        known = self._computed.copy()  # the engine's thread adds to it
+        newest = next(reversed(known), NO_EPOCH)
+        return {e: said for e, said in known.items() if e > newest - DIGESTS or e in self._asked}
 
     def _problem(self, parts: Parts | None) -> TaskProblem | None:
         said = next(iter(self._problems.copy().values()), None)

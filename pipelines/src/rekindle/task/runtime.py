@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk
+from rekindle.task.discard import discard_marked, mark
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
@@ -71,6 +73,7 @@ class TaskRuntime:
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
         self._failed = threading.Event()
+        self._discards = False
         self._wish: Poll | None = None
         self._states = TaskStates(config)
         self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
@@ -102,7 +105,7 @@ class TaskRuntime:
             self._start(start)
             while not self._stopping.wait(TICK_S):
                 self._tick()
-                if self._failed.is_set():
+                if self._failed.is_set() or self._recomputes():
                     break
         except _Stopped:
             pass
@@ -218,8 +221,10 @@ class TaskRuntime:
 
     def _open_log(self, chain: Chain, position: Position) -> OutputLog:
         config = self._config
+        if discard_marked(self._log_directory):
+            _log.warning("the output log was discarded: its epochs are computed again")
         log = OutputLog(
-            config.data / "log" / config.segment.stream / str(config.ref.partition),
+            self._log_directory,
             config.segment.stream,
             config.ref.partition,
             chain.output_schema,
@@ -229,6 +234,11 @@ class TaskRuntime:
         )
         log.start_at(position.epoch + 1)
         return log
+
+    @property
+    def _log_directory(self) -> Path:
+        config = self._config
+        return config.data / "log" / config.segment.stream / str(config.ref.partition)
 
     def _wait(
         self, attempt: Callable[[], T | None], what: str, max_back_off_s: float = MAX_BACK_OFF_S
@@ -258,12 +268,24 @@ class TaskRuntime:
             return
         if wish is not self._wish:
             self._route(parts.inputs)
+            parts.sinks.hold(wish.sinks_through)  # before a sink that is new writes
             parts.sinks.assign(wish.sinks)
+            self.report.ask(wish.digests_of)
             parts.saver.commit(wish.committed)
             self._wish = wish
         if wish.floor is not None:
             parts.log.truncate(min([wish.floor, *(s.durable for s in parts.sinks.progress())]))
         self.report.judge_phase()
+
+    def _recomputes(self) -> bool:
+        """Whether this life has to end, because what it computed may be wrong."""
+        wish = self.desk.wish
+        if wish is None or wish.recompute != self.report.boot_id:
+            return False
+        _log.warning("told to compute again from the committed checkpoint: replicas disagree")
+        mark(self._log_directory)
+        self._discards = True
+        return True
 
     def _route(self, inputs: Inputs) -> None:
         wish = self.desk.wish
@@ -312,7 +334,8 @@ class TaskRuntime:
         if self._loop_thread is not None:
             self._loop_thread.join(0.5 if failed else TURN_S)
         if parts is not None:
-            if not failed and not parts.sinks.flush(parts.log.last, FLUSH_S):
+            whole = not failed and not self._discards
+            if whole and not parts.sinks.flush(parts.log.last, FLUSH_S):
                 _log.warning("not all sinks have taken the newest epochs; the next life goes on")
             parts.sinks.stop()
             parts.inputs.close()

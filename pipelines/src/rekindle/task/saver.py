@@ -29,11 +29,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A task's state after a checkpoint epoch, and the chain's watermark there."""
+    """A task's state after a checkpoint epoch, the chain's watermark there, and the chained digest
+    of all output through it."""
 
     epoch: int
     watermark: int
     state: State
+    chain: str = ""
 
 
 class SaveStates(Protocol):

@@ -21,6 +21,7 @@ from rekindle.workers import Worker
 
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
+HELD_S = 0.05
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 5.0
 
@@ -39,6 +40,9 @@ class SinkWriter:
     ) -> None:
         self.assigned = assigned
         self.problem: str | None = None
+        self.conflict: str | None = None
+        self.through: int | None = None
+        """No epoch above this is written; None: all."""
         self._next = max(assigned.from_epoch, restored_from + 1)
         self._log = log
         self._open = open_sink
@@ -80,13 +84,20 @@ class SinkWriter:
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
 
     def _write_some(self, sink: Sink) -> None:
+        if self._held(self._next):
+            self._stopping.wait(HELD_S)
+            return
         if not self._log.wait_for(self._next, WAIT_S):
             return
         for batch in self._log.read(self._next, READ_BYTES):
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._held(batch.epoch):
                 return
             sink.write(batch)
+            self.conflict = sink.conflict or self.conflict
             self._next = batch.epoch + 1
+
+    def _held(self, epoch: int) -> bool:
+        return self.through is not None and epoch > self.through
 
     def _describe(self, error: Exception) -> str:
         query = self.assigned.query
@@ -103,6 +114,7 @@ class SinkWriters:
         self._log = log
         self._restored_from = restored_from
         self._open = open_sink
+        self._through: int | None = None
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:
@@ -113,11 +125,21 @@ class SinkWriters:
                 writers.pop(query).stop()
         for query in set(wanted) - set(writers):
             writers[query] = SinkWriter(wanted[query], self._restored_from, self._log, self._open)
+            writers[query].through = self._through
         self._writers = writers
+
+    def hold(self, through: int | None) -> None:
+        """Write no epoch above this until told otherwise: replicas disagree about those."""
+        self._through = through
+        for writer in self._writers.values():
+            writer.through = through
 
     def progress(self) -> tuple[SinkProgress, ...]:
         writers = self._writers.values()
-        return tuple(SinkProgress(assigned=w.assigned, durable=w.durable) for w in writers)
+        return tuple(
+            SinkProgress(assigned=w.assigned, durable=w.durable, conflict=w.conflict)
+            for w in writers
+        )
 
     def problem(self) -> str | None:
         said = (w.problem or w.worker_problem for w in self._writers.values())
@@ -126,6 +148,8 @@ class SinkWriters:
     def flush(self, through: int, timeout_s: float) -> bool:
         """Wait until all are durable through an epoch; False at the time-out."""
         done = threading.Event()
+        if self._through is not None:
+            through = min(through, self._through)
         for _ in range(max(1, int(timeout_s / 0.02))):
             if all(w.durable >= through for w in self._writers.values()):
                 return True

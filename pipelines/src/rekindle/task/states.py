@@ -14,6 +14,7 @@ from rekindle.connectors.input_identity import InputFile, decode, difference, en
 from rekindle.engine.model import State
 from rekindle.errors import SourceMisfit, StoreError
 from rekindle.protocol import RestorePoint
+from rekindle.streams.digest import chain_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
 from rekindle.task.loop import Position
@@ -36,10 +37,11 @@ class TaskStates:
     def restore(self, point: RestorePoint) -> Position:
         """State and watermark at a restore point; empty where it has no object."""
         if point.object is None:
-            return Position(point.epoch, NO_WATERMARK, State())
+            return Position(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
         entry, state = self._opened().load(point.object)
         mine = {o: b for o, b in state.buckets.items() if o in self._operators}
-        return Position(point.epoch, entry.watermark, State(mine))
+        chain = entry.chain or chain_from(point.epoch)
+        return Position(point.epoch, entry.watermark, State(mine), chain)
 
     def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef:
         return self._opened().save(
@@ -50,6 +52,7 @@ class TaskStates:
             self._operators,
             snapshot.state,
             previous,
+            snapshot.chain,
         )
 
     def load_entry(self, name: str) -> Entry:

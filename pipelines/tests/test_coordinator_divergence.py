@@ -1,0 +1,272 @@
+"""Of replicas that disagree neither is believed: a third result decides, and all else waits."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_world import World, started, wishes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.coordinator.divergence import Claim, Computation, DigestComparison, claims_of
+from rekindle.coordinator.model import Partition
+from rekindle.protocol import Answer
+from rekindle.streams.digest import chain_digest, chain_from
+from rekindle.topology.model import Slot
+
+LEFT = Partition("left", 0)
+REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))
+BOTH = Slot("both", 0, 0)
+
+
+def chained(digests: list[str], base: int = -1) -> dict[int, Claim]:
+    claims, chain = {}, chain_from(base)
+    for epoch, digest in enumerate(digests, base + 1):
+        chain = chain_digest(chain, epoch, 0, digest)
+        claims[epoch] = Claim(chain, digest)
+    return claims
+
+
+def newest(claims: dict[int, Claim], count: int = 16) -> dict[int, Claim]:
+    return {e: claims[e] for e in sorted(claims)[-count:]}
+
+
+def life(replica: int, incarnation: int = 1, boot: str = "a") -> Computation:
+    return Computation(REPLICAS[replica], incarnation, boot)
+
+
+# --- the comparison ---
+
+
+@given(length=st.integers(20, 200), data=st.data())
+def test_any_difference_is_seen_in_the_newest_epochs(length: int, data: st.DataObject) -> None:
+    wrong = data.draw(st.integers(0, length - 1))
+    good = [f"d{e}" for e in range(length)]
+    bad = [*good[:wrong], "other", *good[wrong + 1 :]]
+    comparison = DigestComparison()
+    comparison.observed(life(0), newest(chained(good)))
+    comparison.observed(life(1), newest(chained(bad)))
+    assert LEFT in comparison.disputes
+
+
+@given(base=st.integers(0, 40), length=st.integers(42, 90))
+def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: int) -> None:
+    digests = [f"d{e}" for e in range(length)]
+    comparison = DigestComparison()
+    comparison.observed(life(0), newest(chained(digests)))
+    comparison.observed(life(1), newest(chained(digests[base + 1 :], base)))
+    assert not comparison.disputes
+    assert comparison.agreed(LEFT) == length - 1
+
+
+def test_a_state_that_differs_is_disputed_although_its_output_does_not() -> None:
+    comparison = DigestComparison()
+    for replica, state in enumerate(("s", "t")):
+        comparison.observed(life(replica), {3: Claim("-1:c", "d", state)})
+    assert comparison.disputes[LEFT].kind == "state"
+
+
+def disputed() -> DigestComparison:
+    comparison = DigestComparison()
+    comparison.observed(life(0), chained(["d0", "right"]))
+    comparison.observed(life(1), chained(["d0", "wrong"]))
+    assert comparison.disputes[LEFT].after == 0
+    return comparison
+
+
+def test_neither_of_two_is_believed() -> None:
+    comparison = disputed()
+    assert not comparison.found
+    assert all(comparison.is_doubted(slot) for slot in REPLICAS)
+
+
+@pytest.mark.parametrize(("said", "odd"), [("right", 1), ("wrong", 0)])
+def test_a_third_node_decides_for_two_of_three(said: str, odd: int) -> None:
+    comparison = disputed()
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", said]))
+    assert set(comparison.found) == {REPLICAS[odd]}
+    assert not comparison.disputes
+
+
+def test_a_replica_that_takes_its_result_back_was_wrong() -> None:
+    comparison = disputed()
+    comparison.observed(life(1, boot="b"), chained(["d0", "right"]))
+    assert set(comparison.found) == {REPLICAS[1]}
+
+
+def test_a_replica_that_repeats_itself_decides_nothing() -> None:
+    comparison = disputed()
+    comparison.observed(life(1, boot="b"), chained(["d0", "wrong"]))
+    assert not comparison.found
+    comparison.ask_again(LEFT, [life(0), life(1, boot="b")], 100.0)
+    assert comparison.must_restart(REPLICAS[0]) == "a"
+    assert comparison.must_restart(REPLICAS[1]) is None
+
+
+def test_when_both_repeat_themselves_one_is_replaced() -> None:
+    comparison = disputed()
+    for replica, said in enumerate(("right", "wrong")):
+        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
+    comparison.ask_again(LEFT, [life(0, boot="b"), life(1, boot="b")], 100.0)
+    assert set(comparison.found) == {REPLICAS[1]}
+    comparison.observed(life(1, incarnation=2), chained(["d0", "right"]))
+    assert not comparison.found
+    assert not comparison.disputes
+
+
+def test_a_third_result_that_agrees_with_neither_decides_nothing() -> None:
+    comparison = disputed()
+    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
+    assert comparison.disputes[LEFT].unresolved
+    comparison.ask_again(LEFT, [life(0), life(1, boot="b")], 1000.0)
+    assert comparison.must_restart(REPLICAS[0]) is None
+
+
+def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
+    comparison = disputed()
+    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
+    comparison.forget(REPLICAS[0])
+    assert LEFT in comparison.disputes
+    comparison.forget(REPLICAS[1])
+    assert LEFT not in comparison.disputes
+
+
+def test_only_one_replica_computes_again_at_a_time() -> None:
+    comparison = disputed()
+    both = [life(0), life(1)]
+    comparison.ask_again(LEFT, both, 100.0)
+    comparison.ask_again(LEFT, both, 101.0)
+    asked = [comparison.must_restart(slot) for slot in REPLICAS]
+    assert asked == [None, "a"]
+    comparison.ask_again(LEFT, [life(0)], 101.0 + 60)
+    assert comparison.must_restart(REPLICAS[0]) == "a"
+
+
+def test_an_answer_of_an_older_release_has_digests_alone() -> None:
+    ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
+    answer = Answer(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
+    assert claims_of(answer) == {3: Claim(None, "d", None)}
+
+
+# --- the coordinator ---
+
+
+def lied(replica: int, *, forever: bool = False, until: int = 12) -> World:
+    """A replica computes wrongly from some epoch on, in its first life alone or always."""
+    world = started()
+    liar = REPLICAS[replica]
+    world.tasks[liar].lie, world.tasks[liar].lie_from = "!", 10
+    for _ in range(until):
+        world.run(1)
+        if not forever and world.tasks[liar].boot:
+            world.tasks[liar].lie = ""
+    return world
+
+
+def committed_objects(world: World) -> set[str]:
+    refs = (ref for manifest in world.store for entry in manifest.entries.values() for ref in entry)
+    return {ref.object for ref in refs if ref.object}
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_the_replica_that_was_wrong_is_named_whatever_its_index(liar: int) -> None:
+    world = lied(liar)
+    assert world.statuses[-1].data_plane["diverged"] == [REPLICAS[liar].key]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("forever", [False, True])
+def test_nothing_wrong_is_ever_committed(liar: int, forever: bool) -> None:
+    world = lied(liar, forever=forever, until=20)
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_what_read_a_wrong_epoch_computes_again(liar: int) -> None:
+    world = lied(liar)
+    assert world.tasks[BOTH].boot == 1
+    assert world.tasks[BOTH].wrong == ""
+
+
+def test_sinks_wait_while_replicas_disagree() -> None:
+    world = started()
+    world.tasks[REPLICAS[1]].lie = "!"
+    agreed = world.tasks[REPLICAS[0]].position
+    world.release_epoch()
+    for slot in (Slot("src", 0, 0), *REPLICAS):
+        world.work(slot, 1)
+    world.round()
+    world.round()
+    polls = wishes(world)
+    held = {s: polls[s].sinks_through for s in (*REPLICAS, BOTH, Slot("left", 1, 0))}
+    assert held == {
+        REPLICAS[0]: agreed,
+        REPLICAS[1]: agreed,
+        BOTH: agreed,
+        Slot("left", 1, 0): None,
+    }
+
+
+def test_nobody_reads_replicas_that_disagree() -> None:
+    world = started()
+    world.tasks[REPLICAS[1]].lie = "!"
+    world.run(1)
+    routes = {(u.stream, u.partition): u.endpoints for u in wishes(world)[BOTH].upstreams}
+    assert routes["op-left", 0] == ()
+    assert len(routes["op-left", 1]) == 2
+
+
+def test_sinks_and_checkpoints_go_on_once_it_is_decided() -> None:
+    world = lied(1, until=8)
+    liar = world.start_task(REPLICAS[1])  # the operator replaces it
+    liar.lie = ""
+    before = world.store[-1].epoch
+    world.run(16)
+    polls = wishes(world)
+    assert {p.sinks_through for p in polls.values()} == {None}
+    assert world.store[-1].epoch > before
+    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert not world.missing()
+
+
+def test_a_node_that_is_always_wrong_loses_to_a_third_one() -> None:
+    world = lied(0, forever=True, until=20)
+    (named,) = world.statuses[-1].data_plane["diverged"]
+    replaced = next(slot for slot in REPLICAS if slot.key == named)
+    world.start_task(replaced)  # on another node
+    world.run(12)
+    assert world.statuses[-1].data_plane["diverged"] == [REPLICAS[0].key]
+
+
+def test_an_operator_that_is_not_deterministic_is_named() -> None:
+    world = started()
+    world.tasks[REPLICAS[0]].lie = "!"
+    for _ in range(16):
+        world.run(1)
+        if world.tasks[REPLICAS[1]].boot:
+            world.tasks[REPLICAS[1]].lie = "?"
+    (said,) = world.statuses[-1].data_plane["inconsistent"]
+    assert said.startswith("left/0: epoch ")
+    assert "operator left is not deterministic" in said
+
+
+def test_a_new_coordinator_finds_the_dispute_again() -> None:
+    world = started()
+    world.tasks[REPLICAS[0]].lie = "!"
+    world.run(2)
+    world.start_coordinator()
+    for _ in range(12):
+        world.run(1)
+        if world.tasks[REPLICAS[0]].boot:
+            world.tasks[REPLICAS[0]].lie = ""
+    assert not [name for name in committed_objects(world) if "!" in name]
+    assert world.tasks[BOTH].wrong == ""
+
+
+def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
+    world = started()
+    first, second = (world.tasks[slot] for slot in REPLICAS)
+    world.run_but(REPLICAS[1], 6)  # it stays at its epoch, and says that it is Live
+    entry = world.store[-1].entries[LEFT.key][0]
+    assert entry.epoch <= second.position < first.position
+    world.run_but(REPLICAS[1], 24)
+    assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch

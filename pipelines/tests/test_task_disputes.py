@@ -1,0 +1,87 @@
+"""What a task does while replicas disagree: chained digests, held sinks, a log that is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_task_loop import SCHEMA, World, eventually
+
+from rekindle.engine.model import State
+from rekindle.protocol import SinkAssignment
+from rekindle.streams.digest import chain_digest, chain_from
+from rekindle.streams.log import OutputLog
+from rekindle.task.discard import discard_marked, mark
+from rekindle.task.loop import Position
+from rekindle.task.report import KEPT_DIGESTS
+from rekindle.topology.spec import SinkSpec
+
+SINK = SinkAssignment(
+    query="q", from_epoch=0, sink=SinkSpec.model_validate({"files": {"url": "memory://x"}})
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.sinks.stop()
+    made.saver.stop(1)
+
+
+def test_a_chained_digest_covers_every_epoch_since_its_base(world: World) -> None:
+    world.run_to(8)
+    chain = chain_from(-1)
+    for batch in world.log:
+        chain = chain_digest(chain, batch.epoch, batch.watermark, batch.digest)
+    answer = world.report.answer(1)
+    assert answer.chained[max(answer.chained)] == chain == world.loop.position.chain
+    assert answer.digests == {b.epoch: b.digest for b in world.log}
+
+
+def test_a_chain_goes_on_where_a_checkpoint_has_left_it(tmp_path: Path) -> None:
+    whole = World(tmp_path / "whole")
+    whole.run_to(25)
+    saved = whole.snapshots[0]
+    start = Position(saved.epoch, saved.watermark, saved.state, saved.chain)
+    restored = World(tmp_path / "restored", start)
+    restored.run_to(25)
+    assert restored.loop.position.chain == whole.loop.position.chain
+    assert Position(9, 90, State()).chain == ""
+
+
+def test_the_digests_of_an_epoch_that_is_asked_for_are_kept(world: World) -> None:
+    world.report.ask([3])
+    for epoch in range(2 * KEPT_DIGESTS):
+        world.report.computed(epoch, f"d{epoch}", f"c{epoch}")
+    answer = world.report.answer(1)
+    newest = 2 * KEPT_DIGESTS - 1
+    assert set(answer.chained) == {3, *range(newest - 15, newest + 1)}
+
+
+def test_sinks_write_nothing_beyond_what_replicas_agree_on(world: World) -> None:
+    world.sinks.hold(4)
+    world.sinks.assign([SINK])
+    world.run_to(20)
+    eventually(lambda: world.sinks.progress()[0].durable == 4)
+    assert world.sinks.flush(world.log.last, 1.0), "nothing beyond is waited for"
+    assert world.sink.epochs == [0, 1, 2, 3, 4]
+    world.sinks.hold(None)
+    eventually(lambda: world.sinks.progress()[0].durable == world.log.last)
+
+
+def test_a_file_with_other_rows_is_said_in_the_answer(world: World) -> None:
+    world.sink.conflict = "q-p000-e000000000003.parquet is there with other rows"
+    world.sinks.assign([SINK])
+    world.run_to(5)
+    eventually(lambda: world.report.answer(1).sinks[0].conflict == world.sink.conflict)
+
+
+def test_a_log_that_was_marked_is_deleted_once(tmp_path: Path) -> None:
+    directory = tmp_path / "log" / "s" / "0"
+    World(directory).run_to(3)
+    mark(directory)
+    assert discard_marked(directory)
+    assert not discard_marked(directory)
+    assert OutputLog(directory, "s", 0, SCHEMA).last == -1
