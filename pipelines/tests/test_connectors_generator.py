@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rekindle.connectors.kinds import open_source
 from rekindle.connectors.source import ReplayableSource
-from rekindle.errors import SourceFailed
+from rekindle.engine.memory import plan_memory
+from rekindle.errors import EpochTooLarge, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 from rekindle.topology.generator_expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.model import Node
@@ -211,3 +212,18 @@ def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -
     ]
     for epoch in range(250 if rows is None else 300):
         assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)
+
+
+def test_an_epoch_that_no_task_could_hold_is_refused_before_it_is_made() -> None:
+    spec = {
+        "name": "s",
+        "schema": "-",
+        "generator": {"rowsPerSecond": 1e9, "columns": {"n": "sequence"}},
+    }
+    node = Node(
+        "s", "s", SourceSpec.model_validate(spec), (), pa.schema([SCHEMA.field("n")]), None, 1
+    )
+    memory = plan_memory(with_jvm=False)
+    source = open_source(node.spec, node, SECOND, Path("unused"), memory)  # type: ignore[arg-type]
+    with pytest.raises(EpochTooLarge, match=r"source s: epoch 0 \(1,000,000,000 rows\) is larger"):
+        source.cut(0)

@@ -132,10 +132,10 @@ def test_a_row_group_that_arrow_cannot_hold_is_named(
     pq.write_table(pa.table({"k": ["a", "b", "c"]}), path, row_group_size=2)
     read = pq.ParquetFile.iter_batches
 
-    def too_large(self: Any, *, row_groups: list[int], **options: Any) -> Any:
+    def too_large(self: Any, *args: Any, row_groups: list[int], **options: Any) -> Any:
         if row_groups == [1]:
             raise pa.ArrowInvalid("offset overflow")
-        return read(self, row_groups=row_groups, **options)
+        return read(self, *args, row_groups=row_groups, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", too_large)
     schema = pa.schema([("k", pa.string())])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from test_streams_log import MemorySpill, batch, filled, open_log
+from test_streams_reader import A, FakeClient, Harness, endpoints
+from test_task_loop import eventually
 
-from rekindle.errors import LogCorrupt
+from rekindle.errors import EpochTooLarge, LogCorrupt
 from rekindle.streams import flight
 from rekindle.streams.checksum import checksum_batch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.flight import Get, Got, StreamClient, StreamServer, StreamUnavailable
 from rekindle.streams.log import OutputLog
 
 
@@ -188,9 +189,43 @@ def test_an_epoch_with_parts_missing_is_not_taken() -> None:
     (rows,) = TYPES.to_batches()
     said = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
 
-    def message(**more: int) -> tuple[pa.RecordBatch, pa.Buffer]:
-        return rows, pa.py_buffer(json.dumps({**said, **more}).encode())
+    def message(**more: int) -> flight.Message:
+        return rows, {**said, **more}
 
     whole = [message(epoch=0), message(epoch=1, part=0, parts=2)]
     get = Get("s", 0, 0, 1 << 20)
     assert [e.epoch for e in flight._epochs(get, whole, "a:1")] == [0]
+
+
+def test_an_epoch_that_is_too_large_is_left_while_it_comes(
+    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "PART_BYTES", 100)
+    sizes: list[int] = []
+
+    def check(what: str, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 2:
+            raise EpochTooLarge(f"{what} has more than {size} bytes")
+
+    client = StreamClient(address, check_size=check)
+    with pytest.raises(EpochTooLarge, match="epoch 0 of stream s/0 has more"):
+        client.get(Get("s", 0, 0, 1 << 20), 10)
+    client.close()
+    assert sizes[1] > sizes[0]
+
+
+def test_a_reader_gives_up_on_an_epoch_that_is_too_large() -> None:
+    harness = Harness()
+    refused: list[Exception] = []
+
+    class TooLarge(FakeClient):
+        def get(self, get: Get, timeout_s: float) -> Got:
+            raise EpochTooLarge("epoch 0 is larger than the 60 MiB")
+
+    harness.reader._connect = lambda a: TooLarge(harness.replicas, a)  # type: ignore[assignment,return-value]
+    harness.reader._refuse = refused.append
+    harness.reader.route(endpoints(A).endpoints)
+    eventually(lambda: bool(refused))
+    harness.reader.close()
+    assert isinstance(refused[0], EpochTooLarge)

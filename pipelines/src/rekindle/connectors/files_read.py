@@ -28,6 +28,8 @@ from rekindle.errors import SourceFailed, SourceMisfit
 from rekindle.topology.findings import did_you_mean
 
 BLOCK_BYTES = 4 * 1024**2
+BATCH_BYTES = 16 * 1024**2
+BATCH_ROWS = 65_536
 _PARSERS = (ValueError, csv.Error, pa.ArrowException)
 _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
@@ -188,8 +190,15 @@ def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Itera
         _require_fields(file.schema_arrow, schema, where)
         for group in range(file.num_row_groups):
             with _reading_group(where, file, group):
-                for batch in file.iter_batches(columns=schema.names, row_groups=[group]):
+                rows = _rows_of_a_batch(file.metadata.row_group(group))
+                for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
                     yield batch.select(schema.names)
+
+
+def _rows_of_a_batch(group: pq.RowGroupMetaData) -> int:
+    """BATCH_ROWS, or of wide rows as many as BATCH_BYTES hold."""
+    wide: int = group.num_rows * BATCH_BYTES // max(1, group.total_byte_size)
+    return max(1, min(BATCH_ROWS, wide))
 
 
 @contextlib.contextmanager

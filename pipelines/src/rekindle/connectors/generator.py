@@ -21,6 +21,8 @@ import pyarrow as pa
 from rekindle.connectors.cuts import SECOND_US, exact, first_row, scaled
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import SourceCut
+from rekindle.engine.memory import MemoryPlan
+from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.generator_columns import (
@@ -34,6 +36,8 @@ from rekindle.topology.generator_expressions import ExpressionError
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 
+SAMPLE_ROWS = 1_000
+"""Of an epoch, from which its size is known before it is made."""
 _WORDS = 4  # 64-bit draws for each step of Philox's counter
 
 
@@ -72,9 +76,18 @@ class GeneratorSource:
 
     input: tuple[InputFile, ...] = ()
 
-    def __init__(self, source: SourceSpec, node: Node, epoch_interval_us: int) -> None:
+    def __init__(
+        self,
+        source: SourceSpec,
+        node: Node,
+        epoch_interval_us: int,
+        memory: MemoryPlan | None = None,
+    ) -> None:
+        """`memory`: of the task that is to hold an epoch."""
         if source.generator is None:
             raise ValueError(f"source {source.name} has no generator")
+        self._memory = memory
+        self._sampled = False
         self._name = source.name
         self._spec = source.generator
         self._rate = exact(self._spec.rows_per_second)
@@ -98,17 +111,27 @@ class GeneratorSource:
 
     def cut(self, epoch: int) -> SourceCut:
         first, end = self._bound(epoch), self._bound(epoch + 1)
+        if self._memory is not None and not self._sampled and end - first > SAMPLE_ROWS:
+            size = self._make(epoch, first, SAMPLE_ROWS).nbytes * (end - first) // SAMPLE_ROWS
+            check_size(
+                f"source {self._name}: epoch {epoch} ({end - first:,} rows)", size, self._memory
+            )
+            self._sampled = True  # the epochs that follow are as large
+        return SourceCut(self._make(epoch, first, end - first), self._watermark(epoch))
+
+    def _make(self, epoch: int, first: int, count: int) -> pa.Table:
+        """Rows from `first` on, which are in `epoch`. Raises SourceFailed."""
         arrays = []
         for name, column in self._columns.items():
             try:
-                arrays.append(column(self._rows(name, first, end - first)))
+                arrays.append(column(self._rows(name, first, count)))
             except (pa.ArrowException, OverflowError) as e:
                 raise SourceFailed(
                     f"source {self._name}: generator.columns.{name}: "
                     f"{self._spec.columns[name]!r}: no {self._schema.field(name).type} for some "
                     f"row of epoch {epoch}: {e}"
                 ) from e
-        return SourceCut(pa.Table.from_arrays(arrays, schema=self._schema), self._watermark(epoch))
+        return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def next_change(self, epoch: int) -> int | None:
         """With each row the watermark moves, and at the end."""

@@ -41,6 +41,9 @@ SPLIT_CACHE_BYTES = 16 << 20
 PART_BYTES = 32 << 20
 """Of one message: an epoch with more is sent in parts."""
 
+Message = tuple[pa.RecordBatch, dict[str, Any]]
+"""Rows, and what was said of them."""
+
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -221,8 +224,15 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
 class StreamClient:
     """One connection to one replica. Not thread-safe; a failed one is closed and made anew."""
 
-    def __init__(self, address: str, identity: Identity | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        identity: Identity | None = None,
+        check_size: Callable[[str, int], None] = lambda what, size: None,
+    ) -> None:
+        """`check_size` gets an epoch's name and its bytes so far; what it raises ends the call."""
         self.address = address
+        self._check_size = check_size
         self._identity = identity or Identity()
         sent = self._identity.authorization
         self._headers = [] if sent is None else [(_AUTHORIZATION.encode(), sent.encode())]
@@ -232,11 +242,13 @@ class StreamClient:
         """One bounded call; at the deadline, the epochs that have come by then. Raises BelowFloor,
         CallTimedOut if none has, or StreamUnavailable for all else that can fail."""
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
-        messages: list[tuple[pa.RecordBatch, pa.Buffer]] = []
+        messages: list[Message] = []
         late: Exception | None = None
         try:
             reader = self._client.do_get(get.to_ticket(self._identity), options)
-            messages.extend((m.data, m.app_metadata) for m in reader)
+            for message in reader:
+                messages.append((message.data, json.loads(message.app_metadata.to_pybytes())))
+                self._check(get, messages, reader)
         except flight.FlightTimedOutError as error:
             late = error
         except (flight.FlightError, pa.ArrowException, OSError) as error:
@@ -249,8 +261,19 @@ class StreamClient:
             raise StreamUnavailable(f"{self.address} gave an answer without a header")
         return Got(self._head(messages[0][1]), epochs)
 
-    def _head(self, metadata: pa.Buffer) -> Head:
-        said = json.loads(metadata.to_pybytes())
+    def _check(self, get: Get, messages: list[Message], reader: Any) -> None:
+        """Look at the size of an epoch while its parts come, for the whole may be too large."""
+        said = messages[-1][1]
+        if said.get("parts", 1) == 1:
+            return
+        size = sum(data.nbytes for data, _ in messages[-1 - said["part"] :])
+        try:
+            self._check_size(f"epoch {said['epoch']} of stream {get.stream}/{get.partition}", size)
+        except Exception:
+            reader.cancel()
+            raise
+
+    def _head(self, said: dict[str, Any]) -> Head:
         if (reason := Stamp(**_known(Stamp, said)).refusal(self._identity)) is not None:
             raise StreamUnavailable(f"{self.address}: its answer is refused: {reason}")
         return Head(**_known(Head, said))
@@ -297,14 +320,11 @@ def _parts(rows: pa.Table, boundary: dict[str, Any]) -> Iterator[tuple[pa.Record
         yield batch, _json(said)
 
 
-def _epochs(
-    get: Get, messages: list[tuple[pa.RecordBatch, pa.Buffer]], address: str
-) -> tuple[EpochBatch, ...]:
+def _epochs(get: Get, messages: list[Message], address: str) -> tuple[EpochBatch, ...]:
     """The epochs whose parts have all come. Raises StreamUnavailable for damaged ones."""
     epochs: list[EpochBatch] = []
     parts: list[pa.RecordBatch] = []
-    for data, metadata in messages:
-        said = json.loads(metadata.to_pybytes())
+    for data, said in messages:
         if said.get("checksum") is not None and said["checksum"] != checksum_batch(data):
             raise StreamUnavailable(
                 f"{address}: epoch {said['epoch']} of stream {get.stream}/{get.partition} arrived "

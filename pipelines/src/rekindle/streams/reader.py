@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekindle.errors import BelowFloor, RekindleError
+from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.protocol import Endpoint
 from rekindle.streams.choice import (
     Answered,
@@ -63,8 +63,11 @@ class PartitionReader:
         *,
         stall_s: float = 3.0,
         connect: Callable[[str], StreamClient] = StreamClient,
+        refuse: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        """`refuse`: is given what no replica and no time will cure."""
         self.subscription = subscription
+        self._refuse = refuse
         self._deliver = deliver
         self._has_room = has_room
         self._connect = connect
@@ -171,6 +174,8 @@ class PartitionReader:
         try:
             got = client.get(get, deadline_s)
         except Exception as error:
+            if isinstance(error, EpochTooLarge):
+                self._refuse(error)
             with self._lock:
                 if turn == self._turn:
                     self._call_failed(client.address, error)

@@ -165,7 +165,13 @@ class StreamInputs:
             lambda: self._has_room(channel),
             stall_s=stall_s,
             connect=connect,
+            refuse=self._refuse,
         )
+
+    def _refuse(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _arrived(self, channel: Channel, batch: EpochBatch) -> None:
         with self._changed:

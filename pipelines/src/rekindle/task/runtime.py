@@ -23,7 +23,7 @@ from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.engine.model import Chain
-from rekindle.engine.retry import CallSizes
+from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import OperatorRefused, RekindleError, SourceFailed, SourceMisfit, StoreError
 from rekindle.protocol import (
     CONTROL_PORT,
@@ -187,13 +187,19 @@ class TaskRuntime:
                 after,
                 position.watermark,
                 stall_s=2 * interval_s + 2.0,
-                connect=partial(StreamClient, identity=config.identity),
+                connect=partial(
+                    StreamClient,
+                    identity=config.identity,
+                    check_size=partial(check_size, memory=config.memory),
+                ),
                 ahead_bytes=config.memory.ahead_bytes,
             )
 
         def open_it() -> SourceInputs | None:
             try:
-                source = open_source(spec, node, config.interval_us, config.data / "source")
+                source = open_source(
+                    spec, node, config.interval_us, config.data / "source", config.memory
+                )
                 self._states.require_same_input(node, source.input)
             except (SourceFailed, StoreError) as error:
                 misfit = node.name if isinstance(error, SourceMisfit) else None
