@@ -134,3 +134,20 @@ def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert server.lease is not None
     assert server.lease["spec"]["holderIdentity"] == ""
     assert not leader.leading
+
+
+def test_a_leader_that_is_stuck_lets_its_lease_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, healthy = LeaseServer(), True
+    election = Election(identity="a", timing=TIMING)
+    stuck = Leader(None, election, lambda: None, healthy=lambda: healthy)  # type: ignore[arg-type]
+    monkeypatch.setattr(stuck, "_request", server.request)
+    lead(stuck)
+    healthy = False
+    other = make_leader(server, "b", monkeypatch)
+    deadline = time.monotonic() + 10
+    while not other.leading and time.monotonic() < deadline:
+        stuck.step()
+        other.step()
+        time.sleep(0.02)
+    assert other.leading
+    assert not stuck.leading

@@ -36,7 +36,11 @@ def main() -> None:
     api = _connect()
     cluster = Cluster(_connect_without_retries(), settings.namespace, time.time, settings.own_node)
     leader = Leader(
-        _connect_without_retries(), settings.election, cluster.excuse, lambda: cluster.synced
+        _connect_without_retries(),
+        settings.election,
+        cluster.excuse,
+        ready=lambda: cluster.synced,
+        healthy=lambda: loop.alive,
     )
     executor = Executor(
         api,

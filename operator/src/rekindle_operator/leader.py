@@ -39,7 +39,8 @@ def monotonic_s() -> float:
 
 class Leader:
     """`returned` is called when the API server answers again after it was away. Who is not `ready`
-    watches the Lease, so that it can take it without a further wait, and does not take it."""
+    watches the Lease, so that it can take it without a further wait, and does not take it. Who
+    leads and is not `healthy` lets the Lease expire: another may not be stuck."""
 
     def __init__(
         self,
@@ -47,7 +48,9 @@ class Leader:
         election: Election,
         returned: Callable[[], None],
         ready: Callable[[], bool] = lambda: True,
+        healthy: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._healthy = healthy
         self._ready = ready
         self._api = api
         self._election = election
@@ -145,7 +148,7 @@ class Leader:
 
     def _call(self, before: Candidate) -> Candidate:
         began = monotonic_s()
-        if before.wants_to_write() and (before.holds or self._ready()):
+        if before.wants_to_write() and self._healthy() and (before.holds or self._ready()):
             wanted = before.record_to_write()
             raw = self._put(wanted) if wanted.version else self._create(wanted)
             span = Span(began, monotonic_s())

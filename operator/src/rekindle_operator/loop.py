@@ -104,12 +104,14 @@ class ControlLoop:
 
     def _begin_pass(self) -> bool:
         """False: this replica leads anew, and cannot list what there is."""
+        if self._passed_at is None:  # from now on it is to make progress
+            self._passed_at = time.monotonic()
         term = self._leader.begin_pass()
         if term != self._term:
             # Its mirrors may have stalled while nobody used them.
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
-            self._term, self._passed_at = term, None
+            self._term, self._passed_at = term, time.monotonic()
             self._cluster.forget_attempts()
             self._faults.clear()
         self._excuse_own_pause()
