@@ -139,6 +139,31 @@ def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     assert "pb" not in {p.uid for p in pods_to_ask(both, {"pb"}, NOW, TIMING)}
 
 
+def peers_only(snapshot: Snapshot) -> Snapshot:
+    """The same pods, as replicas of the operator; there is no topology."""
+    peers = tuple(
+        replace(p, topology=None, role=None, owner_uid=None, release="rekindle")
+        for p in snapshot.pods
+    )
+    return replace(snapshot, topologies=(), reports={}, pods=peers)
+
+
+def test_the_node_of_a_silent_replica_of_the_operator_is_lost() -> None:
+    silent = {**ALL, "a": SILENT}
+    assert lost(peers_only(world(silent, silent))) == {"a"}
+    assert lost(peers_only(world(silent, ALL))) == set()
+
+
+def test_a_replica_of_the_operator_is_asked_until_it_answers() -> None:
+    asked = peers_only(world(ALL, {**ALL, "a": SILENT}))
+    assert [p.node for p in pods_to_ask(asked, set(), NOW, TIMING)] == ["a"]
+
+
+def test_kubelets_beside_replicas_of_the_operator_are_asked() -> None:
+    never_asked = peers_only(world({}, {}))
+    assert {n.name for n in kubelets_to_ask(never_asked, set(), NOW, TIMING)} == set("abc")
+
+
 def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
     snapshot = world(ALL, {})
     changed = (
@@ -168,3 +193,13 @@ def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
         return found[0], found[1]
 
     assert asyncio.run(ask()) == (True, False)
+
+
+def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
+    """Nobody reports on these nodes, and their kubelets answered before."""
+    dead = {"a": SILENT, "b": SILENT, "c": ANSWERS}
+    snapshot = peers_only(world(dead, {}))
+    turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
+    assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
+    heard = replace(snapshot, nodes=turned, kubelets=ALL)
+    assert lost(heard) == set(), "the control plane is in trouble, not the nodes"

@@ -68,7 +68,7 @@ class KubeletProbe:
     def _ask_pods_due(self, snapshot: Snapshot, now: float) -> None:
         book = self._cluster.pod_book
         book.ticked(now)
-        book.keep({pod.uid for pod in snapshot.pods if pod.topology is not None})
+        book.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
         for pod in pods_to_ask(snapshot, book.open, now, self._timing):
             book.asked(pod.uid, now)
             self._start(self._ask_pod(pod))

@@ -107,6 +107,11 @@ class PodView:
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def is_watched(self) -> bool:
+        """A pod of a topology or a replica of an operator: its node matters."""
+        return self.topology is not None or bool(self.release)
+
     def as_foreign(self) -> PodView:
         """As a pod that is no topology's: what is left is the room that it takes."""
         if self.topology is None:

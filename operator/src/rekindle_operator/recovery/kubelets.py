@@ -61,7 +61,7 @@ def kubelets_to_ask(
     open question."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _asked(n, snapshot))
-    ours = [p for p in snapshot.pods if p.topology is not None and not p.ended]
+    ours = [p for p in snapshot.pods if p.is_watched and not p.ended]
     occupied = {p.node for p in ours}
     silent = snapshot.silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()

@@ -4,6 +4,7 @@ A coordinator that dies with the nodes of its tasks leaves nobody who hears them
 asks itself: the kubelet of each node, and one pod there, by its HTTP port. Both used to answer,
 both are silent now, and others have been heard since: two witnesses, as with a report. One pod of
 each node is asked now and then all the time, since only who has answered before can fall silent.
+Nobody ever reports on the operator's own replicas: their nodes are judged in the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozense
 
 
 def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
-    """One of each node, those first that nobody reports on. `busy`: uids with an open question."""
+    """One of each node now and then; at every tick those that nobody reports on, and those that owe
+    an answer. `busy`: uids with an open question."""
     urgent = unreported_nodes(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
-        if pod.node and pod.topology and pod.ready and pod.ip and not pod.terminating:
+        if pod.node and pod.is_watched and pod.ready and pod.ip and not pod.terminating:
             known = chosen.get(pod.node)
             if known is None or pod.uid < known.uid:
                 chosen[pod.node] = pod
@@ -37,7 +39,11 @@ def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) 
         pod
         for node, pod in chosen.items()
         if pod.uid not in busy
-        and (node in urgent or now - _asked(pod, snapshot) >= timing.kubelet_routine_s)
+        and (
+            node in urgent
+            or _owes(pod, snapshot, now, timing)
+            or now - _asked(pod, snapshot) >= timing.kubelet_routine_s
+        )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _asked(p, snapshot)))
     return due[:_MOST_AT_ONCE]
@@ -47,7 +53,8 @@ def silent_unreported(
     snapshot: Snapshot, quiet_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pod are silent."""
-    suspects = unreported_nodes(snapshot, now, timing) & quiet_kubelets
+    peers = {p.node for p in snapshot.pods if p.node and p.release}
+    suspects = (unreported_nodes(snapshot, now, timing) | peers) & quiet_kubelets
     if not suspects:
         return frozenset()
     heard_at = _last_heard(snapshot)
@@ -76,6 +83,13 @@ def _last_heard(snapshot: Snapshot) -> float:
         if node is not None and node != snapshot.own_node and replies.answered is not None
     )
     return max(times, default=0.0)
+
+
+def _owes(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+    replies = snapshot.pod_replies.get(pod.uid)
+    if replies is None or replies.unanswered is None or replies.answered is None:
+        return False
+    return now - replies.answered <= timing.kubelet_memory_s
 
 
 def _asked(pod: PodView, snapshot: Snapshot) -> float:
