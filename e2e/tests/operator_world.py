@@ -141,12 +141,14 @@ class World:
 
     def lose_node(self, name: str) -> None:
         """No more heartbeats, and Kubernetes has noticed."""
-        self._alive.discard(name)
+        self.freeze_node(name)
         self._set_ready(name, "Unknown")
 
     def freeze_node(self, name: str) -> None:
-        """No more heartbeats, and Kubernetes has not noticed yet (its pods are silent)."""
+        """No more heartbeats, and Kubernetes has not noticed yet; its pods and its kubelet are
+        silent."""
         self._alive.discard(name)
+        self.kubelets[name].hangs = True
 
     def remove_node(self, name: str) -> None:
         self._alive.discard(name)
@@ -324,7 +326,8 @@ class World:
             slot = f"{label['segment']}/{label['partition']}/{label['replica']}"
             incarnation = int(label["incarnation"])
             if incarnation > tasks.get(slot, {}).get("incarnation", 0):
-                silent = self.deaf or pod.metadata.name in self.silent
+                frozen = pod.spec.node_name not in self._alive
+                silent = self.deaf or frozen or pod.metadata.name in self.silent
                 tasks[slot] = {
                     "slot": slot,
                     "incarnation": incarnation,

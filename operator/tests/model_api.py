@@ -156,7 +156,12 @@ class ModelOperator:
     def snapshot(self) -> Snapshot:
         """What the mirrors have, with what other witnesses say in the model."""
         known, model = self.store.snapshot(), self.model
-        return replace(known, silent_since=dict(model.silent), kubelets=model.replies())
+        return replace(
+            known,
+            silent_since=dict(model.silent),
+            kubelets=model.replies(),
+            pod_replies=model.pod_replies(),
+        )
 
     def deliver(self) -> None:
         """Every watch that has not stalled catches up."""

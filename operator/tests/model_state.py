@@ -7,7 +7,7 @@ the scheduler are late. Whether a Node object stays after its machine died is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from rekindle_operator.cluster.model import (
     Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.stamps import Stamp
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
@@ -51,6 +52,7 @@ class ModelState:
         self.events: list[EmitEvent] = []
         self.binding = True
         self.died_at: dict[str, float] = {}
+        self.pods_answer = True
         self.kubelets_answer = True  # the operator is let through to those that live
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
@@ -64,6 +66,7 @@ class ModelState:
             False  # coordinators cannot write; their Leases are renewed all the same
         )
         self.reports: dict[str, float] = {}  # topology uid -> when its report was last known true
+        self.phases: Mapping[str, Stamp] = {}
         self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
 
     # --- what happens to it -----------------------------------------------------
@@ -121,6 +124,7 @@ class ModelState:
 
     def remove_node(self, name: str) -> None:
         self.dead.add(name)
+        self.died_at.setdefault(name, self.now)
         del self.nodes[name]
 
     def add_topology(self, name: str, spec: dict[str, Any]) -> None:
@@ -166,11 +170,24 @@ class ModelState:
             return {}
         heard = KubeletReplies(self.now, self.now)
         return {
-            node.uid: KubeletReplies(self.now, self.died_at[name], self.died_at[name])
-            if name in self.dead
-            else heard
+            node.uid: self._unanswered(name) if name in self.dead else heard
             for name, node in self.nodes.items()
         }
+
+    def pod_replies(self) -> dict[str, KubeletReplies]:
+        """By the pod's uid, of all that have a node."""
+        if not self.pods_answer:
+            return {}
+        heard = KubeletReplies(self.now, self.now)
+        return {
+            p.uid: self._unanswered(p.node) if p.node in self.dead else heard
+            for p in self.pods()
+            if p.node is not None
+        }
+
+    def _unanswered(self, node: str) -> KubeletReplies:
+        at = self.died_at[node]
+        return KubeletReplies(self.now, at, at)
 
     def next_version(self) -> int:
         self.version += 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from test_operator_model_cluster import ModelCluster
 
-from rekindle_operator.cluster.model import LeaseView, TopologyView
+from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
 from rekindle_operator.cluster.reports import ReportBook
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, ShunNode
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.recovery.judge import judge_nodes
 
 
 def changes(cluster: ModelCluster) -> list[object]:
@@ -162,6 +164,87 @@ def test_a_recovery_is_not_over_while_nobody_knows(running: ModelCluster) -> Non
     running.pass_time(5.0)
     running.settle()
     assert running.condition("Recovering")["status"] == "True"
+
+
+# --- without a coordinator --------------------------------------------------------
+
+
+@pytest.fixture
+def wide(cluster: ModelCluster) -> ModelCluster:
+    """Nine nodes of a task or two each."""
+    for name in "abcdefghi":
+        cluster.add_node(name, cpu_m=1200, memory=3 << 30)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    return cluster
+
+
+def test_six_of_nine_nodes_that_die_with_the_coordinator_are_lost_in_time(
+    wide: ModelCluster,
+) -> None:
+    here = wide.coordinator().node or ""
+    others = [n for n in wide.nodes if n != here and any(p.node == n for p in wide.pods())]
+    victims = {here, *others[:5]}
+    for node in victims:
+        wide.freeze_node(node)
+    wide.silent.clear()  # nobody reports their silence
+    made = []
+    for _ in range(8):
+        wide.pass_time(0.5)
+        made = [a for a in changes(wide) if isinstance(a, CreatePod)]
+        if made:
+            break
+    assert wide.now - wide.died_at[here] <= 4.0
+    used = {p.node for p in wide.tasks().values()}
+    assert {a.node for a in changes(wide) if isinstance(a, ShunNode)} == victims & used | {here}
+    assert sum(a.is_coordinator for a in made) == 1
+
+
+@pytest.mark.parametrize("silent", ["kubelets", "pods"])
+def test_one_witness_alone_condemns_no_node_that_nobody_reports_on(
+    running: ModelCluster, silent: str
+) -> None:
+    if silent == "kubelets":
+        running.pods_answer = False
+    else:
+        running.kubelets_answer = False
+    victim = running.coordinator().node or ""
+    running.freeze_node(victim)
+    running.silent.clear()
+    for raw in running.raw_pods.values():
+        if "coordinator" in raw["metadata"]["name"]:
+            raw["spec"]["nodeName"] = next(n for n in running.nodes if n != victim)
+    running.reports_lost = True
+    for _ in range(10):
+        running.pass_time(0.5)
+        assert not [a for a in changes(running) if isinstance(a, ShunNode)]
+
+
+def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
+    running.reports_lost = True
+    (victim, *_) = nodes_with_two_tasks(running)
+    heard = next(p for p in running.tasks().values() if p.node == victim)
+    running.freeze_node(victim)
+    running.silent.clear()
+    for _ in range(10):
+        running.pass_time(0.5)
+        replies = {**running.pod_replies(), heard.uid: KubeletReplies(running.now, running.now)}
+        snapshot = replace(running.snapshot(), pod_replies=replies)
+        assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
+
+
+def test_an_operator_that_reaches_only_its_own_node_condemns_nobody(
+    running: ModelCluster,
+) -> None:
+    own, *others = running.nodes
+    running.reports_lost = True
+    for node in others:
+        running.freeze_node(node)
+    running.silent.clear()
+    for _ in range(10):
+        running.pass_time(0.5)
+        snapshot = replace(running.snapshot(), own_node=own)
+        assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
 # --- whose report it is ------------------------------------------------------------

@@ -44,7 +44,6 @@ def task(number: int, on: str) -> PodView:
         f"uid-t-{number}",
         1,
         START,
-        START,
         "Running",
         on,
         Amounts(),

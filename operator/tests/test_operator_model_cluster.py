@@ -24,6 +24,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     Trial,
 )
+from rekindle_operator.cluster.stamps import stamp_phases
 from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
@@ -81,6 +82,7 @@ class ModelCluster(ModelState):
         return [e.reason for e in self.events]
 
     def snapshot(self) -> Snapshot:
+        self.phases = stamp_phases(self.phases, self.pods(), self.now)
         self.troubled = troubled_since(self.troubled, self.pods(), self.now)
         return Snapshot(
             **{**self.views(), **self.stalled},
@@ -88,6 +90,8 @@ class ModelCluster(ModelState):
             silent_since=dict(self.silent),
             reports=dict(self.reports),
             kubelets=self.replies(),
+            pod_replies=self.pod_replies(),
+            phase_since={uid: stamp.at for uid, stamp in self.phases.items()},
             shunned=dict(self.shunned),
             trials=dict(self.trials),
             refusals=self.refused.by_ref,

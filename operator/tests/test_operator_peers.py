@@ -25,7 +25,6 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         uid=f"uid of {name}",
         version=1,
         created_at=NOW - 600,
-        bound_at=NOW - 600,
         phase="Running",
         node=on,
         requests=Amounts.parse({"cpu": "100m"}),

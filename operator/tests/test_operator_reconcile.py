@@ -15,6 +15,8 @@ from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile, take_turns
 from rekindle_operator.reconcile.schedule import schedule
+from rekindle_operator.resources.policy import Feature, PodPolicy
+from rekindle_operator.settings import PodDefaults, Settings
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -230,6 +232,8 @@ def test_the_coordinator_shares_the_tasks_tolerations_and_priority_and_not_their
 ) -> None:
     bulk = {"key": "bulk", "operator": "Exists"}
     shared = {"tolerations": [bulk], "priorityClassName": "streams"}
+    policy = PodPolicy(allow=frozenset({Feature.PRIORITY_CLASSES}))
+    cluster.settings = Settings(pods=PodDefaults(policy=policy))
     cluster.edit("flights", podTemplate={"spec": {**shared, "nodeSelector": {"disk": "fast"}}})
     cluster.settle()
     spec = cluster.raw_pods[cluster.coordinator().name]["spec"]

@@ -42,7 +42,6 @@ def pod(name: str, on: str) -> PodView:
         uid=name,
         version=1,
         created_at=NOW - 600,
-        bound_at=NOW - 600,
         phase="Running",
         node=on,
         requests=Amounts.parse({"cpu": "1"}),

@@ -26,7 +26,8 @@ class Timing:
     pod_silent_s: float = 2.0  # which the operator asks itself; its kubelet is silent as well
     report_fresh_s: float = 2.5  # two of the coordinator's renewals missed: nobody knows any more
     coordinator_silent_s: float = 6.0  # six renewals missed
-    coordinator_start_s: float = 60.0  # bound, and yet it never took its Lease
+    coordinator_start_s: float = 60.0  # it runs, or cannot, and yet it never took its Lease
+    coordinator_pull_s: float = 300.0  # its node still prepares it: a large image over a slow line
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
     trouble_s: float = (
         60.0  # containers that wait with an error; the kubelet tries thrice in that time

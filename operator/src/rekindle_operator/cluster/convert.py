@@ -94,7 +94,6 @@ def pod_view(raw: Json) -> PodView:
         uid=meta["uid"],
         version=version_of(raw),
         created_at=parse_time(meta.get("creationTimestamp")),
-        bound_at=_bound_at(meta, status),
         phase=status.get("phase", "Pending"),
         node=bound,
         requests=pod_requests(spec),
@@ -273,13 +272,6 @@ def _refusal(status: Json) -> str:
     conditions: Iterable[Json] = status.get("conditions") or ()
     unschedulable = (c for c in conditions if c.get("reason") == "Unschedulable")
     return next((str(c.get("message", "")) for c in unschedulable), "")
-
-
-def _bound_at(meta: Json, status: Json) -> float:
-    conditions: Iterable[Json] = status.get("conditions") or ()
-    bound = (c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "True")
-    since = next((c.get("lastTransitionTime") for c in bound), None)
-    return parse_time(since or meta.get("creationTimestamp"))
 
 
 def _last_word(status: Json) -> str:

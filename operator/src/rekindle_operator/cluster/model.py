@@ -72,7 +72,6 @@ class PodView:
     uid: str
     version: int
     created_at: float
-    bound_at: float  # created_at, until it has a node
     phase: str  # Pending | Running | Succeeded | Failed | Unknown
     node: str | None
     requests: Amounts
@@ -114,9 +113,9 @@ class PodView:
 
     def as_foreign(self) -> PodView:
         """As a pod that is no topology's: what is left is the room that it takes."""
-        if self.topology is None:
+        if self.topology is None and self.owner_uid is None:
             return self
-        return replace(self, topology=None, role=None, slot=None)
+        return replace(self, topology=None, role=None, slot=None, owner_uid=None)
 
     @property
     def ref(self) -> SlotRef:
@@ -230,6 +229,20 @@ class Snapshot:
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
+    phase_since: Mapping[str, float] = field(default_factory=dict)  # of coordinators, by uid
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has not been heard for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails
+
+
+def without_forged(snapshot: Snapshot) -> Snapshot:
+    """A pod is a topology's if that controls it, and both have one namespace: an owner reference is
+    what whoever may create a pod anywhere writes into it."""
+    places = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
+    pods = tuple(
+        p
+        if places.get(p.owner_uid or "", (p.namespace, p.topology)) == (p.namespace, p.topology)
+        else p.as_foreign()
+        for p in snapshot.pods
+    )
+    return replace(snapshot, pods=pods)

@@ -43,6 +43,7 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportBook
+from rekindle_operator.cluster.stamps import Stamp, stamp_phases
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
 
@@ -82,6 +83,7 @@ class Cluster:
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
         self._unsuitable = UnsuitableNodes({})
+        self._phases: Mapping[str, Stamp] = {}
         self._troubled_since: dict[str, float] = {}
         self._excused_until = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
@@ -231,6 +233,11 @@ class Cluster:
             self._troubled_since = troubled_since(self._troubled_since, pods, self._clock())
             return self._troubled_since
 
+    def _stamp_phases(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+        with self._lock:
+            self._phases = stamp_phases(self._phases, pods, self._clock())
+            return {uid: stamp.at for uid, stamp in self._phases.items()}
+
     def _unmade(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
         with self._lock:
             if self._refusals.by_ref:
@@ -265,5 +272,6 @@ class Cluster:
             trials=trials,
             refusals=self._unmade(pods),
             unsuitable=self._unsuitable.by_shape(self._clock()),
+            phase_since=self._stamp_phases(pods),
             troubled_since=self._stamp_troubled(pods),
         )

@@ -50,7 +50,8 @@ def keep_coordinator(
     why = (
         "there is none"
         if newest is None
-        else _loss(newest, lease, judgement, now, settings.timing)
+        else _loss(newest, judgement)
+        or _silence(newest, lease, snapshot, now, settings.timing)
         or _stranded(newest, template, now, settings.timing)
         or ("it runs another image" if coordinator_rolls(case, newest) else "")
     )
@@ -65,10 +66,11 @@ def keep_coordinator(
         refused = snapshot.refusals.get(SlotRef(view.uid, names.COORDINATOR_SLOT, reserved))
         highest = max(reserved, newest.incarnation if newest else 0)
         incarnation = highest + 1 if refused is None else reserved
-        stale = newest and lease and _is_stale(newest, lease, now, settings.timing)
-        shun = newest.node if newest and stale else None
+        # Whatever is wrong with it may be its node's fault.
+        worked = newest is None or newest.terminating
+        avoided = newest.node if newest is not None and not worked else None
         manifest = coordinator_pod(
-            view, incarnation, judgement.lost_nodes, settings.pods, shun=shun
+            view, incarnation, judgement.lost_nodes, settings.pods, shun=avoided
         )
         if refused is None or now >= refused.again_at:
             prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
@@ -98,9 +100,7 @@ def _lease(case: Case, snapshot: Snapshot) -> LeaseView | None:
     )
 
 
-def _loss(
-    pod: PodView, lease: LeaseView | None, judgement: Judgement, now: float, timing: Timing
-) -> str:
+def _loss(pod: PodView, judgement: Judgement) -> str:
     """Why the coordinator is to be replaced; empty: it stays."""
     if pod.terminating:
         return "its pod is being deleted"
@@ -108,11 +108,26 @@ def _loss(
         return "its pod has failed"
     if judgement.loss_of_node(pod):
         return f"its node {pod.node} {judgement.lost_nodes[pod.node or '']}"
-    if lease is not None and _is_stale(pod, lease, now, timing):
-        return "its Lease is not renewed"
-    never = lease is None or lease.holder != str(pod.incarnation)
-    if never and pod.node is not None and now - pod.bound_at > timing.coordinator_start_s:
+    return ""
+
+
+def _silence(
+    pod: PodView, lease: LeaseView | None, snapshot: Snapshot, now: float, timing: Timing
+) -> str:
+    """The same, of one that says nothing. All ages are by this operator's clock."""
+    if lease is not None and lease.holder == str(pod.incarnation):
+        is_old = now - lease.seen_at > timing.coordinator_silent_s
+        return "its Lease is not renewed" if is_old else ""
+    since = snapshot.phase_since.get(pod.uid)
+    if pod.node is None or since is None:
+        return ""
+    troubled = snapshot.troubled_since.get(pod.uid)
+    if pod.trouble and troubled is not None and now - troubled > timing.coordinator_start_s:
+        return f"it does not start: {pod.trouble}"
+    if pod.phase == "Running" and now - since > timing.coordinator_start_s:
         return "it never took its Lease"
+    if pod.phase != "Running" and now - since > timing.coordinator_pull_s:
+        return f"its node {pod.node} did not start it"
     return ""
 
 
@@ -122,9 +137,3 @@ def _stranded(pod: PodView, template: str, now: float, timing: Timing) -> str:
     if pod.node is None and pod.template != template and now - pod.created_at >= timing.unbound_s:
         return "no node took it, and it would be made differently now"
     return ""
-
-
-def _is_stale(pod: PodView, lease: LeaseView, now: float, timing: Timing) -> bool:
-    return (
-        lease.holder == str(pod.incarnation) and now - lease.seen_at > timing.coordinator_silent_s
-    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView
+from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.conditions import Trouble
 from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
@@ -67,6 +67,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     """The same, by topology: one that cannot be served, or that trips a fault of ours, holds up no
     other."""
     settings = settings or Settings()
+    snapshot = without_forged(snapshot)
     judgement = judge_nodes(snapshot, now, settings.timing)
     faults = Faults()
 

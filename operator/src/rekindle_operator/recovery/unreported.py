@@ -58,17 +58,19 @@ def silent_unreported(
     if not suspects:
         return frozenset()
     heard_at = _last_heard(snapshot)
-    silent = set()
+    silent, heard = set(), set()
     for pod in snapshot.pods:
         replies = snapshot.pod_replies.get(pod.uid)
         if pod.node not in suspects or replies is None:
             continue
+        if replies.unanswered is None and now - (replies.answered or 0.0) <= timing.pod_silent_s:
+            heard.add(pod.node)
         if replies.answered is None or now - replies.answered > timing.kubelet_memory_s:
             continue
         first = replies.unanswered
         if first is not None and heard_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
-    return frozenset(silent)
+    return frozenset(silent - heard)
 
 
 def _last_heard(snapshot: Snapshot) -> float:

@@ -1,0 +1,32 @@
+"""Since when coordinators' pods are in their phase, by this process's own clock. Pure.
+
+What another machine has stamped (a pod's creation, its binding) is not compared with our clock: a
+skew of a minute would make a new coordinator look late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.names import ROLE_COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    phase: str
+    at: float
+
+
+def stamp_phases(
+    before: Mapping[str, Stamp], pods: Iterable[PodView], now: float
+) -> Mapping[str, Stamp]:
+    """By the pod's uid, of coordinators that have a node; stamps of others are dropped."""
+    stamps = {}
+    for pod in pods:
+        if pod.role == ROLE_COORDINATOR and pod.node is not None:
+            known = before.get(pod.uid)
+            same = known is not None and known.phase == pod.phase
+            stamps[pod.uid] = known if known is not None and same else Stamp(pod.phase, now)
+    return stamps

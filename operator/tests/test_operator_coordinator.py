@@ -1,0 +1,83 @@
+"""When a coordinator is replaced, by whose clock, and where its successor goes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from model_objects import rfc3339
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.reconcile.core import reconcile
+
+
+def begin_anew(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
+    """The coordinator's pod has just come to its node, and has no Lease yet."""
+    raw = cluster.raw_pods["flights-coordinator-1"]
+    raw["metadata"]["uid"] = "uid-fresh"
+    raw["status"] = {"phase": "Running", **status}
+    cluster.leases = {k: replace(x, holder="") for k, x in cluster.leases.items()}
+    return raw
+
+
+def pass_time(cluster: ModelCluster, seconds: float) -> None:
+    for _ in range(round(seconds / 5)):
+        cluster.settle()
+        cluster.pass_time(5.0)
+    cluster.settle()
+
+
+def test_a_clock_that_is_ahead_kills_no_new_coordinator(running: ModelCluster) -> None:
+    raw = begin_anew(running)
+    raw["metadata"]["creationTimestamp"] = rfc3339(running.now - 65)
+    pass_time(running, 30)
+    assert "flights-coordinator-1" in running.raw_pods
+
+
+def test_an_image_that_is_pulled_slowly_kills_no_coordinator(running: ModelCluster) -> None:
+    begin_anew(running, phase="Pending")
+    pass_time(running, 240)
+    assert "flights-coordinator-1" in running.raw_pods
+
+
+@pytest.mark.parametrize(
+    ("status", "within_s"),
+    [
+        ({"phase": "Running"}, 70),
+        ({"phase": "Pending"}, 310),
+    ],
+)
+def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
+    running: ModelCluster, status: dict[str, Any], within_s: float
+) -> None:
+    begin_anew(running, **status)
+    bad = running.coordinator().node
+    running.binding = False
+    pass_time(running, within_s)
+    assert "flights-coordinator-1" not in running.raw_pods
+    affinity = running.raw_pods["flights-coordinator-2"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchFields"][0]["values"] == [bad]
+
+
+def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:
+    """An owner reference is what whoever may create a pod writes into it."""
+    for role in ("storms", "coordinator"):
+        raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if role in n))
+        raw["metadata"] |= {"namespace": "evil", "name": f"x-{role}", "uid": f"u-{role}"}
+        raw["metadata"]["resourceVersion"] = str(running.next_version())
+        raw["metadata"]["labels"]["rekindle.dev/incarnation"] = "900000"
+        raw["spec"]["nodeName"], raw["status"] = "gone", {"phase": "Failed"}
+        running.raw_pods[f"x-{role}"] = raw
+    assert reconcile(running.snapshot(), running.now, running.settings) == []
+
+
+def test_a_forged_pod_with_another_topologys_name_changes_nothing(running: ModelCluster) -> None:
+    raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if "storms" in n))
+    raw["metadata"] |= {"name": "x", "uid": "u-x"}
+    raw["metadata"]["labels"]["rekindle.dev/topology"] = "another"
+    raw["metadata"]["labels"]["rekindle.dev/incarnation"] = "900000"
+    running.raw_pods["x"] = raw
+    assert reconcile(running.snapshot(), running.now, running.settings) == []
