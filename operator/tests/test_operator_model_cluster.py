@@ -159,7 +159,9 @@ class ModelCluster(ModelState):
                 assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)
                 continue
             assert not shares(pod, here), f"I6: a replica of {pod.name} is on {name}"
-            assert all(pod.selector[k] == node.labels.get(k) for k in pod.selector)
+            if not all(pod.selector[k] == node.labels.get(k) for k in pod.selector):
+                assert pod.pinned is None, "planned for a node that its selector rules out"
+                continue
             raw["spec"]["nodeName"] = name
             raw["status"] = {"phase": "Running"}
             if self.refusing and pod.segment_name == self.refusing:

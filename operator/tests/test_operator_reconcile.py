@@ -15,8 +15,6 @@ from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile, take_turns
 from rekindle_operator.reconcile.schedule import schedule
-from rekindle_operator.resources.policy import Feature, PodPolicy
-from rekindle_operator.settings import PodDefaults, Settings
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -225,22 +223,6 @@ def test_a_coordinator_whose_lease_is_old_is_replaced_on_another_node(
     assert "flights-coordinator-2" in running.raw_pods
     assert "flights-coordinator-1" not in running.raw_pods
     assert set(running.tasks()) == tasks
-
-
-def test_the_coordinator_shares_the_tasks_tolerations_and_priority_and_not_their_nodes(
-    cluster: ModelCluster,
-) -> None:
-    bulk = {"key": "bulk", "operator": "Exists"}
-    shared = {"tolerations": [bulk], "priorityClassName": "streams"}
-    policy = PodPolicy(allow=frozenset({Feature.PRIORITY_CLASSES}))
-    cluster.settings = Settings(pods=PodDefaults(policy=policy))
-    cluster.edit("flights", podTemplate={"spec": {**shared, "nodeSelector": {"disk": "fast"}}})
-    cluster.settle()
-    spec = cluster.raw_pods[cluster.coordinator().name]["spec"]
-    assert bulk in spec["tolerations"]
-    assert len(spec["tolerations"]) == 3
-    assert spec["priorityClassName"] == "streams"
-    assert "nodeSelector" not in spec
 
 
 def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCluster) -> None:

@@ -113,7 +113,7 @@ def measure(
     coordinators that the scheduler has yet to place (`coordinators`: those yet to be made)."""
     used: dict[str, list[PodView]] = defaultdict(list)
     withdrawn = set(gone)
-    unplaced = [(tolerations_of(m["spec"]), m["spec"].get("affinity")) for m in coordinators]
+    unplaced = [_coordinator_item(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         place = pod.node or pod.pinned
         if pod.ended or (pod.node is None and pod.uid in withdrawn):
@@ -121,7 +121,9 @@ def measure(
         if place is not None:
             used[place].append(pod)
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
-            unplaced.append((pod.tolerations, pod.affinity))
+            terms = required_terms(pod.affinity)
+            selector = tuple(sorted(pod.selector.items()))
+            unplaced.append(Item("", ASK, "", 0, selector, pod.tolerations, terms))
     bins = {}
     for name, node in judgement.usable.items():
         here = used.get(name, [])
@@ -134,12 +136,17 @@ def measure(
         bins[name] = Bin(node, free, holds)
     whole = total(n.allocatable for n in judgement.usable.values())
     room = Room(bins, whole, _left_of_shares(snapshot, used, whole, limits))
-    for number, (tolerations, affinity) in enumerate(unplaced):
-        key, terms = f"coordinator {number}", required_terms(affinity)
-        item = Item(key, ASK, key, 0, tolerations=tolerations, affinity=terms)
-        packed = pack([item], room)
+    for number, item in enumerate(unplaced):
+        key = f"coordinator {number}"
+        packed = pack([replace(item, key=key, group=key)], room)
         room = packed.room if packed is not None else room
     return room
+
+
+def _coordinator_item(spec: Manifest) -> Item:
+    selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
+    terms = required_terms(spec.get("affinity"))
+    return Item("", ASK, "", 0, selector, tolerations_of(spec), terms)
 
 
 def _left_of_shares(

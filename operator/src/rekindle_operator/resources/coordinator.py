@@ -26,11 +26,11 @@ from rekindle_operator.resources.common import (
     token_variable,
 )
 from rekindle_operator.resources.merge import merge
+from rekindle_operator.resources.shared import required_nodes, shared_metadata, with_shared
+from rekindle_operator.resources.task import CONTAINER as TASK
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
-# Of podTemplate.spec: what lets a pod on a node at all. A nodeSelector says where tasks are to be.
-_SHARED = ("tolerations", "priorityClassName")
 ASK = Amounts.parse(REQUESTS, pods=1)
 
 
@@ -46,7 +46,8 @@ def coordinator_pod(
     may be well, and the only one with room: it comes last, and yet it is not ruled out."""
     spec = _spec(topology, lost, defaults)
     digest = template_digest(spec)
-    spec["containers"][0]["env"] = _environment(topology, incarnation)
+    container = spec["containers"][0]
+    spec["containers"] = [merge(container, {"env": _environment(topology, incarnation)})]
     if shun is not None:
         spec["affinity"] = merge(spec.get("affinity") or {}, {"nodeAffinity": _rather_not(shun)})
     labels = {
@@ -55,7 +56,10 @@ def coordinator_pod(
     }
     name = names.coordinator_pod_name(topology.name, incarnation)
     meta = metadata(topology, name, labels)
-    meta["annotations"] = {**scraped(CONTROL_PORT), names.ANNOTATION_TEMPLATE: digest}
+    more_labels, annotations = shared_metadata(topology.spec.get("podTemplate") or {})
+    meta["labels"] = {**more_labels, **meta["labels"]}
+    own = {names.ANNOTATION_TEMPLATE: digest}
+    meta["annotations"] = {**scraped(CONTROL_PORT), **annotations, **own}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -81,6 +85,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
                 "image": topology.spec.get("image") or defaults.image,
                 "imagePullPolicy": defaults.pull_policy,
                 "command": ["python", "-m", "rekindle.coordinator"],
+                "env": [],
                 "envFrom": store_credentials(checkpoint),
                 "volumeMounts": mounts,
                 "resources": {"requests": REQUESTS, "limits": {"memory": "512Mi"}},
@@ -101,10 +106,11 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
     }
     if secrets := topology.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
-    template = (topology.spec.get("podTemplate") or {}).get("spec") or {}
-    spec = merge(spec, {k: v for k, v in template.items() if k in _SHARED})
-    if away := sorted(set(lost)):
-        spec["affinity"] = {"nodeAffinity": _not_on(away)}
+    template = topology.spec.get("podTemplate") or {}
+    spec = with_shared(spec, template, TASK)
+    # matchFields takes one value a requirement; requirements of one term are ANDed.
+    if nodes := required_nodes(template, [_is_not(node) for node in sorted(set(lost))]):
+        spec["affinity"] = {"nodeAffinity": nodes}
     return spec
 
 
@@ -117,12 +123,6 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         token_variable(topology),
     ]
-
-
-def _not_on(nodes: list[str]) -> Manifest:
-    # matchFields takes one value a requirement; requirements of one term are ANDed.
-    terms = [{"matchFields": [_is_not(n) for n in nodes]}]
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
 
 
 def _rather_not(node: str) -> Manifest:

@@ -1,0 +1,109 @@
+"""What the coordinator's pod takes from `podTemplate`, and what stays a task's alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.resources.policy import Feature, PodPolicy
+
+BULK = {"key": "bulk", "operator": "Exists"}
+FAST = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
+
+
+def coordinator_with(cluster: ModelCluster, template: dict[str, Any]) -> dict[str, Any]:
+    """Where the administrator allows everything."""
+    policy = PodPolicy(allow=frozenset(Feature), service_accounts=("*",))
+    pods = replace(cluster.settings.pods, policy=policy)
+    cluster.settings = replace(cluster.settings, pods=pods)
+    cluster.edit("flights", podTemplate=template)
+    cluster.settle()
+    return cluster.raw_pods[cluster.coordinator().name]
+
+
+def task(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "task", **fields}]}}
+
+
+def test_the_coordinator_runs_where_tasks_may_run(cluster: ModelCluster) -> None:
+    where = {"tolerations": [BULK], "nodeSelector": {"disk": "fast"}, "priorityClassName": "p"}
+    spec = coordinator_with(cluster, {"spec": where})["spec"]
+    assert BULK in spec["tolerations"]
+    assert len(spec["tolerations"]) == 3
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert spec["priorityClassName"] == "p"
+
+
+def test_required_node_affinity_holds_beside_lost_nodes(running: ModelCluster) -> None:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [FAST]}}
+    affinity = {"nodeAffinity": required}
+    running.edit("flights", podTemplate={"spec": {"affinity": affinity}})
+    running.settle()
+    node = running.coordinator().node or ""
+    running.lose_node(node)
+    running.apply(reconcile(running.snapshot(), running.now))
+    spec = running.raw_pods["flights-coordinator-2"]["spec"]
+    ((term,),) = (spec["affinity"]["nodeAffinity"][kind]["nodeSelectorTerms"] for kind in required)
+    assert term["matchExpressions"] == FAST["matchExpressions"]
+    assert {v for f in term["matchFields"] for v in f["values"]} == {node}
+
+
+@pytest.mark.parametrize("of_pod", [True, False])
+def test_the_coordinator_has_the_security_context_of_tasks(
+    cluster: ModelCluster, of_pod: bool
+) -> None:
+    context = {"runAsUser": 1234}
+    given = {"spec": {"securityContext": context}} if of_pod else task(securityContext=context)
+    spec = coordinator_with(cluster, given)["spec"]
+    found = spec if of_pod else spec["containers"][0]
+    assert found["securityContext"]["runAsUser"] == 1234
+    assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_coordinator_reads_the_store_as_tasks_do(cluster: ModelCluster) -> None:
+    env = [{"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "REKINDLE_BIND", "value": ""}]
+    mounts = [{"name": n, "mountPath": f"/{n}"} for n in ("ca", "scratch")]
+    template = task(env=env, envFrom=[{"configMapRef": {"name": "more"}}], volumeMounts=mounts)
+    template["spec"]["volumes"] = [
+        {"name": "ca", "configMap": {"name": "ca"}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    spec = coordinator_with(cluster, template)["spec"]
+    container = spec["containers"][0]
+    values = {e["name"]: e for e in container["env"]}
+    assert values["HTTPS_PROXY"]["value"] == "http://proxy"
+    assert "valueFrom" in values["REKINDLE_BIND"], "its identity is its own"
+    assert {"configMapRef": {"name": "more"}} in container["envFrom"]
+    assert [m["name"] for m in container["volumeMounts"] if m["name"] in ("ca", "scratch")] == [
+        "ca"
+    ]
+    assert "scratch" not in {v["name"] for v in spec["volumes"]}
+
+
+def test_labels_and_annotations_are_shared_but_for_its_identity(cluster: ModelCluster) -> None:
+    labels = {"cost-centre": "7", "rekindle.dev/role": "task"}
+    template = {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}}
+    meta = coordinator_with(cluster, template)["metadata"]
+    assert meta["labels"]["cost-centre"] == "7"
+    assert meta["labels"]["rekindle.dev/role"] == "coordinator"
+    assert meta["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert meta["annotations"]["prometheus.io/port"] == "8080"
+
+
+def test_a_tasks_resources_account_and_sidecars_stay_its_own(cluster: ModelCluster) -> None:
+    asked = {"limits": {"nvidia.com/gpu": 1}}
+    template = task(resources=asked, command=["x"], image="tasks-only")
+    template["spec"]["containers"].append({"name": "sidecar", "image": "s"})
+    template["spec"]["initContainers"] = [{"name": "init", "image": "i"}]
+    template["spec"]["serviceAccountName"] = "tasks"
+    spec = coordinator_with(cluster, template)["spec"]
+    (container,) = spec["containers"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert container["command"] == ["python", "-m", "rekindle.coordinator"]
+    assert container["image"] != "tasks-only"
+    assert spec["serviceAccountName"] == "flights-coordinator"
+    assert "initContainers" not in spec
