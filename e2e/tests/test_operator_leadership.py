@@ -1,0 +1,78 @@
+"""Who leads, with a real API server that is frozen, and processes that are killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from operator_process import Operator
+from operator_world import START_S, wait_for
+
+from embedded.control_plane import ControlPlane
+
+pytestmark = pytest.mark.cluster
+
+_ROOT = Path(__file__).parents[2]
+_FROZEN_S = 6.0
+_FOLLOWED_S = 5.0  # 2.5 s, on a machine that has other things to do
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Its own: the tests freeze it."""
+    with ControlPlane(tmp_path_factory.mktemp("leadership-plane")) as running:
+        for crd in sorted((_ROOT / "crds").glob("*.yaml")):
+            running.kubectl("apply", "--server-side", "-f", str(crd))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operators(
+    plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Operator]]:
+    directory = tmp_path_factory.mktemp("operators")
+    running = [Operator(plane.kubeconfig, directory, name) for name in ("first", "second")]
+    try:
+        for operator in running:
+            wait_for("it is ready", lambda o=operator: o.get("/readyz"), START_S)  # type: ignore[misc]
+        yield running
+    finally:
+        for operator in running:
+            operator.stop()
+
+
+def _leaders(operators: list[Operator]) -> list[Operator]:
+    leading = [o for o in operators if o.leads()]
+    assert len(leading) <= 1
+    return leading
+
+
+def test_a_frozen_api_server_ends_no_replica(
+    plane: ControlPlane, operators: list[Operator]
+) -> None:
+    wait_for("one leads", lambda: _leaders(operators), START_S)
+    plane.pause_api_server()
+    try:
+        wait_for("none acts", lambda: not _leaders(operators), _FROZEN_S)
+        end = time.monotonic() + _FROZEN_S
+        wait_for(
+            "the API server to be away for longer than a Lease lasts",
+            lambda: not _leaders(operators) and time.monotonic() > end,
+            2 * _FROZEN_S,
+        )
+    finally:
+        plane.resume_api_server()
+    wait_for("one leads again", lambda: _leaders(operators), START_S)
+    assert [o.process.poll() for o in operators] == [None, None]
+    assert [o.errors() for o in operators] == [[], []]
+
+
+def test_a_killed_leader_is_followed_soon(operators: list[Operator]) -> None:
+    (leader,) = wait_for("one leads", lambda: _leaders(operators), START_S)
+    (other,) = (o for o in operators if o is not leader)
+    began = time.monotonic()
+    leader.kill()
+    wait_for("the other leads", other.leads, START_S)
+    assert time.monotonic() - began < _FOLLOWED_S
