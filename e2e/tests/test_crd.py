@@ -173,13 +173,30 @@ def test_the_spec_does_not_touch_the_status_nor_the_status_the_spec(api: Control
     assert now["status"] == {"dataPlane": {"fence": 1}}
 
 
-def test_kubectl_prints_phase_queries_redundancy_and_lag(api: ControlPlane) -> None:
+def test_kubectl_prints_whether_it_is_ready_and_why(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
-    figures = {"phase": "Running", "queriesLive": "1/2", "redundancy": "3/4", "lag": "0.4s"}
+    ready = {
+        "type": "Ready",
+        "status": "Unknown",
+        "reason": "NoReport",
+        "message": "no word",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    figures: dict[str, Any] = {
+        "phase": "Running",
+        "queriesLive": "1/2",
+        "redundancy": "3/4",
+        "lag": "0.4s",
+    }
+    figures |= {"conditions": [ready]}
     patch_status(api, name, figures)
     header, row = api.kubectl("get", "topo", name, "-n", "crd").splitlines()
-    assert header.split() == ["NAME", "PHASE", "QUERIES", "REDUNDANCY", "LAG", "AGE"]
-    assert row.split()[:5] == [name, "Running", "1/2", "3/4", "0.4s"]
+    assert header.split() == ["NAME", "READY", "REASON", "PHASE", "QUERIES", "LAG", "AGE"]
+    assert row.split()[:6] == [name, "Unknown", "NoReport", "Running", "1/2", "0.4s"]
+    wide, more = api.kubectl("get", "topo", name, "-n", "crd", "-o", "wide").splitlines()
+    assert wide.split()[7:] == ["REDUNDANCY", "CHECKPOINT", "DEGRADED", "MESSAGE"]
+    assert "3/4" in more
+    assert more.rstrip().endswith("no word")
 
 
 def test_server_side_apply_of_the_data_plane_leaves_the_operators_status(api: ControlPlane) -> None:

@@ -90,7 +90,7 @@ class ModelState:
         self.dead.add(name)
         long_ago = self.now - KUBERNETES_GRACE_S
         self.died_at[name] = min(long_ago, self.died_at.get(name, long_ago))
-        self.nodes[name] = replace(self.nodes[name], ready=False, ready_since=self.now)
+        self._turn([name], False)
 
     def freeze_node(self, name: str) -> None:
         """Its tasks fall silent; Kubernetes does not know yet."""

@@ -94,10 +94,12 @@ class Executor:
                 "%s of %s failed: %s", step.key, step.owner or "no topology", _say(error)
             )
             if not isinstance(action, CreatePod):
+                self._cluster.action_failed(step.owner, step.key, _say(error))
                 return Outcome.FAILED
             self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
             return Outcome.REFUSED
         ACTIONS.labels(type(action).__name__).inc()
+        self._cluster.action_succeeded(step.key)
         return Outcome.DONE
 
     def _skipped(self, step: Step) -> None:

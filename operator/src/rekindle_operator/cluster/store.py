@@ -28,6 +28,7 @@ from rekindle_operator.cluster.convert import (
     pod_view,
     topology_view,
 )
+from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.kubelets import KubeletBook
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
@@ -77,6 +78,7 @@ class Cluster:
         self._topologies_listed = False
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportBook()
+        self._failures = ActionFailures()
         self.kubelets = KubeletBook()
         self.pod_book = KubeletBook()
         self._shunned: dict[str, float] = {}
@@ -193,6 +195,14 @@ class Cluster:
         with self._lock:
             self._shunned[node] = at
 
+    def action_failed(self, owner: str, key: str, message: str) -> None:
+        with self._lock:
+            self._failures.failed(owner, key, message, self._clock())
+
+    def action_succeeded(self, key: str) -> None:
+        with self._lock:
+            self._failures.succeeded(key)
+
     def remember_trial(self, uid: str, generation: int, trial: Trial) -> None:
         with self._lock:
             self._trials = {k: v for k, v in self._trials.items() if k[0] != uid}
@@ -251,6 +261,7 @@ class Cluster:
             trials, excused = dict(self._trials), self._excused_until
             renewed = self.leases.views()
             reports = dict(self._reports.as_of(topologies, renewed))
+            failures = self._failures.by_owner(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, excused)) for x in renewed)
         pods = self.pods.views()
         if self._namespace is not None:
@@ -265,6 +276,7 @@ class Cluster:
             silent_since=silent,
             reports=reports,
             stalled=self.stalled,
+            failures=failures,
             kubelets=self.kubelets.replies,
             pod_replies=self.pod_book.replies,
             own_node=self._own_node,
