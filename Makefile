@@ -36,8 +36,12 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py
 
-lock:             ## resolve the dependencies anew into requirements.lock
+lock:             ## resolve the dependencies anew into requirements.lock, those of images alone into images/
+	@mkdir -p build
 	.venv/bin/uv export -q --all-groups --all-packages --no-emit-workspace --no-header -o requirements.lock
+	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > build/constraints.txt
+	.venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		-c build/constraints.txt images/requirements.in -o images/requirements.lock
 
 clean:
 	rm -rf build .venv

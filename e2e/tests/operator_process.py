@@ -27,7 +27,7 @@ class Operator:
             "REKINDLE_HTTP_BIND": "127.0.0.1",
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
-            "REKINDLE_PRIORITY_CLASS": "rekindle-task",
+            "REKINDLE_PRIORITY_CLASS": "default.rekindle-task",
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

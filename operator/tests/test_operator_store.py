@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
@@ -97,3 +98,28 @@ def test_tasks_of_namespaces_that_are_not_watched_are_nobodys_and_take_room(cloc
     pods = {p.namespace: p for p in cluster.snapshot().pods}
     assert {n: p.topology for n, p in pods.items()} == {"watched": "t", "other": None}
     assert {p.requests.cpu_m for p in pods.values()} == {1000}
+
+
+def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def call(api: client.ApiClient, method: str, url: str, *_: Any, **__: Any) -> Any:
+        asked.append(url.removeprefix(api.configuration.host).partition("?")[0])
+        raise ApiException(status=403)
+
+    monkeypatch.setattr(client.ApiClient, "call_api", call)
+    for namespace, places in (
+        (None, ["/api/v1/configmaps", "/apis/coordination.k8s.io/v1/leases"]),
+        (
+            "a",
+            ["/api/v1/namespaces/a/configmaps", "/apis/coordination.k8s.io/v1/namespaces/a/leases"],
+        ),
+    ):
+        asked.clear()
+        cluster = Cluster(client.ApiClient(), namespace, lambda: 0.0)
+        for mirror in (cluster.nodes, cluster.pods, cluster.configs, cluster.leases):
+            with pytest.raises(ApiException):
+                mirror._request()
+        assert asked == ["/api/v1/nodes", "/api/v1/pods", *places]

@@ -6,6 +6,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Of what belongs to no namespace. A namespace has no dot in its name, so two releases never share one. */ -}}
+{{- define "rekindle.clusterName" -}}
+{{- printf "%s.%s" .Release.Namespace (include "rekindle.fullname" .) -}}
+{{- end -}}
+
 {{- define "rekindle.selector" -}}
 app.kubernetes.io/name: rekindle-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -23,7 +28,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "rekindle.taskPriorityClass" -}}
-{{- .Values.taskPriorityClass.name | default (printf "%s-task" (include "rekindle.fullname" .)) -}}
+{{- if .Values.taskPriorityClass.name -}}
+{{- .Values.taskPriorityClass.name -}}
+{{- else if .Values.taskPriorityClass.create -}}
+{{- printf "%s-task" (include "rekindle.clusterName" .) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rekindle.image" -}}
@@ -46,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.priorityClassName -}}
 {{- .Values.priorityClassName -}}
 {{- else if .Values.operatorPriorityClass.create -}}
-{{- printf "%s-operator" (include "rekindle.fullname" .) -}}
+{{- printf "%s-operator" (include "rekindle.clusterName" .) -}}
 {{- end -}}
 {{- end -}}
 
@@ -55,4 +64,63 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $pairs := list -}}
 {{- range $key, $value := . -}}{{- $pairs = append $pairs (printf "%s=%v" $key $value) -}}{{- end -}}
 {{- join "," $pairs -}}
+{{- end -}}
+
+{{- /* What the operator may do where topologies are. All that it gives to a coordinator is in here too, so
+it needs neither `escalate` nor `bind`. */ -}}
+{{- define "rekindle.rulesForTopologies" -}}
+- apiGroups: [rekindle.dev]
+  resources: [streamtopologies]
+  verbs: [get, list, watch]
+- apiGroups: [rekindle.dev]
+  resources: [streamtopologies/status]
+  verbs: [get, patch, update]
+- apiGroups: [rekindle.dev]
+  resources: [streamtopologies/finalizers] # owner references that block deletion
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [secrets] # the topologies' tokens: made, never read
+  verbs: [create]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, create, patch]
+- apiGroups: [coordination.k8s.io] # the coordinators'
+  resources: [leases]
+  verbs: [get, list, watch, create, patch, update]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, create, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{- /* What it may do in its own namespace: its Lease, and its peers on lost nodes. */ -}}
+{{- define "rekindle.rulesForItself" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "rekindle.fullname" . }}-operator]
+  verbs: [get, patch, update]
+- apiGroups: [""] # a right on pods cannot be limited to those of a label
+  resources: [pods]
+  verbs: [get, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{- /* What it may read everywhere: the nodes, and what pods of others take of them. */ -}}
+{{- define "rekindle.rulesForNodes" -}}
+- apiGroups: [""]
+  resources: [nodes, pods]
+  verbs: [get, list, watch]
 {{- end -}}

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -96,14 +97,22 @@ class Cluster:
         self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.mark_dirty)
         self.configs = Mirror[ConfigView](
             "configmaps",
-            core.list_config_map_for_all_namespaces,
+            _within(
+                namespace,
+                core.list_namespaced_config_map,
+                core.list_config_map_for_all_namespaces,
+            ),
             config_view,
             self.mark_dirty,
             **ours,
         )
         self.leases = Mirror[LeaseView](
             "leases",
-            coordination.list_lease_for_all_namespaces,
+            _within(
+                namespace,
+                coordination.list_namespaced_lease,
+                coordination.list_lease_for_all_namespaces,
+            ),
             lambda raw: lease_view(raw, clock()),
             self.mark_dirty,
             **ours,
@@ -287,3 +296,10 @@ class Cluster:
             phase_since=self._stamp_phases(pods),
             troubled_since=self._stamp_troubled(pods),
         )
+
+
+def _within(
+    namespace: str | None, of_one: Callable[..., Any], of_all: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Where one namespace is watched, there is no right to list the others'."""
+    return of_all if namespace is None else partial(of_one, namespace)

@@ -1,0 +1,281 @@
+"""The chart under several sets of values: what it renders fits together, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embedded.toolchain import ensure_helm
+from rekindle_operator.resources.policy import Feature, parse_policy
+from rekindle_operator.settings import read_settings
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/rekindle"
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUE_SETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "one namespace": {"watchNamespace": "team-a"},
+    "own namespace": {"watchNamespace": "system"},
+    "no classes": {
+        "taskPriorityClass": {"create": False},
+        "operatorPriorityClass": {"create": False},
+    },
+    "classes of others": {
+        "priorityClassName": "system-cluster-critical",
+        "taskPriorityClass": {"create": False, "name": "tasks"},
+    },
+    "small": {
+        "replicas": 1,
+        "watchdog": {"enabled": False},
+        "metrics": {"scrapeAnnotations": False, "service": {"enabled": False}},
+        "podDisruptionBudget": {"enabled": False},
+    },
+    "all set": {
+        "replicas": 5,
+        "antiAffinity": "required",
+        "imagePullSecrets": [{"name": "pull"}],
+        "nodeSelector": {"role": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "platform"},
+        "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
+        "namespaceLimits": {"maxPriority": {"*": 10}, "maxShare": {"*": 0.5}},
+        "podPolicy": {
+            "allow": ["HostPath"],
+            "serviceAccounts": ["default", "irsa-*"],
+            "secrets": [],
+            "images": ["registry.example/"],
+        },
+    },
+}
+GIVEN_BY_OTHERS = {("PriorityClass", "system-cluster-critical"), ("PriorityClass", "tasks")}
+
+
+def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [str(ensure_helm()), *arguments, str(CHART), "--values", "-"]
+    return subprocess.run(
+        command, input=json.dumps(values or {}), capture_output=True, text=True, check=False
+    )
+
+
+@cache
+def rendered(values: str, release: str = "rekindle", namespace: str = "system") -> str:
+    done = helm("template", release, "--namespace", namespace, values=VALUE_SETS[values])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(values: str, release: str = "rekindle", namespace: str = "system") -> list[Any]:
+    return [o for o in yaml.safe_load_all(rendered(values, release, namespace)) if o]
+
+
+def identity(o: dict[str, Any]) -> tuple[str, str, str]:
+    return o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]
+
+
+def pod_templates(found: list[Any]) -> Iterator[dict[str, Any]]:
+    for o in found:
+        if o["kind"] in ("Deployment", "DaemonSet"):
+            yield o["spec"]["template"]
+
+
+def operator_env(found: list[Any]) -> dict[str, str]:
+    (deployment,) = (o for o in found if o["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+
+every_set = pytest.mark.parametrize("values", VALUE_SETS)
+
+
+@pytest.mark.process
+@every_set
+def test_what_is_rendered_is_unique_and_its_references_exist(values: str) -> None:
+    found = objects(values)
+    identities = [identity(o) for o in found]
+    assert len(identities) == len(set(identities))
+    there = {(kind, name) for kind, _, name in identities} | GIVEN_BY_OTHERS
+    for template in pod_templates(found):
+        spec = template["spec"]
+        assert ("ServiceAccount", spec["serviceAccountName"]) in there
+        if spec["priorityClassName"]:
+            assert ("PriorityClass", spec["priorityClassName"]) in there
+    task_class = operator_env(found)["REKINDLE_PRIORITY_CLASS"]
+    assert not task_class or ("PriorityClass", task_class) in there
+    for o in found:
+        if o["kind"].endswith("Binding"):
+            assert (o["roleRef"]["kind"], o["roleRef"]["name"]) in there
+            for subject in o["subjects"]:
+                assert (subject["kind"], subject["namespace"], subject["name"]) in identities
+
+
+@pytest.mark.process
+@every_set
+def test_selectors_find_the_pods_they_are_for(values: str) -> None:
+    found = objects(values)
+    labels = [template["metadata"]["labels"] for template in pod_templates(found)]
+    for o in found:
+        selector = (o.get("spec") or {}).get("selector")
+        if selector is not None:
+            wanted = selector.get("matchLabels", selector)
+            assert sum(wanted.items() <= each.items() for each in labels) == 1, identity(o)
+
+
+@pytest.mark.process
+@every_set
+def test_the_operator_reads_what_the_chart_gives_it(values: str) -> None:
+    settings = read_settings(operator_env(objects(values)))
+    wanted = VALUE_SETS[values].get("podPolicy", VALUES["podPolicy"])
+    assert settings.pods.policy == parse_policy(wanted)
+    assert settings.namespace == (VALUE_SETS[values].get("watchNamespace") or None)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("one", "two"),
+    list(
+        itertools.combinations(
+            [
+                ("rekindle", "system"),
+                ("rekindle", "other"),
+                ("rekindle", "other-a"),
+                ("rekindle-a", "other"),
+                ("a", "other"),
+                ("b", "other"),
+            ],
+            2,
+        )
+    ),
+)
+def test_releases_side_by_side_share_no_object(one: tuple[str, str], two: tuple[str, str]) -> None:
+    first, second = ({identity(o) for o in objects("default", *place)} for place in (one, two))
+    assert not first & second
+
+
+@pytest.mark.process
+def test_a_namespace_has_one_operator() -> None:
+    """Helm refuses the second release, because the object belongs to the first."""
+    roles = [
+        {identity(o) for o in objects("one namespace", *place) if o["kind"] == "Role"}
+        for place in (("a", "system"), ("b", "other"))
+    ]
+    assert roles[0] & roles[1] == {("Role", "team-a", "rekindle-operator-topologies")}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("values", ["one namespace", "own namespace"])
+def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str) -> None:
+    (role,) = (o for o in objects(values) if o["kind"] == "ClusterRole")
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    everywhere = next(o for o in objects("default") if o["kind"] == "ClusterRole")
+    there = next(
+        o
+        for o in objects(values)
+        if identity(o)[:2] == ("Role", VALUE_SETS[values]["watchNamespace"])
+        and o["metadata"]["name"].endswith("topologies")
+    )
+    assert everywhere["rules"] == role["rules"] + there["rules"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": "two"}, "replicas"),
+        ({"antiAffinity": "hard"}, "antiAffinity"),
+        ({"watchNamespace": "Team A"}, "watchNamespace"),
+        ({"podPolicy": {"allow": ["HostRoot"]}}, "allow"),
+        ({"namespaceLimits": {"maxShare": {"a": 2}}}, "maxShare"),
+        ({"image": {"repo": "x"}}, "repo"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+    done = helm("template", "rekindle", values=values)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.process
+@every_set
+def test_helm_lint_finds_nothing(values: str) -> None:
+    done = helm("lint", "--strict", values=VALUE_SETS[values])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+def test_the_schema_knows_every_value() -> None:
+    def check(values: dict[str, Any], schema: dict[str, Any], path: str) -> None:
+        known = schema.get("properties")
+        if known is None:
+            return
+        for name, value in values.items():
+            assert name in known, f"values.schema.json lacks {path}{name}"
+            if isinstance(value, dict):
+                check(value, known[name], f"{path}{name}.")
+
+    check(VALUES, SCHEMA, "")
+
+
+def test_the_schema_knows_every_feature_of_the_policy() -> None:
+    allow = SCHEMA["properties"]["podPolicy"]["properties"]["allow"]
+    assert allow["items"]["enum"] == list(Feature)
+    assert all(feature in (CHART / "values.yaml").read_text() for feature in Feature)
+
+
+def test_the_charts_crd_is_the_repositorys() -> None:
+    names = [p.name for p in (ROOT / "crds").glob("*.yaml")]
+    assert names
+    for name in names:
+        assert (CHART / "crds" / name).read_bytes() == (ROOT / "crds" / name).read_bytes()
+
+
+def locked(path: Path) -> set[str]:
+    found = re.findall(r"(?m)^([A-Za-z0-9._-]+)==", path.read_text())
+    return {name.lower().replace("_", "-") for name in found}
+
+
+@pytest.mark.parametrize("image", ["operator", "pipelines"])
+def test_all_that_an_image_installs_is_locked(image: str) -> None:
+    text = (ROOT / "images" / image / "Dockerfile").read_text()
+    locks = locked(ROOT / "requirements.lock") | locked(ROOT / "images/requirements.lock")
+    installs = re.findall(r"pip install -c constraints\.txt ([^&\n]*)", text)
+    assert len(installs) == 3
+    words = {word.strip('"') for install in installs for word in install.split()}
+    packages = {w for w in words if not w.startswith((".", "-", "\\"))}
+    extras = {"spark": "pyspark", "s3": "s3fs", "gcs": "gcsfs"}
+    for word in words:
+        if match := re.fullmatch(r"\./\w+\[(.*)\]", word):
+            packages |= {extras[extra] for extra in match[1].split(",")}
+    assert packages
+    assert {p.lower() for p in packages} <= locks
+    assert "images.lock | sort -u > constraints.txt" in text
+
+
+def test_images_get_only_what_they_need() -> None:
+    """A file that a Dockerfile copies is let through by .dockerignore."""
+    kept = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    ]
+    copied = re.findall(
+        r"(?m)^COPY (\S+) ",
+        "".join(p.read_text() for p in (ROOT / "images").glob("*/Dockerfile")),
+    )
+    assert copied
+    for path in copied:
+        assert any(k == path or k.startswith(f"{path}/") for k in kept), path
+    assert all((ROOT / path).exists() for path in kept)
