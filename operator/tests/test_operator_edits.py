@@ -50,17 +50,6 @@ def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
     assert cluster.status()["phase"] == "Running"
 
 
-def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: ModelCluster) -> None:
-    before = running.tasks()
-    running.edit("flights", podTemplate={"spec": {"hostNetwork": True}})
-    running.settle()
-    valid = running.condition("Valid")
-    assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
-    assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: not allowed")
-    assert set(running.configs) == {"flights-g1"}
-    assert running.tasks() == before
-
-
 def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
     running: ModelCluster,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.resources.policy import (
     REASON,
@@ -240,3 +241,14 @@ def test_the_policy_is_read_from_the_environment() -> None:
 def test_a_policy_with_a_mistake_is_refused(raw: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"alow|HostRoot"):
         parse_policy(raw)
+
+
+def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: ModelCluster) -> None:
+    before = running.tasks()
+    running.edit("flights", podTemplate={"spec": {"hostNetwork": True}})
+    running.settle()
+    valid = running.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
+    assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: not allowed")
+    assert set(running.configs) == {"flights-g1"}
+    assert running.tasks() == before
