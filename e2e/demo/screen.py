@@ -12,7 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-_STYLE = {"Live": "green", "CatchingUp": "yellow", "Restoring": "yellow", "Waiting": "red"}
+_STYLE = {
+    "Live": "green",
+    "CatchingUp": "yellow",
+    "Restoring": "yellow",
+    "Unknown": "magenta",
+    "Waiting": "red",
+}
 
 
 class Screen:

@@ -18,6 +18,7 @@ COLOURS = {
     "Restoring": "#ffb300",
     "Waiting": "#e0e0e0",
     "Failed": "#c62828",
+    "Unknown": "#b39ddb",
     "Tentative": "#1e88e5",
 }
 _MARK_COLOURS = {"lost": "#c62828", "joined": "#1565c0", "note": "#757575"}

@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
@@ -40,6 +42,7 @@ def test_nodes_that_are_only_called_not_ready_lose_nothing(running: ModelCluster
     degraded = running.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "NodesNotReady")
     assert "3 of 3 nodes are NotReady" in degraded["message"]
+    assert running.reasons().count("NodesNotReady") == 1
     assert set(running.query_states().values()) == {"Live"}
 
 
@@ -245,6 +248,62 @@ def test_an_operator_that_reaches_only_its_own_node_condemns_nobody(
         running.pass_time(0.5)
         snapshot = replace(running.snapshot(), own_node=own)
         assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
+
+
+# --- whatever the other witnesses say ---------------------------------------------
+
+_NODES = st.frozensets(st.sampled_from("abc"))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(unready=_NODES, silent_kubelets=_NODES, silent_pods=_NODES, age_s=st.floats(0, 2.4))
+def test_a_node_with_a_task_that_is_heard_is_never_lost(
+    running: ModelCluster,
+    unready: frozenset[str],
+    silent_kubelets: frozenset[str],
+    silent_pods: frozenset[str],
+    age_s: float,
+) -> None:
+    now = running.now + age_s
+    long_ago = KubeletReplies(now, now - 20, now - 20)
+    kubelets = {
+        f"uid-{n}": long_ago if n in silent_kubelets else KubeletReplies(now, now) for n in "abc"
+    }
+    pods = {
+        p.uid: long_ago if p.node in silent_pods else KubeletReplies(now, now)
+        for p in running.pods()
+    }
+    nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
+    snapshot = replace(running.snapshot(), nodes=nodes, kubelets=kubelets, pod_replies=pods)
+    assert not judge_nodes(snapshot, now, running.settings.timing).lost_nodes
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(silent=st.frozensets(st.integers(0, 7)), age_s=st.floats(2.6, 3600), unready=_NODES)
+def test_an_old_report_condemns_no_node_whose_kubelet_answers(
+    running: ModelCluster, silent: frozenset[int], age_s: float, unready: frozenset[str]
+) -> None:
+    """However many tasks it calls silent, and whatever Kubernetes thinks of the nodes."""
+    pods = sorted(running.tasks().values(), key=lambda p: p.name)
+    now = running.now + age_s
+    heard = KubeletReplies(now, now)
+    nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
+    snapshot = replace(
+        running.snapshot(),
+        nodes=nodes,
+        silent_since={pods[i].ref: running.now - 1.5 for i in silent},
+        kubelets={n.uid: heard for n in nodes},
+        pod_replies={p.uid: heard for p in pods},
+    )
+    assert not judge_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
 # --- whose report it is ------------------------------------------------------------

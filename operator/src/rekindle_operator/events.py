@@ -49,6 +49,7 @@ def tell(change: Change) -> list[EmitEvent]:
         *_troubles(change),
         *_coordinator(change),
         *_conditions(change),
+        *_trouble(change),
         *_phases(change),
     ]
     return [_event(change.case, *words) for words in said]
@@ -212,6 +213,16 @@ def _conditions(change: Change) -> Iterator[Words]:
     ):
         note = f"{change.new['redundancy']} replicas are live"
         yield False, "RedundancyRestored", "Recover", note, new["lastTransitionTime"]
+
+
+def _trouble(change: Change) -> Iterator[Words]:
+    old, new = condition_of(change.old, "Degraded"), condition_of(change.new, "Degraded")
+    if new["status"] == "True" and (old.get("status"), old.get("reason")) != (
+        "True",
+        new["reason"],
+    ):
+        occasion = f"{new['reason']} {new['lastTransitionTime']}"
+        yield True, new["reason"], "Reconcile", new["message"], occasion
 
 
 def _phases(change: Change) -> Iterator[Words]:

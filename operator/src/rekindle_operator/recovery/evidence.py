@@ -38,16 +38,14 @@ def weigh(snapshot: Snapshot, ours: Iterable[PodView], now: float, timing: Timin
     fresh = frozenset(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
     )
+    reports = {t.uid: read_data_plane(t.data_plane) for t in snapshot.topologies if t.uid in fresh}
     answered = {
-        SlotRef(topology.uid, task.slot, task.incarnation)
-        for topology in snapshot.topologies
-        if topology.uid in fresh
-        for task in read_data_plane(topology.data_plane).tasks.values()
+        SlotRef(uid, task.slot, task.incarnation)
+        for uid, report in reports.items()
+        for task in report.tasks.values()
         if task.has_answered
     }
-    reporting = {
-        (t.uid, read_data_plane(t.data_plane).fence) for t in snapshot.topologies if t.uid in fresh
-    }
+    reporting = {(uid, report.fence) for uid, report in reports.items()}
     covered = [p for p in ours if p.owner_uid in fresh]
     running = [p for p in covered if not p.terminating and not p.ended]
     heard = [p for p in running if p.ref in answered and p.ref not in snapshot.silent_since]
