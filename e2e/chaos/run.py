@@ -23,6 +23,7 @@ from chaos.injector import Injector
 from chaos.plan import Fault, Plan, Round, make_plan
 from chaos.progress import Progress, StaleClaim
 from chaos.sampler import Sampler
+from embedded.processes import Supervisor
 from harness.cluster import MOUNT, ROOT, DeadlineError, EmbeddedCluster, NodeShape, wait_for
 from harness.log_keeper import LogKeeper
 from harness.oracle import Reference
@@ -137,8 +138,10 @@ class _Run:
         """The cluster with both topologies applied; all of it is ended afterwards."""
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(1))
+            # Left before the pool, which would wait for the end of the reference execution.
+            supervisor = stack.enter_context(Supervisor(self.expected / "logs"))
             topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
-            reference = pool.submit(self._execute_references)
+            reference = pool.submit(self._execute_references, supervisor)
             stack.enter_context(self.cluster)
             self.cluster.make_volume("rekindle")
             self.cluster.install()
@@ -150,9 +153,9 @@ class _Run:
             self.cluster.apply(*self._documents.values())
             yield
 
-    def _execute_references(self) -> None:
+    def _execute_references(self, supervisor: Supervisor) -> None:
         for reference in self._references.values():
-            reference.execute()
+            reference.execute(supervisor)
 
     def _make_sampler(self) -> Sampler:
         sinks = {

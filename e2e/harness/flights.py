@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from embedded.processes import Supervisor
 from harness.cluster import MOUNT, ROOT
 
 EXAMPLE = ROOT / "examples" / "flights"
@@ -45,8 +47,11 @@ def manifest(name: str, speedup: int) -> dict[str, Any]:
     return document
 
 
-def run_reference(document: dict[str, Any], shared: Path, output: Path) -> None:
-    """`rekindle run`: the oracle. Sinks go to `output`/<query>."""
+def run_reference(
+    document: dict[str, Any], shared: Path, output: Path, supervisor: Supervisor | None = None
+) -> None:
+    """`rekindle run`: the oracle. Sinks go to `output`/<query>. Closing a `supervisor` of the
+    caller's ends a run that is under way."""
     local = json.loads(json.dumps(document).replace(f"file://{MOUNT}", f"file://{shared}"))
     path = output.with_suffix(".yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +59,11 @@ def run_reference(document: dict[str, Any], shared: Path, output: Path) -> None:
     rekindle = str(Path(sys.executable).parent / "rekindle")
     command = ["nice", "-n", "19", rekindle, "run", str(path)]
     command += ["--output", str(output)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=_REFERENCE_S
-    )
-    if done.returncode:
-        raise RuntimeError(f"the reference execution failed:\n{done.stdout}\n{done.stderr}")
+    with contextlib.ExitStack() as stack:
+        # Its JVM must not outlive this process, however that ends.
+        owner = supervisor or stack.enter_context(Supervisor(path.parent / "logs"))
+        process = owner.start(f"reference-{document['metadata']['name']}", command)
+        if not process.wait(_REFERENCE_S):
+            raise RuntimeError(f"the reference execution took over {_REFERENCE_S} s")
+        if process.exit_code:
+            raise RuntimeError(f"the reference execution failed:\n{process.log_tail()}")

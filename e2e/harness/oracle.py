@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from embedded.processes import Supervisor
 from harness import flights
 from harness.cluster import MOUNT
 from rekindle.connectors.compare import Difference, compare_sinks
@@ -28,8 +29,9 @@ class Reference:
         self._directory = directory
         self._output = directory / "reference"
 
-    def execute(self) -> None:
-        flights.run_reference(self._document, self._shared, self._output)
+    def execute(self, supervisor: Supervisor | None = None) -> None:
+        """See `run_reference`."""
+        flights.run_reference(self._document, self._shared, self._output, supervisor)
 
     def compare(
         self,
