@@ -17,13 +17,15 @@ import yaml
 
 from rekindle.checkpoints.store import Store
 from rekindle.engine.bounds import MAX_EPOCHS, CallBounds, take_ready
+from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, EpochInput, State
+from rekindle.engine.retry import CallSizes
 from rekindle.identity import Identity
 from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
-from rekindle.task.loop import EpochLoop, Position
+from rekindle.task.loop import EpochLoop, Position, Restarts
 from rekindle.task.report import Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.states import TaskStates
@@ -105,6 +107,23 @@ class Prepared:
         pass
 
 
+def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:
+    """Of the first segment's task, its data below `directory`."""
+    segment = compiled.segments[0]
+    return TaskConfig(
+        ref=TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1),
+        bind="127.0.0.1",
+        data=directory,
+        identity=Identity(directory.name),
+        generation=1,
+        origin_us=0,
+        topology=compiled,
+        segment=segment,
+        cds_archive=None,
+        memory=memory,
+    )
+
+
 class BenchTask:
     """The only task of a topology, about to do epoch `first`, its log below `directory`.
 
@@ -122,20 +141,11 @@ class BenchTask:
         *,
         most: int = MAX_EPOCHS,
         checkpoint_every: int | None = None,
+        memory: MemoryPlan | None = None,
+        engine: Restarts | None = None,
     ) -> None:
-        segment = compiled.segments[0]
-        ref = TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1)
-        config = TaskConfig(
-            ref=ref,
-            bind="127.0.0.1",
-            data=directory,
-            identity=Identity(directory.name),
-            generation=1,
-            origin_us=0,
-            topology=compiled,
-            segment=segment,
-            cds_archive=None,
-        )
+        config = task_config(compiled, directory, memory or plan_memory())
+        segment, ref = config.segment, config.ref
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStates(config)
         self._inputs = Prepared(most)
@@ -161,6 +171,8 @@ class BenchTask:
             save=self._save,
             report=self._report,
             wait=lambda _: True,  # what a task would try again ends a benchmark
+            sizes=CallSizes.of(config.memory),
+            engine=engine,
         )
 
     @property

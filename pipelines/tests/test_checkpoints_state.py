@@ -121,6 +121,18 @@ def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
         states.load(ref.object)
 
 
+@pytest.mark.parametrize(("old", "new"), [('"watermark":', '"watermark":1'), ('"1":', '"3":')])
+def test_damage_of_an_entry_is_found_on_load(
+    store: Store, tmp_path: Path, old: str, new: str
+) -> None:
+    states = StateStore(store, "u")
+    ref = save(states, 9, State({"op": {1: table("a")}}))
+    (path,) = (tmp_path / "store/u").rglob("*.json")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(StoreError, match="is damaged: its digest does not match"):
+        states.load_entry(ref.object)
+
+
 def test_a_stateless_chain_has_an_entry_with_its_watermark(store: Store) -> None:
     states = StateStore(store, "u")
     entry, state = states.load(save(states, 9, State()).object)

@@ -15,6 +15,7 @@ from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
+from rekindle.task.attempts import Attempt, Attempts
 
 HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)
 
@@ -152,6 +153,31 @@ def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
     with pytest.raises(EpochTooLarge, match=r"column s of epoch 3 has .* of type string"):
         check_columns(3, rows)
     check_columns(3, rows.slice(0, 50))
+
+
+def test_a_task_killed_in_a_call_finds_how_large_it_was(tmp_path: Path) -> None:
+    world, _ = limited_world(tmp_path / "log", lambda _: None)
+    attempts = world.loop._attempts = Attempts(tmp_path)
+    seen: list[Attempt | None] = []
+    world.chain._refuse = lambda es: seen.append(Attempts(tmp_path).left())  # type: ignore[attr-defined,func-returns-value]
+    run(world, 5)
+    run(world, 6)
+    assert seen == [Attempt(5, 40), None]  # the second is no larger than what succeeded
+    assert attempts.left() is None
+
+
+def test_calls_are_smaller_after_a_kill() -> None:
+    sizes = CallSizes.of(plan_memory())
+    sizes.killed_in(8, 4 * MIB)
+    assert (sizes.bounds.max_bytes, sizes.job_bytes) == (2 * MIB, plan_memory().job_bytes)
+    sizes.killed_in(1, MIB)
+    assert sizes.job_bytes == plan_memory().job_bytes // 16
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"epochs": 1, "bytes": null}'])
+def test_a_torn_note_of_a_call_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "attempt.json").write_text(text)
+    assert Attempts(tmp_path).left() is None
 
 
 def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:

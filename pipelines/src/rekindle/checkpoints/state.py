@@ -22,6 +22,7 @@ from rekindle.checkpoints.codec import (
     decode_entry,
     encode_entry,
     entry_name,
+    parse_entry_name,
     parse_state_name,
     state_name,
 )
@@ -80,12 +81,18 @@ class StateStore:
         return EntryRef(epoch, name, digest, written + len(data))
 
     def load_entry(self, object_name: str) -> Entry:
-        """The entry that an EntryRef names. Raises StoreError."""
-        data = self._store.get(self._path(object_name))
+        """The entry that an EntryRef names, compared with the digest in its name. Raises
+        StoreError."""
+        path = self._path(object_name)
+        data = self._store.get(path)
         try:
-            return decode_entry(data)
-        except (ValueError, TypeError) as e:
-            raise StoreError(f"{self._store.url}: {self._path(object_name)}: {e}") from e
+            entry = decode_entry(data)
+        except (ValueError, TypeError, KeyError) as e:
+            raise StoreError(f"{self._store.url}: {path}: {e}") from e
+        saved = parse_entry_name(object_name)
+        if saved is not None and _state_digest(entry, _digests_of(entry)) != saved.digest:
+            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
+        return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:
         """An entry and its state, every bucket's digest checked. Raises StoreError."""
@@ -201,6 +208,15 @@ def _digest_of(name: str) -> str:
     if saved is None:
         raise StoreError(f"{name} is not the name of a state object")
     return saved.digest
+
+
+def _digests_of(entry: Entry) -> dict[tuple[str, int], str]:
+    """Of each bucket, as its object's name says."""
+    return {
+        (operator, bucket): _digest_of(name)
+        for operator, buckets in entry.objects.items()
+        for bucket, name in buckets.items()
+    }
 
 
 def _state_digest(entry: Entry, digests: Mapping[tuple[str, int], str]) -> str:

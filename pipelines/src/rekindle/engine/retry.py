@@ -45,6 +45,14 @@ class CallSizes:
     def next_call(self) -> CallBounds:
         return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
 
+    def killed_in(self, epochs: int, size: int) -> None:
+        """The whole task was killed in a call of so many epochs and bytes. That may have had
+        another cause, so nothing is refused."""
+        if epochs > 1:
+            self.bounds = replace(self.bounds, max_bytes=max(1, size // 2))
+        else:
+            self.job_bytes = max(MIN_JOB_BYTES, self.job_bytes // JOB_FACTOR)
+
     def succeeded(self) -> None:
         self._most_epochs = None
         self._deaths = 0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rekindle.engine.bounds import take_ready
+from rekindle.engine.bounds import bytes_of, take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, ChainResult, EpochInput, State
@@ -25,6 +25,7 @@ from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chain_from, digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
+from rekindle.task.attempts import Attempt, Attempts
 from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
 from rekindle.task.saver import Snapshot
@@ -75,6 +76,7 @@ class EpochLoop:
         wait: Callable[[float], bool],
         sizes: CallSizes | None = None,
         engine: Restarts | None = None,
+        attempts: Attempts | None = None,
     ) -> None:
         self._chain = chain
         self.position = position
@@ -86,6 +88,7 @@ class EpochLoop:
         self._wait = wait
         self._sizes = sizes or CallSizes.of(plan_memory())
         self._engine = engine
+        self._attempts = attempts
         self._taken: deque[EpochInput] = deque()  # and not yet in the log
 
     def run(self) -> None:
@@ -155,6 +158,18 @@ class EpochLoop:
         the task is to stop. Raises what cannot pass."""
         for epoch in epochs:
             self._sizes.check(epoch)
+        if self._attempts is None:
+            return self._tried(epochs)
+        attempt = Attempt(len(epochs), sum(map(bytes_of, epochs)))
+        self._attempts.begin(attempt)
+        result = None
+        try:
+            result = self._tried(epochs)
+        finally:
+            self._attempts.end(attempt if result is not None else None)
+        return result
+
+    def _tried(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
         back_off = FIRST_BACK_OFF_S
         while True:
             try:

@@ -35,6 +35,7 @@ from rekindle.protocol import (
 )
 from rekindle.streams.flight import StreamClient, StreamServer
 from rekindle.streams.log import OutputLog
+from rekindle.task.attempts import Attempts
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk
@@ -141,6 +142,7 @@ class TaskRuntime:
         self._flight.serve_log(log, inputs.head)
         self.report.phase = "CatchingUp"
         self._tick()
+        attempts = Attempts(self._config.data)
         loop = EpochLoop(
             chain=chain,
             position=position,
@@ -150,8 +152,9 @@ class TaskRuntime:
             save=self._save,
             report=self.report,
             wait=self._halt.wait,
-            sizes=CallSizes.of(self._config.memory),
+            sizes=self._call_sizes(attempts),
             engine=self._engine,
+            attempts=attempts,
         )
         self._loop_thread = threading.Thread(
             target=self._run_loop, args=(loop,), name="engine", daemon=True
@@ -160,6 +163,17 @@ class TaskRuntime:
         _log.info(
             "started after epoch %d; the log holds %d to %d", position.epoch, log.base, log.last
         )
+
+    def _call_sizes(self, attempts: Attempts) -> CallSizes:
+        sizes = CallSizes.of(self._config.memory)
+        if (left := attempts.left()) is not None:
+            sizes.killed_in(left.epochs, left.bytes)
+            _log.warning(
+                "the task was killed in a call of %d epochs, %d bytes; calls are smaller now",
+                left.epochs,
+                left.bytes,
+            )
+        return sizes
 
     def _restore(self, point: RestorePoint) -> Position:
         def load() -> Position | None:

@@ -1,0 +1,214 @@
+"""Wide rows: does a task that is behind catch up, and does it keep to its pod's memory?
+
+PYTHONPATH=e2e python benchmarks/engine_wide.py [--case NAME]
+
+Each case is a process of its own with the memory plan of a pod, which replays `epochs` of one
+second that wait for it, as after so many seconds away, through the task's own loop: Spark, digests,
+log. Prints how many times the live rate that is, and the peak of what the process and its JVM held
+(anonymous memory, sampled every 50 ms) beside the pod's limit. The last cases are one epoch of
+300 MB: a small pod refuses it and names the limit, a pod of that limit takes it.
+
+Bars: catch up at twice the live rate at least; memory below the limit; the refusal in those words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import yaml
+from engine_parts import BenchTask, task_config
+
+from harness.report import Row, load_average, report
+from rekindle.engine.memory import MIB, needed_bytes, plan_memory
+from rekindle.engine.model import EpochInput
+from rekindle.errors import EpochTooLarge
+from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.task.engine import EngineStarter
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Topology
+
+BAR = 2.0
+SAMPLE_S = 0.05
+LIVE_S = 1.0
+START_TIMEOUT_S = 120.0
+COLUMNS = 64
+
+
+def wide_table(rows: int, width: int) -> pa.Table:
+    text = np.random.default_rng(7).integers(97, 123, rows * width, dtype=np.uint8).tobytes()
+    strings = [text[n * width : (n + 1) * width].decode() for n in range(rows)]
+    return pa.table(
+        {
+            "n": pa.array(range(rows), pa.int32()),
+            "s": strings,
+            "t": pa.array([0] * rows, pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def many_columns(rows: int) -> pa.Table:
+    rng = np.random.default_rng(7)
+    columns = {"t": pa.array([0] * rows, pa.timestamp("us", "UTC"))}
+    for at in range(COLUMNS // 2):
+        columns[f"v{at}"] = pa.array(rng.standard_normal(rows))
+        columns[f"k{at}"] = pa.array(np.char.add("value-", rng.integers(0, 9999, rows).astype(str)))
+    return pa.table(columns)
+
+
+WIDE = "n INT, s STRING, t TIMESTAMP"
+MANY = "t TIMESTAMP, " + ", ".join(f"v{n} DOUBLE, k{n} STRING" for n in range(COLUMNS // 2))
+FILTER = '- {name: last, inputs: [rows], sql: "SELECT * FROM rows WHERE n IS NOT NULL"}'
+ALL = '- {name: last, inputs: [rows], sql: "SELECT *, v0 * 2 AS w FROM rows WHERE v0 > -9"}'
+COUNT = (
+    "- {name: last, inputs: [rows], window: {size: 5m, groupBy: [n], "
+    "aggregate: 'count(*) AS rows, max(s) AS s'}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    schema: str
+    operator: str
+    table: Callable[[], pa.Table]
+    epochs: int
+    limit_bytes: int = 1024 * MIB
+    refused: bool = False
+
+
+def _large() -> pa.Table:
+    return wide_table(150_000, 2048)
+
+
+CASES = {
+    "3,000 rows x 2 KB": Case(WIDE, FILTER, lambda: wide_table(3000, 2048), 60),
+    "3,000 rows x 2 KB, window": Case(WIDE, COUNT, lambda: wide_table(3000, 2048), 60),
+    "1,000 rows x 64 columns": Case(MANY, ALL, lambda: many_columns(1000), 60),
+    "300 MB an epoch, 1 GiB": Case(WIDE, FILTER, _large, 1, refused=True),
+    "300 MB an epoch, as said": Case(WIDE, FILTER, _large, 3, needed_bytes(330 * MIB)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seconds: float
+    peak_bytes: int
+    refusal: str | None
+
+
+class Memory:
+    """The most that this process and its children held together, while it is entered."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while not self._done.wait(SAMPLE_S):
+            held = 0
+            for process in (me, *me.children(recursive=True)):
+                try:
+                    info = process.memory_info()
+                except psutil.NoSuchProcess:
+                    continue
+                held += info.rss - info.shared
+            self.peak_bytes = max(self.peak_bytes, held)
+
+
+def run(case: Case, directory: Path) -> Outcome:
+    memory = plan_memory(case.limit_bytes)
+    compiled = topology(case, directory)
+    table = case.table()
+    starter = EngineStarter(task_config(compiled, directory, memory))
+    chain = starter.chain.result(START_TIMEOUT_S)
+    task = BenchTask(compiled, chain, directory, 0, memory=memory, engine=starter)
+    task.offer(EpochInput(n, NO_WATERMARK, NO_WATERMARK, (table,)) for n in range(case.epochs))
+    refusal = None
+    with Memory() as held:
+        begin = time.perf_counter()
+        try:
+            while task.epoch < case.epochs - 1:
+                task.turn()
+                task.supervise()
+        except EpochTooLarge as error:
+            refusal = str(error)
+        seconds = time.perf_counter() - begin
+    task.stop()
+    starter.stop(10)
+    return Outcome(seconds, held.peak_bytes, refusal)
+
+
+def topology(case: Case, directory: Path) -> Topology:
+    text = f"""
+checkpoint: {{store: "file://{directory}/store"}}
+logBudget: 4Gi
+sources:
+- name: rows
+  schema: "{case.schema}"
+  eventTime: {{column: t}}
+  files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}
+operators:
+{case.operator}
+queries:
+- {{name: q, from: last, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
+"""
+    return compile_topology(load_spec(yaml.safe_load(text)), "bench", local=True)
+
+
+def judge(name: str, case: Case, outcome: Outcome) -> Row:
+    ratio = case.epochs * LIVE_S / outcome.seconds
+    figures = {
+        "x live": round(ratio, 1),
+        "peak MiB": round(outcome.peak_bytes / MIB),
+        "limit MiB": round(case.limit_bytes / MIB),
+    }
+    within = outcome.peak_bytes < case.limit_bytes
+    if case.refused:
+        words = outcome.refusal or ""
+        clear = all(w in words for w in ("epoch 0", "150,000 rows", "resources.limits.memory"))
+        return Row(f"{name}: refused", {"peak MiB": figures["peak MiB"]}, None, clear and within)
+    fast = case.epochs == 1 or ratio >= BAR or case.limit_bytes > 1024 * MIB
+    return Row(name, figures, BAR, fast and within and outcome.refusal is None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", choices=CASES, help="only this one")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        with tempfile.TemporaryDirectory() as directory:
+            print(json.dumps(asdict(run(CASES[arguments.case], Path(directory)))))
+        return
+    rows = []
+    for name in [arguments.case] if arguments.case else CASES:
+        command = [sys.executable, __file__, "--child", "--case", name]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        rows.append(judge(name, CASES[name], Outcome(**json.loads(printed.splitlines()[-1]))))
+    report("engine_wide", [*rows, load_average()])
+
+
+if __name__ == "__main__":
+    main()
