@@ -123,6 +123,7 @@ class FakeTask:
     computed: dict[int, tuple[str, str]] = field(default_factory=dict)  # digest, chained digest
     logged: dict[int, str] = field(default_factory=dict)
     entries: dict[str, tuple[str, str]] = field(default_factory=dict)  # the store: wrong, chain
+    engine: str = "e1"
     deaf: bool = False  # answers, and does nothing that it is told
 
     def poll(self, poll: Poll) -> Answer | None:
@@ -185,6 +186,7 @@ class FakeTask:
             },
             boot_id=self.boot_id,
             fence=self.fence,
+            engine=self.engine,
             phase=self.phase,
             stable_epoch=self.log_last if self.phase in ("CatchingUp", "Live") else -1,
             head_epoch=self.log_last,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from rekindle.checkpoints.codec import (
     SavedAs,
     SpilledBy,
+    decode_manifest,
+    encode_manifest,
     entry_name,
     manifest_name,
     parse_log_name,
@@ -25,7 +28,7 @@ from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.errors import StoreError
-from rekindle.objects import ObjectInfo
+from rekindle.objects import ObjectInfo, to_json
 
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
@@ -265,3 +268,20 @@ def test_manifests_go_first_then_entries_then_state() -> None:
     ]
     names = [o.name.partition("/")[0] for o in garbage(objects, [manifest(9, s__0=ref)], {})]
     assert names == ["manifests", "entries", "state"]
+
+
+def test_a_manifest_of_another_topology_is_refused() -> None:
+    data = encode_manifest(manifest(3), "one")
+    assert decode_manifest(data, "one") == decode_manifest(data) == manifest(3)
+    with pytest.raises(ValueError, match="manifest of topology one, not of other"):
+        decode_manifest(data, "other")
+
+
+def test_manifests_of_neighbouring_releases_are_read_or_refused_by_number() -> None:
+    said = json.loads(encode_manifest(manifest(3), "u"))
+    assert decode_manifest(to_json({**said, "ofTomorrow": 1}), "u") == manifest(3)
+    first = {name: value for name, value in said.items() if name != "topology"}
+    assert decode_manifest(to_json({**first, "format": 1}), "u") == manifest(3)
+    for number in (0, 3):
+        with pytest.raises(ValueError, match=f"format {number}; this version reads 1 to 2"):
+            decode_manifest(to_json({**said, "format": number}), "u")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.codec import decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
-from rekindle.checkpoints.state import StateStore, assemble
+from rekindle.checkpoints.state import StateStore, assemble, decode_table, encode_table
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
-from rekindle.errors import StoreError
+from rekindle.engine.version import STATE_FORMAT, engine_version
+from rekindle.errors import StateMisfit, StoreError
+from rekindle.objects import to_json
 from rekindle.streams.digest import digest_table
 
 UTC = pa.timestamp("us", "UTC")
@@ -181,6 +185,55 @@ def test_entries_survive_json() -> None:
         decode_entry(b"{}")
     with pytest.raises(ValueError, match="of format 99"):
         decode_entry(b'{"format":99}')
+
+
+def test_objects_of_another_topology_are_refused(store: Store) -> None:
+    entry = Entry("s", 1, 9, 0, ("a",), {})
+    with pytest.raises(ValueError, match="entry of topology one, not of other"):
+        decode_entry(encode_entry(entry, "one"), "other")
+    with pytest.raises(ValueError, match="it is of topology one, not of other"):
+        decode_table(encode_table(table("a"), "one"), "other")
+    assert decode_table(encode_table(table("a"), "one"), "one").schema.metadata is None
+
+
+def test_fields_of_a_newer_release_are_ignored() -> None:
+    entry = Entry("s", 1, 9, 0, ("a",), {})
+    newer = {**json.loads(encode_entry(entry)), "ofTomorrow": [1]}
+    assert decode_entry(to_json(newer)) == entry
+
+
+def test_an_entry_of_the_first_format_is_read() -> None:
+    old = {**json.loads(encode_entry(Entry("s", 1, 9, 0, ("a",), {}))), "format": 1}
+    for field in ("topology", "engine", "state_format"):
+        del old[field]
+    read = decode_entry(to_json(old), "u")
+    assert (read.engine, read.state_format, read.epoch) == ("", 1, 9)
+
+
+def test_state_of_another_format_is_refused_in_words(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "STATE_FORMAT", 1)
+    monkeypatch.setattr(state_module, "engine_version", lambda: "9+spark0")
+    ref = save(StateStore(store, "u"), 9, State({"op": {0: table("a")}}))
+    empty = save(StateStore(store, "u"), 19, State({}))
+    monkeypatch.undo()
+    with pytest.raises(StateMisfit, match=r"state of format 1, saved by engine 9\+spark0"):
+        StateStore(store, "u").load(ref.object)
+    assert StateStore(store, "u").load(empty.object)[1] == State({})
+
+
+def test_an_entry_says_which_engine_saved_it(store: Store) -> None:
+    states = StateStore(store, "u")
+    entry = states.load_entry(save(states, 9, State({"op": {0: table("a")}})).object)
+    assert (entry.engine, entry.state_format) == (engine_version(), STATE_FORMAT)
+
+
+def test_states_of_different_formats_are_not_assembled() -> None:
+    first = Entry("ab", 0, 9, 90, ("a",), {"a": {1: "x"}}, state_format=1)
+    second = Entry("cd", 0, 9, 80, ("c",), {"c": {2: "y"}}, state_format=2)
+    with pytest.raises(ValueError, match="different formats"):
+        assemble([first, second], ["a", "c"])
 
 
 def test_another_segmentation_finds_its_operators() -> None:

@@ -304,3 +304,20 @@ def test_no_topology_is_founded_beside_tasks_that_run() -> None:
     world.run(4)
     assert world.store[-1].fence == 2
     assert {s: t.restored_from for s, t in world.tasks.items()} == restored
+
+
+def test_results_of_different_engines_are_not_compared() -> None:
+    world = started()
+    other = world.tasks[Slot("left", 0, 1)]
+    other.engine, other.lie = "e2", "!"
+    world.run(8)
+    data_plane = world.statuses[-1].data_plane
+    assert (data_plane["diverged"], data_plane["inconsistent"]) == ([], [])
+    assert data_plane["problems"] == [
+        "left/0: its replicas run engines e1 and e2; their results are not compared until they "
+        "run one image"
+    ]
+    assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.every
+    other.engine = "e1"
+    world.run(2)
+    assert any("disagree" in said for said in world.statuses[-1].data_plane["inconsistent"])

@@ -20,7 +20,7 @@ from engine_fixtures import (
 )
 
 from rekindle.engine.model import EpochInput, State
-from rekindle.errors import OperatorFailed, OperatorRefused
+from rekindle.errors import OperatorFailed, OperatorRefused, StateMisfit
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT
 
@@ -94,6 +94,20 @@ def test_windows_hold_what_an_oracle_says(spark: Spark, size: str, length: int, 
             check(got[group], rows)
     (buckets,) = result.state.buckets.values()
     assert not buckets
+
+
+def test_saved_state_goes_on_whatever_the_order_of_its_columns(spark: Spark) -> None:
+    epochs = nasty_epochs(1, 6, 100, quiet=[])
+    chain = chain_of(window("size: 5m"), "w", spark)
+    half = chain.process(State(), epochs[:3]).state
+    ((operator, buckets),) = half.buckets.items()
+    turned = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
+    adopted = chain.adopt(State({operator: turned}))
+    assert chain.process(adopted, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
+    one = next(iter(buckets.values()))
+    sums = [name for name in one.schema.names if name.startswith("p_sum_")]
+    with pytest.raises(StateMisfit, match=rf"operator w: .* column {sums[0]} is no such column"):
+        chain.adopt(State({operator: {0: one.drop_columns(sums[:1])}}))
 
 
 def group_of(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rekindle.engine.canonical_order import from_order_bits, order_bits
 from rekindle.engine.model import BUCKETS
-from rekindle.engine.window_state import LATE, UNTIMED, Buckets, WindowShape, advance
+from rekindle.engine.window_state import LATE, UNTIMED, Buckets, WindowShape, advance, conform
+from rekindle.errors import StateMisfit
 from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -41,6 +42,36 @@ KINDS = dict(
         strict=True,
     )
 )
+
+
+def state_table(**columns: Any) -> pa.Table:
+    values = {"__w": [0], "__k0": ["a"], "p0": [1.5], "p1": [2], "p2": [0.5], "p3": [9.0]}
+    return pa.table(values | {"p4": ["z"]} | columns)
+
+
+def test_saved_columns_are_matched_by_name() -> None:
+    saved = state_table()
+    turned = saved.select(["p3", "p2", "__k0", "p1", "p4", "__w", "p0"])
+    assert conform(SHAPE, {3: turned}, "op") == {3: saved}
+
+
+def test_saved_state_that_fits_is_the_very_same_table() -> None:
+    saved = state_table()
+    assert conform(SHAPE, {3: saved}, "op")[3] is saved
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (state_table().drop_columns(["p2"]), "column p2 is no such column there and double here"),
+        (state_table(p1=[1.0]), "column p1 is double there and int64 here"),
+        (state_table(p9=[1]), "column p9 is int64 there and no such column here"),
+    ],
+)
+def test_saved_state_that_does_not_fit_is_refused(saved: pa.Table, said: str) -> None:
+    with pytest.raises(StateMisfit, match=f"operator op: .*{said}"):
+        conform(SHAPE, {0: saved}, "op")
+
 
 doubles = st.one_of(
     st.none(), st.floats(-1e15, 1e15), st.sampled_from([math.nan, -0.0, 0.1, 1e15, -1e15, 1e-3])

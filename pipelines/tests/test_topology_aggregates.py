@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rekindle.topology.aggregates import Partial, decompose, parse_aggregates
+from rekindle.topology.aggregates import Decomposition, Partial, decompose, parse_aggregates
 from rekindle.topology.findings import InvalidSql
+
+
+def decomposed(text: str) -> Decomposition:
+    """With the partials' names by their order."""
+    parts = decompose(text)
+    names = {partial.name: f"p{at}" for at, partial in enumerate(parts.partials)}
+    finals = []
+    for alias, sql in parts.finals:
+        for name, short in names.items():
+            sql = sql.replace(name, short)
+        finals.append((alias, sql))
+    return Decomposition(
+        tuple(replace(p, name=names[p.name]) for p in parts.partials), tuple(finals)
+    )
 
 
 def reasons(text: str) -> list[str]:
@@ -15,7 +31,7 @@ def reasons(text: str) -> list[str]:
 
 
 def test_an_average_is_a_sum_of_doubles_over_a_count_and_null_for_no_rows() -> None:
-    parts = decompose("avg(dep_delay) AS delay")
+    parts = decomposed("avg(dep_delay) AS delay")
     assert parts.partials == (
         Partial("p0", "SUM(CAST(dep_delay AS DOUBLE))", "sum"),
         Partial("p1", "COUNT(dep_delay)", "sum"),
@@ -24,7 +40,7 @@ def test_an_average_is_a_sum_of_doubles_over_a_count_and_null_for_no_rows() -> N
 
 
 def test_equal_calls_share_their_partials() -> None:
-    parts = decompose("avg(x) AS a, count(x) AS n, sum(x) AS s, mean(x) AS m, sum(x) * 2 AS d")
+    parts = decomposed("avg(x) AS a, count(x) AS n, sum(x) AS s, mean(x) AS m, sum(x) * 2 AS d")
     assert [p.sql for p in parts.partials] == ["SUM(CAST(x AS DOUBLE))", "COUNT(x)", "SUM(x)"]
     assert dict(parts.finals) == {
         "a": "(p0 / NULLIF(p1, 0))",
@@ -33,6 +49,18 @@ def test_equal_calls_share_their_partials() -> None:
         "m": "(p0 / NULLIF(p1, 0))",
         "d": "p2 * 2",
     }
+
+
+def test_a_partial_is_named_by_what_it_is_not_by_its_place() -> None:
+    one = decompose("min(x) AS a, max(y) AS b")
+    other = decompose("max(y) AS b, avg(z) AS c, min(x) AS a")
+    assert {p.name for p in one.partials} < {p.name for p in other.partials}
+    assert len({p.name for p in decompose("min(x) AS a, max(x) AS b, sum(x) AS c").partials}) == 3
+
+
+def test_names_of_partials_stay_as_saved_states_have_them() -> None:
+    (partial,) = decompose("count(*) AS n").partials
+    assert partial.name == "p_sum_1c3d36e059c4"
 
 
 @pytest.mark.parametrize(
@@ -55,13 +83,13 @@ def test_equal_calls_share_their_partials() -> None:
     ],
 )
 def test_each_supported_aggregate_has_a_partial(text: str, partial: str, merge: str) -> None:
-    parts = decompose(text)
+    parts = decomposed(text)
     assert parts.partials == (Partial("p0", partial, merge),)  # type: ignore[arg-type]
     assert parts.finals[0][1] == "p0"
 
 
 def test_a_filter_reaches_both_parts_of_an_average() -> None:
-    parts = decompose("avg(x) FILTER (WHERE y) AS a")
+    parts = decomposed("avg(x) FILTER (WHERE y) AS a")
     assert [p.sql for p in parts.partials] == [
         "SUM(CAST(x AS DOUBLE)) FILTER(WHERE y)",
         "COUNT(x) FILTER(WHERE y)",
@@ -69,7 +97,7 @@ def test_a_filter_reaches_both_parts_of_an_average() -> None:
 
 
 def test_scalar_expressions_stand_over_the_partials() -> None:
-    parts = decompose(
+    parts = decomposed(
         "sum(a) / count(*) AS r, round(avg(x), 2) AS y, greatest(max(a), max(b)) AS g"
     )
     assert dict(parts.finals) == {

@@ -69,6 +69,10 @@ class StoreError(RekindleError):
     """The checkpoint store refused or lost something; names the URL."""
 
 
+class StateMisfit(RekindleError):
+    """Saved state is not what this release keeps; names operator and column, or the versions."""
+
+
 class SinkRefused(RekindleError):
     """A sink's place belongs to another topology, or cannot be written; names the URL."""
 

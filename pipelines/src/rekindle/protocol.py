@@ -134,6 +134,7 @@ class Answer(_Versioned):
     task: TaskRef
     boot_id: str
     fence: int
+    engine: str = ""  # its version: results of different ones are not compared
     phase: TaskPhase
     stable_epoch: int = -1  # newest epoch in the output log
     head_epoch: int = -1  # newest epoch that time or upstreams have released

@@ -17,13 +17,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.objects import to_json
 
-FORMAT = 1
+FORMAT = 2
+"""Of manifests and entries. Raised when older releases would misread them; a field that is only
+added does not raise it. Format 1 has neither topology, definitions nor the engine's version."""
+OLDEST_FORMAT = 1
+
+T = TypeVar("T")
 
 _MANIFEST = re.compile(r"manifests/(?P<seq>\d{12})\.json")
 _ENTRY = re.compile(
@@ -117,43 +123,61 @@ def _saved_as(match: re.Match[str] | None) -> SavedAs | None:
     return SavedAs(match["segment"], int(match["partition"]), int(match["epoch"]), match["digest"])
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest, topology: str = "") -> bytes:
+    """`topology` is the UID, here and below."""
     fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
     entries = {key: [asdict(ref) for ref in refs] for key, refs in manifest.entries.items()}
     queries = {name: asdict(start) for name, start in manifest.queries.items()}
-    return to_json({"format": FORMAT, **fields, "entries": entries, "queries": queries})
+    return to_json({**_stamp(topology), **fields, "entries": entries, "queries": queries})
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError if it is none, or of a format that this version does not know."""
-    fields = _fields(data, "manifest")
-    entries = {k: tuple(EntryRef(**ref) for ref in refs) for k, refs in fields["entries"].items()}
-    queries = {name: QueryStart(**start) for name, start in fields["queries"].items()}
-    return Manifest(**{**fields, "entries": entries, "queries": queries})
+def decode_manifest(data: bytes, topology: str = "") -> Manifest:
+    """Raises ValueError if it is none, of a format that this version does not read, or another
+    topology's. Fields that it does not know are ignored."""
+    fields = _fields(data, "manifest", topology)
+    entries = {
+        key: tuple(_made(EntryRef, ref) for ref in refs) for key, refs in fields["entries"].items()
+    }
+    queries = {name: _made(QueryStart, start) for name, start in fields["queries"].items()}
+    return _made(Manifest, {**fields, "entries": entries, "queries": queries})
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: Entry, topology: str = "") -> bytes:
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
     objects = {operator: dict(buckets) for operator, buckets in entry.objects.items()}
-    return to_json({"format": FORMAT, **fields, "objects": objects})
+    return to_json({**_stamp(topology), **fields, "objects": objects})
 
 
-def decode_entry(data: bytes) -> Entry:
+def decode_entry(data: bytes, topology: str = "") -> Entry:
     """Raises ValueError as decode_manifest."""
-    fields = _fields(data, "entry")
+    fields = _fields(data, "entry", topology)
     objects = {
         operator: {int(bucket): name for bucket, name in buckets.items()}
         for operator, buckets in fields["objects"].items()
     }
-    return Entry(**{**fields, "operators": tuple(fields["operators"]), "objects": objects})
+    return _made(Entry, {**fields, "operators": tuple(fields["operators"]), "objects": objects})
 
 
-def _fields(data: bytes, what: str) -> dict[str, Any]:
+def _stamp(topology: str) -> dict[str, Any]:
+    return {"format": FORMAT, "topology": topology}
+
+
+def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(data)
-        found = fields.pop("format")
+        found = int(fields["format"])
+        owner = str(fields.get("topology") or topology)  # format 1 does not say
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"this is no checkpoint {what}: {data[:80]!r}") from e
-    if found != FORMAT:
-        raise ValueError(f"checkpoint {what} of format {found}; this version reads {FORMAT}")
+    if not OLDEST_FORMAT <= found <= FORMAT:
+        reads = f"{OLDEST_FORMAT} to {FORMAT}"
+        raise ValueError(f"checkpoint {what} of format {found}; this version reads {reads}")
+    if topology and owner != topology:
+        raise ValueError(f"checkpoint {what} of topology {owner}, not of {topology}")
     return fields
+
+
+def _made(kind: type[T], said: Mapping[str, Any]) -> T:
+    """A dataclass from the fields that it has: a newer release may have written more."""
+    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in said.items() if name in known})

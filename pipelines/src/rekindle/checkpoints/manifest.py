@@ -29,6 +29,8 @@ class EntryRef:
 class Entry:
     """The object an EntryRef names: where each bucket of each operator is, and the watermarks.
 
+    `engine` and `state_format` are those of who saved it (`rekindle.engine.version`).
+
     `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
     `epoch`. `operators`: ids of the chain, so that another segmentation can find its state.
     `chain`: the chained digest of the partition's output through `epoch`, "" where it begins here.
@@ -41,6 +43,8 @@ class Entry:
     operators: tuple[str, ...]
     objects: Mapping[str, Mapping[int, str]]
     chain: str = ""
+    engine: str = ""
+    state_format: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class ManifestStore:
         name = f"{self._uid}/{manifest_name(seq)}"
         data = self._store.get(name)
         try:
-            return decode_manifest(data)
+            return decode_manifest(data, self._uid)
         except (ValueError, TypeError, KeyError) as e:
             raise StoreError(f"{self._store.url}: {name}: {e}") from e
 
@@ -76,7 +76,7 @@ class ManifestStore:
         caller is then no longer the one who decides. Raises StoreError; the same manifest may then
         be written again, also if the first attempt did reach the store."""
         name = f"{self._uid}/{manifest_name(manifest.seq)}"
-        data = encode_manifest(manifest)
+        data = encode_manifest(manifest, self._uid)
         if not self._store.put(name, data) and self._read_or_none(name) != data:
             return False
         return self.seqs()[-1:] == [manifest.seq]
@@ -85,7 +85,7 @@ class ManifestStore:
         """The entry of this name. Raises ObjectMissing, Unreadable, StoreError."""
         data = self._store.get(f"{self._uid}/{object_name}")
         try:
-            return decode_entry(data)
+            return decode_entry(data, self._uid)
         except (ValueError, TypeError, KeyError) as e:
             raise Unreadable(f"{self._store.url}: {object_name}: {e}") from e
 

@@ -29,11 +29,13 @@ from rekindle.checkpoints.codec import (
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
-from rekindle.errors import StoreError
+from rekindle.engine.version import STATE_FORMAT, engine_version
+from rekindle.errors import StateMisfit, StoreError
 from rekindle.objects import to_json
 from rekindle.streams.digest import digest_table
 
 PARALLEL = 8
+_TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -73,10 +75,20 @@ class StateStore:
                 uploads.append((name, state.buckets[operator][bucket]))
             objects.setdefault(operator, {})[bucket] = name
         written = self._upload(uploads)
-        entry = Entry(segment_id, partition, epoch, watermark, operators, objects, chain)
+        entry = Entry(
+            segment_id,
+            partition,
+            epoch,
+            watermark,
+            operators,
+            objects,
+            chain,
+            engine_version(),
+            STATE_FORMAT,
+        )
         digest = _state_digest(entry, digests)
         name = entry_name(segment_id, partition, epoch, digest, uuid.uuid4().hex[:12])
-        data = encode_entry(entry)
+        data = encode_entry(entry, self._uid)
         self._store.put(self._path(name), data)
         return EntryRef(epoch, name, digest, written + len(data))
 
@@ -86,7 +98,7 @@ class StateStore:
         path = self._path(object_name)
         data = self._store.get(path)
         try:
-            entry = decode_entry(data)
+            entry = decode_entry(data, self._uid)
         except (ValueError, TypeError, KeyError) as e:
             raise StoreError(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
@@ -95,8 +107,14 @@ class StateStore:
         return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:
-        """An entry and its state, every bucket's digest checked. Raises StoreError."""
+        """An entry and its state, every bucket's digest checked. Raises StoreError, StateMisfit."""
         entry = self.load_entry(object_name)
+        if any(entry.objects.values()) and entry.state_format != STATE_FORMAT:
+            raise StateMisfit(
+                f"{object_name} has state of format {entry.state_format}, saved by engine "
+                f"{entry.engine or 'unknown'}; this engine, {engine_version()}, reads format "
+                f"{STATE_FORMAT}: run the image that saved it"
+            )
         return entry, self.load_state(entry)
 
     def load_state(self, entry: Entry) -> State:
@@ -134,7 +152,7 @@ class StateStore:
     def _upload(self, uploads: list[tuple[str, pa.Table]]) -> int:
         def upload(item: tuple[str, pa.Table]) -> int:
             name, table = item
-            data = encode_table(table)
+            data = encode_table(table, self._uid)
             self._store.put(self._path(name), data)
             return len(data)
 
@@ -147,8 +165,8 @@ class StateStore:
         path = self._path(name)
         data = self._store.get(path)
         try:
-            table = decode_table(data)
-        except (pa.ArrowInvalid, OSError) as e:
+            table = decode_table(data, self._uid)
+        except (pa.ArrowInvalid, OSError, ValueError) as e:
             raise StoreError(f"{self._store.url}: {path} is damaged: {e}") from e
         if digest_table(table) != _digest_of(name):
             raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
@@ -170,6 +188,9 @@ def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | N
     sources = [by_operator[operator] for operator in found]
     if not sources:
         return None
+    formats = {e.state_format for e in sources if any(e.objects.values())} or {STATE_FORMAT}
+    if len(formats) > 1:
+        raise ValueError(f"entries whose states have different formats: {sorted(formats)}")
     epochs = {(e.epoch, e.partition) for e in sources}
     if len(epochs) > 1:
         raise ValueError(f"entries of different epochs or partitions: {sorted(epochs)}")
@@ -180,19 +201,28 @@ def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | N
         watermark=min(e.watermark for e in sources),
         operators=tuple(found),
         objects={o: e.objects[o] for o, e in zip(found, sources, strict=True) if o in e.objects},
+        engine=", ".join(sorted({e.engine for e in sources})),
+        state_format=formats.pop(),
     )
 
 
-def encode_table(table: pa.Table) -> bytes:
-    """One bucket as an Arrow IPC file."""
+def encode_table(table: pa.Table, topology: str = "") -> bytes:
+    """One bucket as an Arrow IPC file that says whose it is, and how its columns are laid out."""
+    said = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
+    table = table.combine_chunks().replace_schema_metadata(said)
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as writer:
-        writer.write_table(table.combine_chunks())
+        writer.write_table(table)
     return sink.getvalue()
 
 
-def decode_table(data: bytes) -> pa.Table:
-    return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+def decode_table(data: bytes, topology: str = "") -> pa.Table:
+    """Raises ArrowInvalid, OSError, or ValueError for another topology's."""
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    owner = (table.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
+    if topology and owner and owner != topology:
+        raise ValueError(f"it is of topology {owner}, not of {topology}")
+    return table.replace_schema_metadata(None)
 
 
 def _reusable(previous: Entry | None, operator: str, bucket: int, digest: str) -> str | None:

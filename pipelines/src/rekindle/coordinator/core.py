@@ -42,7 +42,7 @@ from rekindle.coordinator.owed import committable, owed
 from rekindle.coordinator.quarantine import Quarantine
 from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
 from rekindle.coordinator.retention import Standings, floors, oldest
-from rekindle.coordinator.routes import running, serving_replicas
+from rekindle.coordinator.routes import running, serving_replicas, uncompared
 from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
 from rekindle.coordinator.wishes import Told, ask_only
 from rekindle.protocol import Answer, Poll, RestorePoint
@@ -107,6 +107,7 @@ class Coordinator:
             )
         found += self.committer.problems(self._scene(), now)
         found += self.quarantine.problems(self._generation)
+        found += uncompared(self._replicas).values()
         return tuple(found)
 
     # --- events ---
@@ -194,7 +195,10 @@ class Coordinator:
         return self._assign_restore(task)
 
     def _compare(self, slot: Slot, answer: Answer) -> None:
-        if self.quarantine.observed(slot, answer, self.membership, self._graph, self.committer):
+        mixed = partition_of(slot) in uncompared(self._replicas)
+        if not mixed and self.quarantine.observed(
+            slot, answer, self.membership, self._graph, self.committer
+        ):
             self._pace.hurry()
             self._derive()
         # Not before it is written down what is owed: the task says it again until then.
@@ -202,7 +206,8 @@ class Coordinator:
         if self.ready and manifest is not None and graph is not None:
             sinks = owed(graph, manifest, slot.segment)
             done = committable(answer, sinks)
-            sound = self.quarantine.sound(slot, done, self._replicas, self.is_suspected)
+            others = {} if mixed else self._replicas
+            sound = self.quarantine.sound(slot, done, others, self.is_suspected)
             self.committer.reported(slot, sound)
 
     def _assign_restore(self, task: Task) -> list[Effect]:

@@ -7,7 +7,7 @@ i, which spreads the readers. One that lags behind a Live one is marked, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Membership, Task
@@ -53,6 +53,20 @@ def serving_replicas(
     for task in membership:
         if serves(task) and not is_diverged(task.slot):
             found.setdefault(task.partition, []).append(task)
+    return found
+
+
+def uncompared(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partition, str]:
+    """Partitions whose replicas run different versions of the engine, and what to say of that: from
+    a difference between their results nothing follows."""
+    found: dict[Partition, str] = {}
+    for partition, tasks in replicas.items():
+        if len(tasks) > 1 and len(engines := {t.answer.engine for t in tasks if t.answer}) > 1:
+            names = " and ".join(sorted(engine or "unknown" for engine in engines))
+            found[partition] = (
+                f"{partition.key}: its replicas run engines {names}; their results are not "
+                "compared until they run one image"
+            )
     return found
 
 

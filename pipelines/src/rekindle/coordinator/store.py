@@ -84,7 +84,7 @@ class CheckpointStore:
             return EntryRef(assembly.epoch, None, "")
         where = assembly.partition
         entry = replace(made, segment=where.segment, partition=where.index)
-        data = encode_entry(entry)
+        data = encode_entry(entry, self._uid)
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         name = entry_name(where.segment, where.index, assembly.epoch, digest, _ASSEMBLED)
         store.put(f"{self._uid}/{name}", data)

@@ -76,6 +76,10 @@ class Chain(Protocol):
         """By window operator, whether it has dropped any or not; the chain counts on in it."""
         ...
 
+    def adopt(self, state: State) -> State:
+        """Saved state as this chain keeps it, columns matched by name. Raises StateMisfit."""
+        ...
+
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order; those that have no rows and move no watermark may be left
         out. Raises OperatorFailed with operator name and epoch range."""

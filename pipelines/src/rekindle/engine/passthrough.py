@@ -20,6 +20,9 @@ class PassThroughChain:
     def dropped(self) -> Mapping[str, DroppedRows]:
         return {}
 
+    def adopt(self, state: State) -> State:
+        return state
+
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         outputs = tuple(
             EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs)) for e in epochs

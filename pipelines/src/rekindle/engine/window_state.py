@@ -8,7 +8,7 @@ each (design §3). That makes released output recoverable without saving state f
 §V). Buckets that nothing touched keep the very same table object.
 
 A state table has the columns `__w` (window start, microseconds), the group's `__k0..`, and the
-partials; row order is the order of first appearance, epochs by epochs.
+partials, named by what they compute; row order is the order of first appearance, epochs by epochs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import BUCKETS
+from rekindle.errors import StateMisfit
 from rekindle.exchange.hashing import hash_rows
 
 WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
@@ -108,6 +109,27 @@ def advance(
     closed = sort_rows(closed, [EPOCH, WINDOW, *shape.key_names]).drop_columns([BUCKET])
     remaining = merged.filter(pa.array(is_open)) if len(closed) else merged
     return Advance(_rebuild(buckets, dirty, remaining), closed, late, untimed)
+
+
+def conform(shape: WindowShape, buckets: Buckets, operator: str) -> Buckets:
+    """Saved state in the order of this shape's columns, matched by name; a table that has it is
+    left as it is. Raises StateMisfit where a column is missing, unknown or of another type."""
+    return {bucket: _conform(shape.schema, table, operator) for bucket, table in buckets.items()}
+
+
+def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
+    kept = {field.name: field.type for field in table.schema}
+    needed = {field.name: field.type for field in wanted}
+    for name in [*needed, *kept]:
+        if kept.get(name) == needed.get(name):
+            continue
+        have, need = (str(columns.get(name, "no such column")) for columns in (kept, needed))
+        raise StateMisfit(
+            f"operator {operator}: its saved state does not fit this release: column {name} is "
+            f"{have} there and {need} here; run the image that saved it, or change the operator's "
+            "name to begin with empty state"
+        )
+    return table if table.schema.names == wanted.names else table.select(wanted.names)
 
 
 def _no_rows(shape: WindowShape) -> pa.Table:

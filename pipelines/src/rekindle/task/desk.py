@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from rekindle.engine.version import engine_version
 from rekindle.errors import RekindleError
 from rekindle.identity import Identity
 from rekindle.protocol import Answer, Poll, TaskRef
@@ -59,7 +60,9 @@ class Desk:
             if not poll.ask_only:
                 self._wish = poll
                 self._changed.notify_all()
-        answer = self._answer(poll.fence).model_copy(update={"topology": self._identity.topology})
+        answer = self._answer(poll.fence).model_copy(
+            update={"topology": self._identity.topology, "engine": engine_version()}
+        )
         if answer.phase == "Failed":
             with self._changed:
                 self._answers_of_failure += 1

@@ -129,6 +129,7 @@ class TaskRuntime:
         inputs = self._open_inputs(position)
         inputs.route((self.desk.wish or poll).upstreams)
         chain = self._wait_for_chain(inputs)
+        position.state = chain.adopt(position.state)
         log = self._open_log(chain, position)
         parts = Parts(
             log,
@@ -258,7 +259,7 @@ class TaskRuntime:
     @property
     def _log_directory(self) -> Path:
         config = self._config
-        return config.data / "log" / config.segment.stream / str(config.ref.partition)
+        return config.data / "log" / config.uid / config.segment.stream / str(config.ref.partition)
 
     def _wait(
         self, attempt: Callable[[], T | None], what: str, max_back_off_s: float = MAX_BACK_OFF_S

@@ -6,12 +6,15 @@ manifest before a task is told to start, so an absent store is a store that is a
 
 from __future__ import annotations
 
+import logging
+
 from rekindle.checkpoints.codec import SpilledBy, source_name
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.connectors.input_identity import InputFile, decode, difference, encode
 from rekindle.engine.model import State
+from rekindle.engine.version import engine_version
 from rekindle.errors import SourceMisfit, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.streams.digest import chain_from
@@ -20,6 +23,8 @@ from rekindle.task.config import TaskConfig
 from rekindle.task.loop import Position
 from rekindle.task.saver import Snapshot
 from rekindle.topology.model import Node
+
+_log = logging.getLogger(__name__)
 
 
 class TaskStates:
@@ -35,10 +40,15 @@ class TaskStates:
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
     def restore(self, point: RestorePoint) -> Position:
-        """State and watermark at a restore point; empty where it has no object."""
+        """State and watermark at a restore point; empty where it has no object. Raises StoreError,
+        StateMisfit."""
         if point.object is None:
             return Position(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
         entry, state = self._opened().load(point.object)
+        if entry.engine != engine_version():
+            _log.warning(
+                "state of engine %s is taken on by engine %s", entry.engine, engine_version()
+            )
         mine = {o: b for o, b in state.buckets.items() if o in self._operators}
         chain = entry.chain or chain_from(point.epoch)
         return Position(point.epoch, entry.watermark, State(mine), chain)

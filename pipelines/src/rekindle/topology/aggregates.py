@@ -7,6 +7,7 @@ all three. No Spark here: the SQL made here is Spark's, run by the engine.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -54,7 +55,8 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A mergeable aggregate: `sql` over the input's columns makes it, `merge` joins two of it."""
+    """A mergeable aggregate: `sql` over the input's columns makes it, `merge` joins two of it.
+    `name` follows from both alone, never from its place in the list: state is kept under it."""
 
     name: str
     sql: str
@@ -136,13 +138,18 @@ def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:
     names: dict[tuple[str, Merge], str] = {}
 
     def partial(call: exp.Expr, merge: Merge) -> exp.Expr:
-        name = names.setdefault((_sql(call), merge), f"p{len(names)}")
-        return exp.column(name)
+        key = (_sql(call), merge)
+        return exp.column(names.setdefault(key, partial_name(*key)))
 
     finals = tuple((i.alias, _sql(_replace_calls(i.expression.copy(), partial))) for i in items)
     return Decomposition(
         tuple(Partial(name, sql, merge) for (sql, merge), name in names.items()), finals
     )
+
+
+def partial_name(sql: str, merge: Merge) -> str:
+    """The column that a partial has in the window's state, in this release and in others."""
+    return f"p_{merge}_{hashlib.blake2b(sql.encode(), digest_size=6).hexdigest()}"
 
 
 _PartialOf = Callable[[exp.Expr, Merge], exp.Expr]

@@ -28,7 +28,7 @@ from rekindle.engine.spark.stages import (
     plan_stages,
     stage_sql,
 )
-from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance
+from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance, conform
 from rekindle.topology.model import Segment, Topology
 
 HASH_BYTES = 16 * 2**20
@@ -105,6 +105,16 @@ class SparkChain:
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
         return self._calls.dropped
+
+    def adopt(self, state: State) -> State:
+        """Raises StateMisfit."""
+        buckets = dict(state.buckets)
+        for prepared in self._for_many:
+            window = prepared.stage.end
+            if window is not None and prepared.shape is not None and window.node.id in buckets:
+                saved = buckets[window.node.id]
+                buckets[window.node.id] = conform(prepared.shape, saved, window.node.name)
+        return State(buckets)
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order. Raises OperatorFailed (operators, epochs), OutOfMemory,
