@@ -11,6 +11,7 @@ import pytest
 from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
 from test_operator_model_cluster import ModelCluster
+from urllib3.exceptions import ReadTimeoutError
 
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
@@ -147,9 +148,32 @@ def test_what_cannot_be_read_is_not_deleted(started: ModelOperator) -> None:
     started.model.remove_node("b")
     started.run(3.0)
     assert uids(started) == before
+    degraded = started.model.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ReadFailed")
+    assert "/nodes/b cannot be read: 500" in degraded["message"]
+    assert set(started.model.query_states().values()) == {"Unknown"}
     started.api.errors.clear()
     started.run(3.0)
     assert all(p.node != "b" for p in started.model.tasks().values())
+    assert started.model.condition("Degraded")["status"] == "False"
+    assert started.model.status()["recovery"]["history"][0]["lostNodes"] == ["b"]
+
+
+def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOperator) -> None:
+    for name in "ab":
+        started.model.remove_node(name)
+    started.deliver()
+    turns = take_turns(started.snapshot(), started.model.now, started.model.settings)
+    asked: list[str] = []
+
+    def hang(method: str, url: str, *_: Any, **__: Any) -> Any:
+        asked.append(url)
+        raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
+
+    started.api.call_api = hang  # type: ignore[method-assign]
+    why = started.live.unconfirmed(turns, started.snapshot())
+    assert "does not answer" in why["default/flights"]
+    assert len(asked) <= 2, "those that were asked at once"
 
 
 def test_a_pod_that_changes_after_the_decision_is_not_deleted(started: ModelOperator) -> None:

@@ -51,7 +51,7 @@ def main() -> None:
         leader.may_act,
     )
     relister = Relister(api, cluster, settings)
-    live = LiveCheck(api, cluster)
+    live = LiveCheck(_connect_without_retries(), cluster)
     loop = ControlLoop(cluster, executor, live, settings, leader, relister.list_once)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()

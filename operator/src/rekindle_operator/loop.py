@@ -16,6 +16,7 @@ from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.conditions import Trouble
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
 from rekindle_operator.metrics import (
@@ -26,7 +27,7 @@ from rekindle_operator.metrics import (
 )
 from rekindle_operator.pacing import Rehearsals, wait_s
 from rekindle_operator.reconcile.actions import Turn
-from rekindle_operator.reconcile.core import take_turns
+from rekindle_operator.reconcile.core import take_turns, undecided
 from rekindle_operator.settings import Settings
 
 _PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
@@ -46,14 +47,18 @@ def decide(
 ) -> tuple[Snapshot, list[Turn]]:
     """What to do, and what that rests on. Turns that would destroy something for a reason that the
     API server does not confirm are decided anew; if that does not help, they wait for the next
-    pass."""
+    pass. Where the API server cannot be asked, nobody knows how the topology is."""
     for _ in range(_DECISIONS):
         snapshot = look()
         turns = take_turns(snapshot, clock(), settings)
         unconfirmed = live.unconfirmed(turns, snapshot)
         if not unconfirmed:
             break
-    return snapshot, [turn for turn in turns if turn.owner not in unconfirmed]
+    confirmed = [turn for turn in turns if turn.owner not in unconfirmed]
+    for view in snapshot.topologies:
+        if why := unconfirmed.get(view.key):
+            confirmed.append(undecided(view, Trouble("ReadFailed", why), clock()))
+    return snapshot, confirmed
 
 
 class ControlLoop:

@@ -21,8 +21,10 @@ def call(
     content: str = "application/json",
     query: Iterable[tuple[str, str]] = (),
     ok: int | tuple[int, ...] = (),
+    timeout_s: tuple[float, float] = _TIMEOUT_S,
 ) -> dict[str, Any] | None:
-    """The answer's JSON; None for the refusals in `ok`, which are as good. Raises ApiException, or
+    """The answer's JSON; None for the refusals in `ok`, which are as good. `timeout_s`: to connect,
+    and to be answered. Raises ApiException, or
     HTTPError when nobody answers."""
     request = api.param_serialize(
         method,
@@ -32,7 +34,7 @@ def call(
         body=body,
         auth_settings=["BearerToken"],
     )
-    response = api.call_api(*request, _request_timeout=_TIMEOUT_S)
+    response = api.call_api(*request, _request_timeout=timeout_s)
     text = str(response.read().decode())  # type: ignore[no-untyped-call]
     if response.status in ((ok,) if isinstance(ok, int) else ok):
         return None

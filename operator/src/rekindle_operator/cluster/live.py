@@ -1,13 +1,15 @@
 """Reading from the API server, before anything is destroyed, what the decision rests on.
 
-What is read goes into the mirrors, so a pass that is decided anew sees it.
+What is read goes into the mirrors, so a pass that is decided anew sees it. An API server that does
+not answer costs one timeout and not one for each object.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 from kubernetes import client
@@ -23,58 +25,81 @@ from rekindle_operator.reconcile.actions import DeletePod, Turn
 from rekindle_operator.reconcile.confirm import Premises, premises_of
 
 _READERS = 8
+_TIMEOUT_S = (2, 5)
 
 logger = logging.getLogger(__name__)
 
 
+class Unread(Exception):
+    """Something could not be read; says what, and why."""
+
+
 class LiveCheck:
+    """`api` should not retry: whoever asks waits."""
+
     def __init__(self, api: client.ApiClient, cluster: Cluster) -> None:
         self._api = api
         self._cluster = cluster
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="live")
 
-    def unconfirmed(self, turns: Iterable[Turn], snapshot: Snapshot) -> frozenset[str]:
-        """Owners of the turns that rest on something that is not, or cannot be read."""
+    def unconfirmed(self, turns: Iterable[Turn], snapshot: Snapshot) -> Mapping[str, str]:
+        """Owners of the turns that rest on something that is not so (""), or that cannot be read
+        (why)."""
         premises = premises_of(turns, snapshot)
         if not premises:
-            return frozenset()
+            return {}
+        check = _Check(self._api, self._cluster)
         nodes = {name: node for p in premises for name, node in p.nodes.items()}
-        others = self._pool.map(self._is_other_node, nodes, nodes.values())
-        wrong = dict(zip(nodes, others, strict=True))
-        checked = self._pool.map(self._is_confirmed, premises)
-        return frozenset(
-            p.owner
-            for p, confirmed in zip(premises, checked, strict=True)
-            if not confirmed or any(wrong[name] for name in p.nodes)
-        )
+        said = self._pool.map(check.node, nodes, nodes.values())
+        of_node = dict(zip(nodes, said, strict=True))
+        found = {}
+        for one, word in zip(premises, self._pool.map(check.others, premises), strict=True):
+            words = [word, *(of_node[name] for name in one.nodes)]
+            wrong = [w for w in words if w is not None]
+            if wrong:
+                found[one.owner] = max(wrong)
+        for why in sorted({w for w in found.values() if w}):
+            logger.warning("nothing is deleted or replaced: %s", why)
+        return found
 
-    def _is_other_node(self, name: str, expected: NodeView | None) -> bool:
+
+class _Check:
+    """Of one pass. Its questions return None for what is as expected, "" for what is not, else why
+    it could not be read; after the first that nobody answered, nothing more is asked."""
+
+    def __init__(self, api: client.ApiClient, cluster: Cluster) -> None:
+        self._api = api
+        self._cluster = cluster
+        self._unanswered = Event()
+
+    def node(self, name: str, expected: NodeView | None) -> str | None:
         try:
-            raw = call(self._api, "GET", f"/api/v1/nodes/{name}", ok=404)
-        except (ApiException, HTTPError) as error:
-            return _unread(f"node {name}", error)
+            raw = self._read(f"/api/v1/nodes/{name}")
+        except Unread as error:
+            return str(error)
         if raw is None:
             self._cluster.nodes.drop("", name)
-            return expected is not None
+            return "" if expected is not None else None
         self._cluster.nodes.put(raw)
         live = node_view(raw)
-        same = expected is not None and (live.uid, live.ready) == (expected.uid, expected.ready)
-        if not same:
-            logger.warning("node %s is not what its mirror says; nothing is done to its pods", name)
-        return not same
+        if expected is not None and (live.uid, live.ready) == (expected.uid, expected.ready):
+            return None
+        logger.warning("node %s is not what its mirror says; nothing is done to its pods", name)
+        return ""
 
-    def _is_confirmed(self, premises: Premises) -> bool:
+    def others(self, premises: Premises) -> str | None:
         try:
-            return self._has_same_lease(premises) and self._has_same_pods(premises)
-        except (ApiException, HTTPError) as error:
-            return not _unread(premises.owner or "pods on lost nodes", error)
+            same = self._has_same_lease(premises) and self._has_same_pods(premises)
+        except Unread as error:
+            return str(error)
+        return None if same else ""
 
     def _has_same_lease(self, premises: Premises) -> bool:
         lease = premises.lease
         if lease is None:
             return True
         path = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases/{lease.name}"
-        raw = call(self._api, "GET", path, ok=404)
+        raw = self._read(path)
         if raw is None or version_of(raw) == lease.version:
             return True
         self._cluster.leases.put(raw)
@@ -83,33 +108,36 @@ class LiveCheck:
     def _has_same_pods(self, premises: Premises) -> bool:
         view = premises.topology
         if view is None:
-            return all(self._is_same_pod(a) for a in premises.deleted)
-        path = f"/api/v1/namespaces/{view.namespace}/pods"
+            same = [self._is_same_pod(a) for a in premises.deleted]  # each goes into the mirror
+            return all(same)
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
-        listed = call(self._api, "GET", path, query=selector) or {}
+        listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
         items: Sequence[dict[str, Any]] = listed.get("items") or ()
         versions = {raw["metadata"]["uid"]: version_of(raw) for raw in items}
         for raw in items:
             self._cluster.pods.put(raw)
-        for pod in self._cluster.pods.views():
-            if pod.uid in premises.pods and pod.uid not in versions:
-                self._cluster.pods.drop(pod.namespace, pod.name, pod.uid)
-        return premises.pods == versions.keys() and all(
+        for uid, name in premises.pods.items():
+            if uid not in versions:
+                self._cluster.pods.drop(view.namespace, name, uid)
+        return premises.pods.keys() == versions.keys() and all(
             versions[a.uid] == a.version for a in premises.deleted if a.uid in versions
         )
 
     def _is_same_pod(self, action: DeletePod) -> bool:
-        path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        raw = call(self._api, "GET", path, ok=404)
+        raw = self._read(f"/api/v1/namespaces/{action.namespace}/pods/{action.name}")
         if raw is None or raw["metadata"]["uid"] != action.uid:
             self._cluster.pods.drop(action.namespace, action.name, action.uid)
             return False
         self._cluster.pods.put(raw)
         return version_of(raw) == action.version
 
-
-def _unread(what: str, error: Exception) -> bool:
-    """True: what cannot be read is not confirmed."""
-    reason = f"{error.status} {error.reason}" if isinstance(error, ApiException) else error
-    logger.warning("%s cannot be read, so nothing is deleted or replaced: %s", what, reason)
-    return True
+    def _read(self, path: str, query: Iterable[tuple[str, str]] = ()) -> dict[str, Any] | None:
+        if self._unanswered.is_set():
+            raise Unread(f"{path} cannot be read: the API server does not answer")
+        try:
+            return call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
+        except ApiException as error:
+            raise Unread(f"{path} cannot be read: {error.status} {error.reason}") from error
+        except HTTPError as error:
+            self._unanswered.set()
+            raise Unread(f"{path} cannot be read: the API server does not answer") from error

@@ -7,11 +7,12 @@ it, the pass is decided anew.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle_operator import names
-from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, Snapshot, TopologyView
+from rekindle_operator.cluster.model import LeaseView, NodeView, Snapshot, TopologyView
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, Turn
 
 
@@ -25,7 +26,7 @@ class Premises:
     deleted: tuple[DeletePod, ...]
     nodes: Mapping[str, NodeView | None]
     lease: LeaseView | None
-    pods: frozenset[str]  # uids of the topology's, as the snapshot has them
+    pods: Mapping[str, str]  # of the topology, as the snapshot has them: uid -> name
 
 
 def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
@@ -33,6 +34,10 @@ def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
     pods = {p.uid: p for p in snapshot.pods}
     nodes = {n.name: n for n in snapshot.nodes}
     topologies = {t.key: t for t in snapshot.topologies}
+    of_topology: dict[str, dict[str, str]] = defaultdict(dict)
+    for p in snapshot.pods:
+        if p.topology is not None:
+            of_topology[f"{p.namespace}/{p.topology}"][p.uid] = p.name
     found = []
     for turn in turns:
         deleted = tuple(a for a in turn.actions if isinstance(a, DeletePod))
@@ -51,14 +56,10 @@ def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
                 deleted=deleted,
                 nodes={name: nodes.get(name) for name in places},
                 lease=_lease(view, turn, snapshot),
-                pods=frozenset(p.uid for p in snapshot.pods if view and is_of(p, view)),
+                pods=of_topology.get(turn.owner, {}),
             )
         )
     return found
-
-
-def is_of(pod: PodView, topology: TopologyView) -> bool:
-    return (pod.namespace, pod.topology) == (topology.namespace, topology.name)
 
 
 def _replaces(action: Action) -> bool:

@@ -150,12 +150,17 @@ class Faults:
         return done
 
 
-def _say(fault: Exception, view: TopologyView, now: float) -> list[Action]:
-    trouble = Trouble("ReconcileFailed", f"the operator failed to decide what to do: {fault!r}")
+def undecided(view: TopologyView, trouble: Trouble, now: float) -> Turn:
+    """Of a topology that nothing can be done for: say so."""
     status = failed_status(view, trouble, now)
     if view.deleting or status == owned(view.status):
-        return []
-    return [WriteStatus(view.namespace, view.name, view.uid, status, urgent=True)]
+        return Turn(view.key, ())
+    return Turn(view.key, (WriteStatus(view.namespace, view.name, view.uid, status, urgent=True),))
+
+
+def _say(fault: Exception, view: TopologyView, now: float) -> tuple[Action, ...]:
+    why = f"the operator failed to decide what to do: {fault!r}"
+    return undecided(view, Trouble("ReconcileFailed", why), now).actions
 
 
 def _trouble(case: Case, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
