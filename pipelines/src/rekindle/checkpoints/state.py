@@ -102,7 +102,7 @@ class StateStore:
         except (ValueError, TypeError, KeyError) as e:
             raise StoreError(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
-        if saved is not None and _state_digest(entry, _digests_of(entry)) != saved.digest:
+        if saved is not None and entry_digest(entry) != saved.digest:
             raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
         return entry
 
@@ -238,6 +238,11 @@ def _digest_of(name: str) -> str:
     if saved is None:
         raise StoreError(f"{name} is not the name of a state object")
     return saved.digest
+
+
+def entry_digest(entry: Entry) -> str:
+    """The digest that an entry's name carries: of the state that its objects' names stand for."""
+    return _state_digest(entry, _digests_of(entry))
 
 
 def _digests_of(entry: Entry) -> dict[tuple[str, int], str]:

@@ -7,7 +7,6 @@ of it. Clean-up, which may take long and which nothing waits for, has another.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, assemble
 from rekindle.checkpoints.codec import encode_entry, entry_name
+from rekindle.checkpoints.state import entry_digest
 from rekindle.coordinator.model import Assembly, WriteManifest
 from rekindle.errors import StoreError
 
@@ -85,7 +85,7 @@ class CheckpointStore:
         where = assembly.partition
         entry = replace(made, segment=where.segment, partition=where.index)
         data = encode_entry(entry, self._uid)
-        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        digest = entry_digest(entry)
         name = entry_name(where.segment, where.index, assembly.epoch, digest, _ASSEMBLED)
         store.put(f"{self._uid}/{name}", data)
         return EntryRef(assembly.epoch, name, digest, len(data))
