@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import topology
 
-from rekindle.engine.failure import DiskFull, EngineLost
+from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.model import EpochInput, State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
@@ -80,6 +80,14 @@ def test_jobs_of_some_rows_each_give_the_same_result(session: Any) -> None:
     assert [digest_table(o.rows) for o in parts.outputs] == [
         digest_table(o.rows) for o in whole.outputs
     ]
+
+
+@pytest.mark.spark
+def test_a_result_that_grows_too_large_is_given_up(session: Any) -> None:
+    chain = chain_of(FILTERED, session, job_bytes=20_000, result_bytes=30_000)
+    with pytest.raises(OutOfMemory, match="operator a, epochs 0 to 2: the result has more than"):
+        chain.process(State(), wide_epochs(3, 1000, 100))
+    assert 0 < chain.jobs < 5
 
 
 @pytest.mark.spark

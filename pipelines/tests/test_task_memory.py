@@ -155,6 +155,23 @@ def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
     check_columns(3, rows.slice(0, 50))
 
 
+def test_an_engine_that_finds_no_room_on_disk_is_started_again_later(tmp_path: Path) -> None:
+    failures: list[Exception] = [HEAP_FULL]
+    world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
+    full = [OSError(28, "No space left on device")] * 2
+    restart = engine.restart
+
+    def restart_later(job_bytes: int) -> Limited:
+        if full:
+            raise full.pop()
+        return restart(job_bytes)
+
+    engine.restart = restart_later  # type: ignore[method-assign]
+    run(world, 1)
+    assert len(engine.job_bytes) == 1
+    assert world.report.answer(1).problem is None
+
+
 def test_a_task_killed_in_a_call_finds_how_large_it_was(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path / "log", lambda _: None)
     attempts = world.loop._attempts = Attempts(tmp_path)

@@ -64,10 +64,13 @@ class PartitionReader:
         stall_s: float = 3.0,
         connect: Callable[[str], StreamClient] = StreamClient,
         refuse: Callable[[Exception], None] = lambda error: None,
+        call_bytes: int = CALL_BYTES,
     ) -> None:
-        """`refuse`: is given what no replica and no time will cure."""
+        """`refuse` is given what no replica and no time will cure. `call_bytes`: asked for in one
+        call, which brings one epoch at least."""
         self.subscription = subscription
         self._refuse = refuse
+        self._call_bytes = call_bytes
         self._deliver = deliver
         self._has_room = has_room
         self._connect = connect
@@ -170,7 +173,7 @@ class PartitionReader:
         with self._lock:
             epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
             incarnation = self._incarnations.get(client.address)
-        get = Get(s.stream, s.partition, epoch, CALL_BYTES, WAIT_S, s.share, incarnation)
+        get = Get(s.stream, s.partition, epoch, self._call_bytes, WAIT_S, s.share, incarnation)
         try:
             got = client.get(get, deadline_s)
         except Exception as error:

@@ -79,7 +79,8 @@ class SUnion:
         self._inboxes = {Channel(i, p): _Inbox() for i, ps in enumerate(inputs) for p in sorted(ps)}
         if not self._inboxes:
             raise ValueError("an SUnion without inputs never has an epoch ready")
-        self._room = max_bytes // len(self._inboxes)
+        self.room = max_bytes // len(self._inboxes)
+        """Bytes that each channel may hold ahead."""
         self.next_epoch = next_epoch
         self._watermark = watermark
 
@@ -91,7 +92,7 @@ class SUnion:
         """Whether the channel may be read on. A channel that lacks the next epoch always may, so
         the bound cannot stop the union."""
         inbox = self._inboxes[channel]
-        return inbox.bytes < self._room or self.next_epoch not in inbox.batches
+        return inbox.bytes < self.room or self.next_epoch not in inbox.batches
 
     def missing(self) -> tuple[Channel, ...]:
         """The channels that the next epoch waits for."""

@@ -77,7 +77,13 @@ class EngineStarter:
         )
         self._death = None
         self._session = session
-        chain = SparkChain(config.segment, config.topology, session, job_bytes=job_bytes)
+        chain = SparkChain(
+            config.segment,
+            config.topology,
+            session,
+            job_bytes=job_bytes,
+            result_bytes=config.memory.epoch_bytes,
+        )
         self._running = chain
         return chain
 

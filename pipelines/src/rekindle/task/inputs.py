@@ -18,7 +18,7 @@ from rekindle.engine.model import EpochInput
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import Share, StreamClient
-from rekindle.streams.reader import PartitionReader, Subscription
+from rekindle.streams.reader import CALL_BYTES, PartitionReader, Subscription
 from rekindle.streams.sunion import Arrived, Channel, SUnion
 from rekindle.topology.model import Exchange, Input, Segment
 
@@ -28,6 +28,9 @@ AHEAD_BYTES = 32 << 20
 _DAY_US = 86_400_000_000
 LONG_GAP_US = 365 * _DAY_US
 """Time without rows that a source reports as a problem."""
+
+MIN_CALL_BYTES = 64 << 10
+"""Of a reader among so many that their parts of the room are smaller."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -166,6 +169,7 @@ class StreamInputs:
             stall_s=stall_s,
             connect=connect,
             refuse=self._refuse,
+            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._union.room)),
         )
 
     def _refuse(self, error: Exception) -> None:

@@ -199,7 +199,15 @@ class EpochLoop:
         self._report.problem("engine", None)
 
     def _restart(self, engine: Restarts) -> None:
-        self._chain = engine.restart(self._sizes.job_bytes)
+        back_off = FIRST_BACK_OFF_S
+        while True:
+            try:
+                self._chain = engine.restart(self._sizes.job_bytes)
+                break
+            except OSError as error:  # of a full disk, say
+                back_off = self._trouble("engine", error, back_off)
+                if self._wait(back_off):
+                    return
         self._report.dropped = self._chain.dropped
 
     def _append(self, batch: EpochBatch) -> bool:

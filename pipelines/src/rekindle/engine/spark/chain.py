@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
-from rekindle.engine.memory import plan_memory
+from rekindle.engine.failure import OutOfMemory
+from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyst, all_nullable
 from rekindle.engine.spark.query import Query
@@ -69,12 +70,15 @@ class SparkChain:
         *,
         fold: Fold | None = None,
         job_bytes: int = JOB_BYTES,
+        result_bytes: int | None = None,
     ) -> None:
         """`fold`: how windows are folded, instead of by the size of the input; for tests.
-        `job_bytes`: input of one Spark job, where a stage's input can be divided by rows."""
+        `job_bytes`: input of one Spark job, where a stage's input can be divided by rows;
+        `result_bytes`: of all jobs of such a stage in one call."""
         self._query = Query(session.newSession())
         self._fold = fold
         self._job_bytes = job_bytes
+        self._result_bytes = result_bytes
         self._calls = _Calls()
         analyst = Analyst(topology, self._query)
         self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
@@ -158,9 +162,22 @@ class SparkChain:
             self._calls.hash_bytes[prepared.stage.operators] = size - 1
         text = prepared.texts[self._fold or self._sorted(views)]
         if prepared.divisible and size > self._job_bytes:
-            parts = _divided(views, -(-size // self._job_bytes))
-            return pa.concat_tables([self._query.run(text, part, what) for part in parts])
+            return self._run_divided(text, views, -(-size // self._job_bytes), what)
         return self._query.run(text, views, what)
+
+    def _run_divided(
+        self, text: str, views: Mapping[str, pa.Table], parts: int, what: str
+    ) -> pa.Table:
+        """Raises OutOfMemory as soon as the results are more than Python is to hold."""
+        results: list[pa.Table] = []
+        size = 0
+        for part in _divided(views, parts):
+            results.append(self._query.run(text, part, what))
+            size += results[-1].nbytes
+            if self._result_bytes is not None and size > self._result_bytes:
+                limit = self._result_bytes / MIB
+                raise OutOfMemory(f"{what}: the result has more than {limit:,.1f} MiB")
+        return pa.concat_tables(results)
 
     def _hashes(self, prepared: _Prepared, size: int) -> bool:
         if self._fold is not None or prepared.shape is None:
