@@ -107,3 +107,25 @@ def test_a_tasks_resources_account_and_sidecars_stay_its_own(cluster: ModelClust
     assert container["image"] != "tasks-only"
     assert spec["serviceAccountName"] == "flights-coordinator"
     assert "initContainers" not in spec
+
+
+def test_nodes_where_it_failed_come_last_all_of_them(cluster: ModelCluster) -> None:
+    """With a memory of one node it would go to and fro between two bad ones."""
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    bad = []
+    for incarnation in (1, 2):
+        pod = cluster.coordinator()
+        assert pod.incarnation == incarnation
+        bad.append(pod.node)
+        cluster.raw_pods[pod.name]["status"] = {"phase": "Failed", "reason": "NodeAffinity"}
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+        affinity = cluster.raw_pods[cluster.coordinator().name]["spec"]["affinity"]
+        (term,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        avoided = {v for f in term["preference"]["matchFields"] for v in f["values"]}
+        assert avoided == set(bad)
+        cluster.kubelets_and_scheduler()
+        if incarnation == 1:  # the model's scheduler knows no preferences
+            spec = cluster.raw_pods[cluster.coordinator().name]["spec"]
+            spec["nodeName"] = next(n for n in cluster.nodes if n not in bad)

@@ -16,6 +16,7 @@ from rekindle_operator.reconcile.actions import (
     CreatePod,
     DeletePod,
     EmitEvent,
+    OpenGate,
     TryPods,
     Turn,
     WriteStatus,
@@ -209,4 +210,32 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
     pods = [s.action.name for s in schedule(turns) if isinstance(s.action, CreatePod)]
     assert pods == ["d-0", "c-0", "a-0", "b-0"]
     keys = [s.key for s in schedule(turns)]
-    assert keys[:2] == ["WriteStatus d", "CreatePod default/d-0"]
+    assert keys[:2] == ["WriteStatus default/d d", "CreatePod default/d-0"]
+
+
+def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
+    clock, api = Clock(), Failing({"PATCH p": 403})
+    cluster = Cluster(api, None, clock)
+    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    turn = Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))
+    executor.run([turn])
+    assert cluster.snapshot().failures == {}, "one failure is most often a conflict"
+    clock.now += 1.0
+    executor.run([turn])
+    assert cluster.snapshot().failures == {"default/t": "OpenGate default/p u fails: 403 no"}
+    api.fails.clear()
+    clock.now += 40.0
+    executor.run([turn])
+    assert cluster.snapshot().failures == {}
+
+
+def test_a_failed_action_that_nobody_wants_any_more_is_forgotten() -> None:
+    clock, api = Clock(), Failing({"PATCH p": 403})
+    cluster = Cluster(api, None, clock)
+    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    for _ in range(2):
+        executor.run([Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))])
+        clock.now += 1.0
+    assert cluster.snapshot().failures
+    clock.now += 120.0
+    assert cluster.snapshot().failures == {}

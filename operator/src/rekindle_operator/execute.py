@@ -93,8 +93,10 @@ class Executor:
             logger.warning(
                 "%s of %s failed: %s", step.key, step.owner or "no topology", _say(error)
             )
-            if not isinstance(action, CreatePod):
+            # What a task's pod waits for is told by its queries.
+            if not isinstance(action, CreatePod) or action.is_coordinator:
                 self._cluster.action_failed(step.owner, step.key, _say(error))
+            if not isinstance(action, CreatePod):
                 return Outcome.FAILED
             self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
             return Outcome.REFUSED

@@ -8,6 +8,7 @@ from rekindle_operator import names
 from rekindle_operator.cluster.model import LeaseView, PodView, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import (
     Action,
+    AvoidNode,
     CreatePod,
     DeletePod,
     EnsureAccess,
@@ -18,7 +19,11 @@ from rekindle_operator.reconcile.roll import coordinator_rolls
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
-from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template
+from rekindle_operator.resources.coordinator import (
+    coordinator_pod,
+    coordinator_shape,
+    coordinator_template,
+)
 from rekindle_operator.settings import Settings, Timing
 
 _GRACE_S = 1  # it is stateless and fenced
@@ -66,11 +71,14 @@ def keep_coordinator(
         refused = snapshot.refusals.get(SlotRef(view.uid, names.COORDINATOR_SLOT, reserved))
         highest = max(reserved, newest.incarnation if newest else 0)
         incarnation = highest + 1 if refused is None else reserved
-        # Whatever is wrong with it may be its node's fault.
-        worked = newest is None or newest.terminating
-        avoided = newest.node if newest is not None and not worked else None
+        avoided = set(snapshot.unsuitable.get(coordinator_shape(view, settings.pods), ()))
+        if newest is not None and newest.node is not None and not newest.terminating:
+            avoided.add(newest.node)  # whatever is wrong with it may be its node's fault
+            rolled = coordinator_rolls(case, newest)
+            if newest.shape and newest.node in judgement.usable and not rolled:
+                prepare.append(AvoidNode(newest.shape, newest.node, newest.uid, why))
         manifest = coordinator_pod(
-            view, incarnation, judgement.lost_nodes, settings.pods, shun=avoided
+            view, incarnation, judgement.lost_nodes, settings.pods, avoid=avoided
         )
         if refused is None or now >= refused.again_at:
             prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))

@@ -159,7 +159,7 @@ def key_of(action: Action) -> str:
         case CreatePod() | CreateToken() | DeleteConfig():
             return f"{kind} {action.namespace}/{action.name}"
         case DeletePod() | OpenGate() | WriteStatus():
-            return f"{kind} {action.uid}"
+            return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():
             return f"{kind} {action.uid} {action.reason} {action.occasion}"
         case ShunNode():

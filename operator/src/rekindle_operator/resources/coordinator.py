@@ -26,6 +26,7 @@ from rekindle_operator.resources.common import (
     token_variable,
 )
 from rekindle_operator.resources.merge import merge
+from rekindle_operator.resources.shape import shape_of
 from rekindle_operator.resources.shared import required_nodes, shared_metadata, with_shared
 from rekindle_operator.resources.task import CONTAINER as TASK
 from rekindle_operator.settings import PodDefaults
@@ -40,16 +41,16 @@ def coordinator_pod(
     lost: Iterable[str],
     defaults: PodDefaults,
     *,
-    shun: str | None = None,
+    avoid: Iterable[str] = (),
 ) -> Manifest:
-    """`lost`: nodes that it must not be on; `shun`: where its predecessor fell silent. That node
-    may be well, and the only one with room: it comes last, and yet it is not ruled out."""
+    """`lost`: nodes that it must not be on; `avoid`: where its predecessors failed or fell silent.
+    Such a node may be well, and the only one with room: it comes last, but is not ruled out."""
     spec = _spec(topology, lost, defaults)
     digest = template_digest(spec)
     container = spec["containers"][0]
     spec["containers"] = [merge(container, {"env": _environment(topology, incarnation)})]
-    if shun is not None:
-        spec["affinity"] = merge(spec.get("affinity") or {}, {"nodeAffinity": _rather_not(shun)})
+    if nodes := sorted(set(avoid)):
+        spec["affinity"] = merge(spec.get("affinity") or {}, {"nodeAffinity": _rather_not(nodes)})
     labels = {
         names.LABEL_ROLE: names.ROLE_COORDINATOR,
         names.LABEL_INCARNATION: str(incarnation),
@@ -58,7 +59,10 @@ def coordinator_pod(
     meta = metadata(topology, name, labels)
     more_labels, annotations = shared_metadata(topology.spec.get("podTemplate") or {})
     meta["labels"] = {**more_labels, **meta["labels"]}
-    own = {names.ANNOTATION_TEMPLATE: digest}
+    own = {
+        names.ANNOTATION_TEMPLATE: digest,
+        names.ANNOTATION_SHAPE: coordinator_shape(topology, defaults),
+    }
     meta["annotations"] = {**scraped(CONTROL_PORT), **annotations, **own}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
@@ -66,6 +70,11 @@ def coordinator_pod(
 def coordinator_template(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> str:
     """The digest that a coordinator made now would bear."""
     return template_digest(_spec(topology, lost, defaults))
+
+
+def coordinator_shape(topology: TopologyView, defaults: PodDefaults) -> str:
+    """What nodes are remembered by that would not run it."""
+    return shape_of(topology.namespace, _spec(topology, (), defaults))
 
 
 def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> Manifest:
@@ -125,8 +134,8 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
     ]
 
 
-def _rather_not(node: str) -> Manifest:
-    term = {"weight": 100, "preference": {"matchFields": [_is_not(node)]}}
+def _rather_not(nodes: list[str]) -> Manifest:
+    term = {"weight": 100, "preference": {"matchFields": [_is_not(node) for node in nodes]}}
     return {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
