@@ -11,6 +11,7 @@ row); one that only some lack is NULL there. Fields that are not declared are no
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import json
 import math
@@ -18,15 +19,14 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from rekindle.connectors.json_fields import DeclaredFields, require_some
 from rekindle.errors import SourceMisfit
-from rekindle.topology.findings import did_you_mean
 
 _WORDS = {
     "NaN": math.nan,
@@ -42,8 +42,6 @@ _SHOWN_CHARS = 120
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-Path = tuple[str, ...]
 
 
 class _BadValue(ValueError):
@@ -104,7 +102,7 @@ def read_json_lines(
     """The lines of a file, in `raw_schema(schema)`. A file without lines has no rows. Raises
     SourceMisfit, with the number of the line, and what the file raises."""
     raw = raw_schema(schema)
-    fields = _Fields(raw)
+    fields = DeclaredFields(raw)
     line = 1
     with open_file() as file:
         for block in _blocks(file, block_bytes):
@@ -115,8 +113,10 @@ def read_json_lines(
             fields.look(batch)
             yield batch
     if absent := fields.never_seen():
-        with open_file() as file:
-            _require_some(file, absent, where)
+        # What only Arrow could read is not judged.
+        with open_file() as file, contextlib.suppress(ValueError, RecursionError):
+            lines = (line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8") for line in file)
+            require_some((row for line in lines for row in _objects(line)), absent, where)
 
 
 def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
@@ -299,98 +299,3 @@ def _integer(value: Any, path: str, kind: pa.DataType) -> int:
     except (OverflowError, ValueError) as e:
         raise _BadValue(f"field {path}: the number {value} is not a {kind}") from e
     return int(value)
-
-
-@dataclass(slots=True)
-class _Fields:
-    """Which declared fields have had a value; of others the file is asked in the end."""
-
-    schema: pa.Schema
-    _unseen: set[Path] = field(default_factory=set)
-    _rows: int = 0
-
-    def __post_init__(self) -> None:
-        self._unseen = {path for f in self.schema for path in _paths(f, ())}
-
-    def look(self, batch: pa.RecordBatch) -> None:
-        self._rows += batch.num_rows
-        if not self._unseen:
-            return
-        for at, f in enumerate(self.schema):
-            self._look(batch.column(at), (f.name,))
-
-    def _look(self, column: pa.Array, path: Path) -> None:
-        if column.null_count < len(column):
-            self._unseen.discard(path)
-        if not any(unseen[: len(path)] == path for unseen in self._unseen):
-            return
-        if pa.types.is_list(column.type):
-            column = _items(column)
-        if pa.types.is_struct(column.type):
-            for f, child in zip(column.type, column.flatten(), strict=True):
-                self._look(child, (*path, f.name))
-
-    def never_seen(self) -> set[Path]:
-        """Fields without a value though what holds them has had one."""
-        if not self._rows:
-            return set()
-        return {p for p in self._unseen if len(p) == 1 or p[:-1] not in self._unseen}
-
-
-def _items(column: pa.Array) -> pa.Array:
-    while pa.types.is_list(column.type):
-        column = column.flatten()
-    return column
-
-
-def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
-    path = (*above, f.name)
-    yield path
-    kind = f.type
-    while pa.types.is_list(kind):
-        kind = kind.value_type
-    if pa.types.is_struct(kind):
-        for inner in kind:
-            yield from _paths(inner, path)
-
-
-def _require_some(file: BinaryIO, absent: set[Path], where: str) -> None:
-    """Each field is in some object, be it as null: one that none has is a mistake in a name."""
-    missing = set(absent)
-    others: dict[Path, set[str]] = {}
-    for line in file:
-        try:
-            rows = list(_objects(line.decode("utf-8")))
-        except (ValueError, RecursionError):
-            return  # Arrow has read it; what it holds is not known here
-        for path in list(missing):
-            for holder in (h for row in rows for h in _holders(row, path[:-1])):
-                others.setdefault(path[:-1], set()).update(holder)
-                if path[-1] in holder:
-                    missing.discard(path)
-        if not missing:
-            return
-    missing = {path for path in missing if path[:-1] in others}
-    if not missing:
-        return
-    above = min(path[:-1] for path in missing)
-    names = sorted(path[-1] for path in missing if path[:-1] == above)
-    dotted = ", ".join(".".join((*above, name)) for name in names)
-    found = ", ".join(".".join((*above, name)) for name in sorted(others[above])) or "nothing"
-    hint = did_you_mean(names[0], others[above])
-    raise SourceMisfit(
-        f"{where}: no row has a field {dotted}; the file has {found}: name its fields in the "
-        f"source's schema{f' ({hint})' if hint else ''}"
-    )
-
-
-def _holders(value: Any, path: Path) -> Iterator[dict[str, Any]]:
-    """The objects that a path leads to, through arrays."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _holders(item, path)
-    elif isinstance(value, dict):
-        if path:
-            yield from _holders(value.get(path[0]), path[1:])
-        else:
-            yield value
