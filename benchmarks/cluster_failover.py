@@ -36,6 +36,7 @@ from harness.run import Run
 ROUNDS = 3
 BURST_NODES = 9
 BURST_LOST = 6
+OPERATORS = 3  # the chart's default
 GAP_BAR_S = 1.1  # an epoch + 100 ms
 POOL = "tasks"
 TASK_NODES = 3
@@ -152,6 +153,7 @@ def _lose_most(run: Run) -> tuple[float, float]:
     run.wait_redundant()
     run.wait_advanced()
     cluster = run.cluster
+    wait_for("all replicas of the operator to be ready", lambda: _operators_ready(cluster), 120)
     leader = cluster.leading_operator_pod().spec.node_name
     operators = {p.spec.node_name for p in cluster.operator_pods()}
     before = {p.metadata.name: p.spec.node_name for p in cluster.tasks(run.name)}
@@ -179,6 +181,17 @@ def _lose_most(run: Run) -> tuple[float, float]:
     assert unknown_at is not None
     assert replaced_at is not None
     return unknown_at - began, replaced_at - began
+
+
+def _operators_ready(cluster: EmbeddedCluster) -> bool:
+    """On nodes that live."""
+    ready = [
+        p
+        for p in cluster.operator_pods()
+        if p.spec.node_name in cluster.nodes
+        and any(c.type == "Ready" and c.status == "True" for c in p.status.conditions or ())
+    ]
+    return len(ready) == OPERATORS
 
 
 def _choose(

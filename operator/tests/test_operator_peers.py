@@ -29,6 +29,7 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         node=on,
         requests=Amounts.parse({"cpu": "100m"}),
         release="rekindle",
+        accepted=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -61,3 +62,10 @@ def test_replicas_of_another_release_are_left_alone() -> None:
 def test_a_new_replica_is_not_deleted_at_once_again() -> None:
     """The scheduler may choose the dead node while Kubernetes calls it Ready."""
     assert deleted(peer("c", "down", created_at=NOW - 1)) == []
+
+
+def test_a_replica_that_no_kubelet_accepts_is_deleted() -> None:
+    """Its node is dead, Kubernetes calls it Ready, and nothing else is known of it."""
+    assert deleted(peer("b", "up", accepted=False, created_at=NOW - 6)) == []
+    (action,) = deleted(peer("b", "up", accepted=False, created_at=NOW - 12))
+    assert action.name == "b"

@@ -202,3 +202,28 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
     heard = replace(snapshot, nodes=turned, kubelets=ALL)
     assert lost(heard) == set(), "the control plane is in trouble, not the nodes"
+
+
+def usable(snapshot: Snapshot) -> set[str]:
+    return set(judge_nodes(snapshot, NOW, TIMING).usable)
+
+
+def test_a_node_whose_kubelet_does_not_answer_gets_nothing() -> None:
+    """Nothing runs there that would make it lost, and Kubernetes still calls it Ready."""
+    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    snapshot = world({**ALL, "a": never}, ALL)
+    assert lost(snapshot) == set()
+    assert usable(snapshot) == {"b", "c"}
+
+
+def test_a_kubelet_out_of_reach_bars_its_node_for_a_while_only() -> None:
+    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 90)
+    assert usable(world({**ALL, "a": never}, ALL)) == set("abc")
+
+
+def test_all_nodes_are_asked_while_some_are_suspected() -> None:
+    snapshot = world({n: replace(ANSWERS, asked=NOW - 2) for n in "abc"}, ALL)
+    spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
+    assert "d" in {n.name for n in kubelets_to_ask(spare, set(), NOW, TIMING)}
+    reported = replace(spare, reports={"t": NOW - 0.5})
+    assert "d" not in {n.name for n in kubelets_to_ask(reported, set(), NOW, TIMING)}

@@ -76,6 +76,7 @@ class PodView:
     node: str | None
     requests: Amounts
     terminating: bool = False
+    accepted: bool = False  # its node's kubelet has taken notice of it
     ready: bool = False
     was_ready: bool = False  # now or at some time
     owner_uid: str | None = None

@@ -12,19 +12,30 @@ from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.settings import Settings
 
-# The scheduler may choose a dead node again for as long as Kubernetes calls it Ready.
+# The scheduler may choose a dead node again for as long as Kubernetes calls it Ready. Nothing is
+# known of a node that never had a task or a replica, but that its kubelet does not accept the pod.
 _YOUNG_S = 5.0
+_NOT_ACCEPTED_S = 10.0
 
 
 def lost_peers(
     snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
 ) -> list[DeletePod]:
     """For the Deployment to make new ones. `now` is compared with the API server's clock."""
+    peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     return [
-        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "this replica's node is lost")
-        for p in snapshot.pods
-        if _is_peer(p, settings) and judgement.loss_of_node(p) and now - p.created_at >= _YOUNG_S
+        DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
+        for p in peers
+        if (why := _why_lost(p, judgement, now - p.created_at))
     ]
+
+
+def _why_lost(pod: PodView, judgement: Judgement, age_s: float) -> str:
+    if judgement.loss_of_node(pod) and age_s >= _YOUNG_S:
+        return "this replica's node is lost"
+    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not judgement.trouble:
+        return "its node's kubelet does not accept this replica"
+    return ""
 
 
 def _is_peer(pod: PodView, settings: Settings) -> bool:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.recovery.evidence import Evidence, proven_silence_s, weigh
-from rekindle_operator.recovery.kubelets import silent_kubelets
+from rekindle_operator.recovery.kubelets import doubtful_nodes, silent_kubelets
 from rekindle_operator.recovery.unready import judge_unready
 from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
@@ -90,10 +90,11 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
+    barred = doubtful_nodes(snapshot, now, timing) - evidence.heard_nodes | lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
-        if name not in lost and node.ready and not node.cordoned
+        if name not in barred and node.ready and not node.cordoned
     }
     return Judgement(
         lost_nodes=lost,

@@ -16,6 +16,7 @@ from rekindle_operator.recovery.unreported import unreported_nodes
 from rekindle_operator.settings import Timing
 
 _CONTROLS = 3
+_AGAIN_S = 1.0  # between two questions to a node that nothing is said against
 _MOST_AT_ONCE = 32  # questions a tick; in a large cluster the others come with the next
 
 
@@ -46,6 +47,26 @@ def unanswering_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
     )
 
 
+def doubtful_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Nodes that get nothing for now: their kubelets do not answer, and others do. A kubelet that
+    never answered may be one that the operator cannot reach: that is no doubt for ever."""
+    names = {n.uid: n.name for n in snapshot.nodes}
+    elsewhere = (
+        its.answered
+        for uid, its in snapshot.kubelets.items()
+        if names.get(uid, snapshot.own_node) != snapshot.own_node
+    )
+    last_heard = max((at for at in elsewhere if at is not None), default=0.0)
+    return frozenset(
+        names[uid]
+        for uid, its in snapshot.kubelets.items()
+        if uid in names
+        and its.unanswered is not None
+        and last_heard - its.unanswered >= timing.kubelet_silent_s
+        and now - its.unanswered < timing.shun_s
+    )
+
+
 def answers_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """Its kubelet lives, whatever the API server thinks."""
     replies = snapshot.kubelets.get(node.uid)
@@ -57,8 +78,9 @@ def kubelets_to_ask(
     snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
 ) -> list[NodeView]:
     """At every tick those whose tasks are silent or that are NotReady, with some others to compare
-    them with, and those that owe an answer; now and then all that run tasks. `busy`: uids with an
-    open question."""
+    them with, and those that owe an answer; now and then all that run tasks. While there are such
+    suspects all others are asked, too, since tasks may have to go there: a dead node is called
+    Ready for a while. `busy`: uids with an open question."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _asked(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_watched and not p.ended]
@@ -75,6 +97,8 @@ def kubelets_to_ask(
         for n in free
         if n.name in occupied and now - _asked(n, snapshot) >= timing.kubelet_routine_s
     ]
+    if suspects:
+        routine += [n for n in free if now - _asked(n, snapshot) >= _AGAIN_S]
     return list({n.uid: n for n in [*urgent, *routine]}.values())[:_MOST_AT_ONCE]
 
 
