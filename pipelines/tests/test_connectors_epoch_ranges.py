@@ -139,6 +139,18 @@ def test_old_ranges_are_cleared_away(place: Path) -> None:
     assert len(ranges_in(place)) == KEPT
 
 
+def test_who_may_not_delete_writes_all_the_same() -> None:
+    class Forbidden(Interrupted):
+        def delete(self, name: str) -> None:
+            raise PermissionError(name)
+
+    held: dict[str, bytes] = {}
+    mine = ranges(Forbidden(held, lambda: None), OLD)
+    for epoch in range(40):
+        mine.acquire(epoch)
+    assert ranges(Forbidden(held, lambda: None), NEW).first_epoch() == 40
+
+
 def test_a_range_of_a_newer_format_is_refused(place: Path) -> None:
     opened = sink(place, OLD)
     path = place / FOLDER / "q" / "000000000000.json"
