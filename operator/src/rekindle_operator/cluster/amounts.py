@@ -65,21 +65,30 @@ class Amounts:
         )
 
     def __add__(self, other: Amounts) -> Amounts:
-        return self._with(other, operator.add)
+        others = self.others or other.others
+        return Amounts(
+            self.cpu_m + other.cpu_m,
+            self.memory + other.memory,
+            self.pods + other.pods,
+            _combined(self.others, other.others, operator.add) if others else (),
+        )
 
     def __sub__(self, other: Amounts) -> Amounts:
-        return self._with(other, operator.sub)
+        others = self.others or other.others
+        return Amounts(
+            self.cpu_m - other.cpu_m,
+            self.memory - other.memory,
+            self.pods - other.pods,
+            _combined(self.others, other.others, operator.sub) if others else (),
+        )
 
     def highest(self, other: Amounts) -> Amounts:
         """The larger of the two, resource by resource."""
-        return self._with(other, max)
-
-    def _with(self, other: Amounts, combine: Callable[[int, int], int]) -> Amounts:
         return Amounts(
-            combine(self.cpu_m, other.cpu_m),
-            combine(self.memory, other.memory),
-            combine(self.pods, other.pods),
-            _combined(self.others, other.others, combine),
+            max(self.cpu_m, other.cpu_m),
+            max(self.memory, other.memory),
+            max(self.pods, other.pods),
+            _combined(self.others, other.others, max),
         )
 
     def scaled(self, factor: float) -> Amounts:
@@ -116,6 +125,10 @@ class Amounts:
 
     def basic_share_of(self, whole: Amounts) -> float:
         """Of what every node has: CPU, memory, places for pods."""
+        if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
+            # Most often, and for each node and each task of a plan.
+            cpu, memory = self.cpu_m / whole.cpu_m, self.memory / whole.memory
+            return cpu + memory + self.pods / whole.pods
         return (
             _share(self.cpu_m, whole.cpu_m)
             + _share(self.memory, whole.memory)
@@ -124,6 +137,8 @@ class Amounts:
 
     def devices_besides(self, ask: Amounts) -> bool:
         """Whether there are devices (extended resources) that `ask` does not need."""
+        if not self.others:
+            return False
         needed = {name for name, _ in ask.others}
         return any(
             amount > 0 and name not in needed and not name.startswith(_NO_DEVICES)
@@ -156,8 +171,6 @@ def _combined(
     other: tuple[tuple[str, int], ...],
     combine: Callable[[int, int], int],
 ) -> tuple[tuple[str, int], ...]:
-    if not one and not other:
-        return ()
     left, right = dict(one), dict(other)
     names = sorted(left.keys() | right.keys())
     return tuple((name, combine(left.get(name, 0), right.get(name, 0))) for name in names)

@@ -10,6 +10,16 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.judge import Judgement, Loss
 from rekindle_operator.recovery.pack import Bin, Item
 
+# What the plan knows as well as they do, and what passes: somebody else was faster with the room.
+_OF_THE_MOMENT = (
+    "Insufficient",
+    "Too many pods",
+    "untolerated taint",
+    "OutOf",
+    "shutdown",
+    "Shutdown",
+)
+
 
 def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[AvoidNode]:
     """What the pods that are replaced in this pass tell of their nodes."""
@@ -27,7 +37,8 @@ def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[Av
                 node, why = pod.node, pod.trouble
             case _:
                 continue
-        if node is not None and node in judgement.usable and why:
+        lasts = bool(why) and not any(words in why for words in _OF_THE_MOMENT)
+        if node is not None and node in judgement.usable and lasts:
             found.append(AvoidNode(pod.shape, node, pod.uid, why))
     return found
 

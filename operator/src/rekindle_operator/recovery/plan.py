@@ -10,6 +10,7 @@ means packed onto nodes. One plan covers all topologies; what runs is never move
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -148,7 +149,7 @@ def _ranked(
     cost = {
         need: items[need].ask.share_of(room.whole) if need in missing else 0.0 for need in items
     }
-    users = {need: sum(need in d.needs for d in demands) for need in items}
+    users = Counter(need for d in demands for need in d.needs)
     scored = [(density(d, cost, users), d) for d in demands]
     scored.sort(key=lambda pair: (-pair[0], -pair[1].priority, pair[1].key))
     return [Ranked(d.key, value) for value, d in scored]
