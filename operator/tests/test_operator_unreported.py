@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
 )
 from rekindle_operator.probe import pod_answers
-from rekindle_operator.recovery.judge import judge_nodes
+from rekindle_operator.recovery.judge import Loss, judge_nodes, judge_pod
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
 from rekindle_operator.recovery.unreported import pods_to_ask
 from rekindle_operator.settings import Timing
@@ -202,6 +202,17 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
     heard = replace(snapshot, nodes=turned, kubelets=ALL)
     assert lost(heard) == set(), "the control plane is in trouble, not the nodes"
+
+
+def test_a_task_that_a_silent_kubelet_never_took_is_placed_anew() -> None:
+    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    snapshot = world({**ALL, "a": never}, {})
+    judgement = judge_nodes(snapshot, NOW, TIMING)
+    waiting = replace(snapshot.pods[0], ready=False, was_ready=False, created_at=NOW - 6)
+    taken = replace(waiting, accepted=True)
+    young = replace(waiting, created_at=NOW - 2)
+    losses = [judge_pod(p, judgement, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
+    assert losses == [Loss.UNBOUND, None, None]
 
 
 def usable(snapshot: Snapshot) -> set[str]:

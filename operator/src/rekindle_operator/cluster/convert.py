@@ -98,7 +98,7 @@ def pod_view(raw: Json) -> PodView:
         node=bound,
         requests=pod_requests(spec),
         terminating=bool(meta.get("deletionTimestamp")),
-        accepted=bool(status.get("startTime")),
+        accepted=bool(status.get("startTime")) or status.get("phase", "Pending") != "Pending",
         ready=_condition(status, "Ready") == "True",
         was_ready=_was_ready(status),
         owner_uid=_controller(meta),

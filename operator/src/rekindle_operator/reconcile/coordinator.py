@@ -51,11 +51,12 @@ def keep_coordinator(
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(case, snapshot)
     view, incarnation = case.running.view, None
-    template = coordinator_template(view, judgement.lost_nodes, settings.pods)
+    template = coordinator_template(view, judgement.avoided, settings.pods)
     why = (
         "there is none"
         if newest is None
         else _loss(newest, judgement)
+        or _never_accepted(newest, judgement, now, settings.timing)
         or _silence(newest, lease, snapshot, now, settings.timing)
         or _stranded(newest, template, now, settings.timing)
         or ("it runs another image" if coordinator_rolls(case, newest) else "")
@@ -78,7 +79,7 @@ def keep_coordinator(
             if newest.shape and newest.node in judgement.usable and not rolled:
                 prepare.append(AvoidNode(newest.shape, newest.node, newest.uid, why))
         manifest = coordinator_pod(
-            view, incarnation, judgement.lost_nodes, settings.pods, avoid=avoided
+            view, incarnation, judgement.avoided, settings.pods, avoid=avoided
         )
         if refused is None or now >= refused.again_at:
             prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
@@ -116,6 +117,12 @@ def _loss(pod: PodView, judgement: Judgement) -> str:
         return "its pod has failed"
     if judgement.loss_of_node(pod):
         return f"its node {pod.node} {judgement.lost_nodes[pod.node or '']}"
+    return ""
+
+
+def _never_accepted(pod: PodView, judgement: Judgement, now: float, timing: Timing) -> str:
+    if judgement.is_out_of_reach(pod) and now - pod.created_at >= timing.unbound_s:
+        return f"the kubelet of {pod.node} neither takes it nor answers"
     return ""
 
 

@@ -58,11 +58,22 @@ class Judgement:
     newly_silent: frozenset[str]
     heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
+    doubtful: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
     trouble: str = ""
 
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Names of nodes that get no pods."""
+        return self.doubtful | self.lost_nodes.keys()
+
     def loss_of_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
+
+    def is_out_of_reach(self, pod: PodView) -> bool:
+        """It never ran: the scheduler chose a node whose kubelet has not taken notice of it, and
+        answers nobody. Nothing is lost with it."""
+        return pod.node in self.doubtful and not pod.accepted
 
 
 def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
@@ -90,17 +101,18 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
-    barred = doubtful_nodes(snapshot, now, timing) - evidence.heard_nodes | lost.keys()
+    doubtful = doubtful_nodes(snapshot, now, timing) - evidence.heard_nodes - lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
-        if name not in barred and node.ready and not node.cordoned
+        if name not in lost and name not in doubtful and node.ready and not node.cordoned
     }
     return Judgement(
         lost_nodes=lost,
         newly_silent=frozenset(silent),
         heard=evidence.heard,
         usable=usable,
+        doubtful=doubtful,
         fresh=evidence.fresh,
         trouble=unready.trouble,
     )
@@ -132,6 +144,8 @@ def judge_pod(
         return Loss.FAILED
     if judgement.loss_of_node(pod):
         return Loss.NODE
+    if judgement.is_out_of_reach(pod) and _is_patience_over(pod, now, timing):
+        return Loss.UNBOUND
     if pod.ended:
         return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
     if pod.node is None:
