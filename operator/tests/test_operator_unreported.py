@@ -238,3 +238,10 @@ def test_all_nodes_are_asked_while_some_are_suspected() -> None:
     assert "d" in {n.name for n in kubelets_to_ask(spare, set(), NOW, TIMING)}
     reported = replace(spare, reports={"t": NOW - 0.5})
     assert "d" not in {n.name for n in kubelets_to_ask(reported, set(), NOW, TIMING)}
+
+
+def test_a_barred_node_is_asked_until_it_answers() -> None:
+    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
+    assert [n.name for n in kubelets_to_ask(quiet, set(), NOW, TIMING)] == ["d"]
+    assert kubelets_to_ask(quiet, set(), NOW + 90, TIMING) == []

@@ -92,6 +92,7 @@ def kubelets_to_ask(
     urgent = _controls(free, suspects, snapshot) if suspects else []
     urgent += [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _owes(n, snapshot, now, timing)]
+    urgent += [n for n in free if _is_barred(n, snapshot, now, timing)]
     routine = [
         n
         for n in free
@@ -128,6 +129,14 @@ def _owes(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> boo
         and replies.unanswered is not None
         and _can_be_asked(replies, now, timing)
     )
+
+
+def _is_barred(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+    """An answer ends that at once."""
+    replies = snapshot.kubelets.get(node.uid)
+    if replies is None or replies.unanswered is None:
+        return False
+    return timing.kubelet_silent_s <= now - replies.unanswered < timing.shun_s
 
 
 def _can_be_asked(replies: KubeletReplies, now: float, timing: Timing) -> bool:
