@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,25 @@ class World:
         }
         self._set_ready(name, "True", facts)
         self._alive.add(name)
-        wait_for(f"{name} is free of taints", lambda: not self.core.read_node(name).spec.taints)
+        wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
     def lose_node(self, name: str) -> None:
         """No more heartbeats, and Kubernetes has noticed."""
         self.freeze_node(name)
         self._set_ready(name, "Unknown")
+
+    def call_not_ready(self, *names: str) -> None:
+        """Kubernetes thinks that they are lost; all that runs on them goes on."""
+        for name in names:
+            self._set_ready(name, "Unknown")
+
+    def call_ready(self, *names: str) -> None:
+        for name in names:
+            self._set_ready(name, "True")
+            wait_for(f"{name} is free of taints", partial(self._is_untainted, name))
+
+    def _is_untainted(self, name: str) -> bool:
+        return not self.core.read_node(name).spec.taints
 
     def freeze_node(self, name: str) -> None:
         """No more heartbeats, and Kubernetes has not noticed yet; its pods and its kubelet are
@@ -240,6 +254,9 @@ class World:
         selector = f"rekindle.dev/topology={name},rekindle.dev/role={role}"
         listed = self.core.list_namespaced_pod("default", label_selector=selector)
         return {pod.metadata.name: pod for pod in listed.items}
+
+    def uids(self, name: str) -> set[str]:
+        return {pod.metadata.uid for pod in self.pods(name).values()}
 
     def reasons(self, name: str) -> list[str]:
         return [event["reason"] for event in self.events(name)]

@@ -203,12 +203,29 @@ def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_
     assert all_of_them - lost <= set(world.pods("flights"))
 
 
+def test_nodes_that_are_only_called_not_ready_keep_their_pods(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    def trouble() -> str:
+        return str(world.condition("flights", "Degraded").get("reason"))
+
+    wait_for("it runs", lambda: _is_running(world))
+    before = world.uids("flights")
+    world.call_not_ready(*nodes)
+    wait_for("it is said", lambda: trouble() == "NodesNotReady")
+    world.call_ready(*nodes)
+    wait_for("it is over", lambda: trouble() == "AsExpected")
+    assert world.uids("flights") == before
+
+
 def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flights: Any) -> None:
     wait_for("it runs", lambda: _is_running(world))
     assert set(world.pods("flights", "coordinator")) == {"flights-coordinator-1"}
     tasks = set(world.pods("flights"))
     world.coordinators_run = False
     try:
+        wait_for("nobody knows", lambda: world.status("flights")["phase"] == "Unknown")
+        assert world.condition("flights", "Ready")["status"] == "Unknown"
         wait_for(
             "another coordinator stands",
             lambda: "flights-coordinator-2" in world.pods("flights", "coordinator"),
@@ -368,11 +385,7 @@ def _if_count(found: dict[str, Any], count: int) -> dict[str, Any] | None:
 
 
 def _if_false(condition: dict[str, Any]) -> dict[str, Any] | None:
-    return condition if condition.get("status") == "False" and _is_final(condition) else None
-
-
-def _is_final(condition: dict[str, Any]) -> bool:
-    return condition.get("reason") != "Checking"
+    return condition if condition.get("status") == "False" else None
 
 
 def test_an_incarnation_cannot_be_taken_back(world: World, nodes: list[str], flights: Any) -> None:
