@@ -194,6 +194,7 @@ def test_an_edit_reaches_pods_that_wait_for_a_node(cluster: ModelCluster) -> Non
 
 def test_an_edit_reaches_a_pod_that_has_a_node_and_does_not_start(running: ModelCluster) -> None:
     running.stuck.add("flights-storms-0-0-1")
+    running.raw_pods["flights-storms-0-0-1"]["status"].pop("conditions")
     running.settle()
     before = set(running.tasks())
     running.edit("flights", image="rekindle/pipelines:mended")

@@ -129,6 +129,15 @@ def test_without_a_report_nothing_is_said_to_be_live(running: ModelCluster) -> N
     assert "no word from the coordinator since 2027" in running.condition("Ready")["message"]
 
 
+def test_a_task_that_was_never_ready_is_starting_and_not_unknown(running: ModelCluster) -> None:
+    for raw in running.raw_pods.values():
+        raw["status"].pop("conditions")
+    running.reports_lost = True
+    running.pass_time(3.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Restoring"}
+
+
 def test_an_hour_without_a_report_writes_the_status_once(running: ModelCluster) -> None:
     running.reports_lost = True
     running.pass_time(3.0)

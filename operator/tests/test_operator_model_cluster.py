@@ -163,7 +163,8 @@ class ModelCluster(ModelState):
                 assert pod.pinned is None, "planned for a node that its selector rules out"
                 continue
             raw["spec"]["nodeName"] = name
-            raw["status"] = {"phase": "Running"}
+            ready = [] if pod.name in self.stuck else [{"type": "Ready", "status": "True"}]
+            raw["status"] = {"phase": "Running", "conditions": ready}
             if self.refusing and pod.segment_name == self.refusing:
                 raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
             raw["metadata"]["resourceVersion"] = str(self.next_version())

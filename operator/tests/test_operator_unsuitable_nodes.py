@@ -145,6 +145,7 @@ def test_a_task_that_crashes_again_and_again_is_replaced_elsewhere(picky: PickyC
     victim = picky.tasks()["flights-storms-0-0-1"]
     killed = {"reason": "OOMKilled", "exitCode": 137}
     status = picky.raw_pods[victim.name]["status"]
+    status.pop("conditions")
     crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     running: dict[str, Any] = {"running": {}}
     picky.stuck.add(victim.name)

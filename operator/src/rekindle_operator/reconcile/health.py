@@ -84,7 +84,7 @@ def slot_stage(case: Case, state: SlotState) -> str:
 
 def _stage(case: Case, slot: Slot, pod: PodView) -> str:
     if case.stale_since is not None:
-        return "Unknown"
+        return "Unknown" if pod.was_ready else "Starting"  # that much its kubelet says
     report = case.data.task(slot.key, pod.incarnation)
     if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
         return "Starting"
