@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from coordinator_parts import Part, make_generation
+from coordinator_parts import SCHEMA, Part, make_generation
 from coordinator_world import DIAMOND, World, started, wishes
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.connectors.epoch_ranges import Definition
+from rekindle.connectors.files_sink import FilesSink
 from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at
 from rekindle.coordinator.graph import build_graph
 from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
+from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.model import Slot
+from rekindle.topology.spec import FilesSinkSpec
 
 
 def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first() -> None:
@@ -269,3 +275,36 @@ def test_a_query_of_a_release_without_definitions_goes_on() -> None:
     previous = replace(manifest_of(src={9: True}), queries=unnamed)
     found = evolve(previous, generation, build_graph(generation.topology), head_epoch=12)
     assert found.queries["q-src"] == replace(first.queries["q-src"], generation=0)
+
+
+def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
+    """The sink that a task opens for what it is told."""
+    (told,) = wishes(world)[slot].sinks
+    definition = Definition(told.definition, told.generation, told.from_epoch, world.every)
+    spec = FilesSinkSpec(url=f"file://{place}")
+    return FilesSink(told.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
+
+
+def test_sinks_that_ran_past_the_checkpoints_are_not_written_again(tmp_path: Path) -> None:
+    """Checkpoints stall, sinks go on; all is stopped, and the definition changes meanwhile."""
+    world = started()
+    old = place_of(world, tmp_path, Slot("both", 0, 0))
+    world.store_up = False
+    world.run(30)
+    written = world.tasks[Slot("both", 0, 0)].position
+    rows = pa.table({"a": [1]}, schema=SCHEMA)
+    for epoch in range(written + 1):
+        old.write(EpochBatch("s", 0, epoch, 0, rows, ""))
+    for slot in list(world.tasks):
+        world.kill(slot)
+    world.store_up = True
+    parts = [replace(p, edit="-2", partitions=2) if p.name == "both" else p for p in DIAMOND]
+    world.change_generation(make_generation(parts, 2))
+    world.start_coordinator()
+    world.rounds(20)
+    for partition in (0, 1):
+        world.start_task(Slot("both-2", partition, 0))
+    world.rounds(4)
+    assert world.store[-1].queries["q-both"].epoch < written
+    begins = [place_of(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
+    assert begins == [boundary_at_or_after(written, world.every) + 1] * 2
