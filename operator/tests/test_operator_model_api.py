@@ -185,3 +185,43 @@ def test_a_pod_that_changes_after_the_decision_is_not_deleted(started: ModelOper
     before = uids(started)
     started.executor.run(turns)
     assert before <= uids(started)
+
+
+def test_a_first_start_whose_creates_fail_is_no_recovery(operator: ModelOperator) -> None:
+    operator.api.errors = [ApiError("POST", "/pods", 500)]
+    operator.run(5.0)
+    assert operator.model.status()["phase"] == "Starting"
+    operator.api.errors.clear()
+    operator.run(60.0)
+    status = operator.model.status()
+    assert status["phase"] == "Running"
+    assert "recovery" not in status
+    assert {s["incarnation"] for s in status["slots"]} == {1}
+
+
+def node_without_coordinator(operator: ModelOperator) -> str:
+    return next(n for n in "abc" if n != operator.model.coordinator().node)
+
+
+def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOperator) -> None:
+    operator.run(10.0)
+    model, node = operator.model, node_without_coordinator(operator)
+    old = {p.name for p in model.tasks().values() if p.node == node}
+    kept = min(old)
+    operator.api.errors = [ApiError("DELETE", f"/pods/{kept}", 403)]
+    model.lose_node(node)
+    operator.run(20.0)
+    assert old & set(model.tasks()) == {kept}
+    assert model.status()["redundancy"] == "8/8"
+    assert 3 <= len(operator.api.made("DELETE", kept)) <= 12, "with back-off"
+
+
+def test_replacements_are_begun_before_clean_up(operator: ModelOperator) -> None:
+    operator.run(10.0)
+    operator.model.lose_node(node_without_coordinator(operator))
+    operator.api.calls.clear()
+    operator.run(5.0)
+    created, deleted = operator.api.made("POST", "/pods"), operator.api.made("DELETE", "/pods/")
+    assert len(created) == len(deleted) > 1
+    before = operator.api.calls[: operator.api.calls.index(deleted[0])]
+    assert sum(call in created for call in before) >= len(created) - 2, "those are under way"

@@ -119,8 +119,13 @@ class Dispatcher:
         if len(self._flying) >= self._workers:
             return None
         busy = Counter(f.owner for f in self._flying.values())
+        placing: set[str] = set()  # owners whose replacements wait for something in flight
         for step in self._queue:
             ready = not any(key in self._blocked for key in step.after)
+            if step.stage <= Stage.PLACE:
+                placing.add(step.owner)
+            elif step.owner in placing:
+                continue
             if ready and busy[step.owner] < _WORKERS_OF_ONE and step.key not in self._flying:
                 return step
         return None
