@@ -108,6 +108,16 @@ def test_a_coordinator_that_reports_a_stall_and_dies_condemns_nobody(
         assert changes(running) == []
 
 
+def test_a_node_that_is_heard_again_before_anything_was_done_is_kept(
+    running: ModelCluster,
+) -> None:
+    """What was decided was not done: the API server did not confirm it, or was away."""
+    (victim, *_) = nodes_with_two_tasks(running)
+    running.shunned[victim] = running.now
+    running.pass_time(1.0)
+    assert changes(running) == []
+
+
 def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     running.freeze_node(victim)

@@ -10,7 +10,7 @@ from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import Taint
 from rekindle_operator.cluster.refusals import Refusals
-from rekindle_operator.metrics import observe
+from rekindle_operator.metrics import observe, observe_ages
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile, take_turns
@@ -43,6 +43,9 @@ def test_metrics_follow_the_cluster_and_every_pod_says_where_its_own_are(
         return REGISTRY.get_sample_value(f"rekindle_operator_{name}", labels)
 
     observe(running.snapshot())
+    observe_ages(running.snapshot(), {"pods": 3.0}, running.now + 2.0)
+    assert value("mirror_age_seconds", kind="pods") == 3.0
+    assert value("report_age_seconds", topology="default/flights") == 2.0
     live = {"topology": running.topologies["flights"].key, "state": "Live"}
     assert value("task_pods", state="bound") == 8
     assert value("nodes", state="ready") == len(running.nodes)

@@ -24,6 +24,7 @@ from rekindle_operator.metrics import (
     RECONCILE_SECONDS,
     RECOVERY_SECONDS,
     observe,
+    observe_ages,
 )
 from rekindle_operator.pacing import Rehearsals, wait_s
 from rekindle_operator.reconcile.actions import Turn
@@ -147,6 +148,7 @@ class ControlLoop:
                 time.sleep(1.0)
         self._wait_s = wait_s(snapshot, time.time(), self._settings.timing)
         observe(snapshot)
+        observe_ages(snapshot, self._cluster.mirror_ages, time.time())
         self._observe_recoveries(snapshot)
 
     def _tell_faults(self, turns: Iterable[Turn]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
@@ -33,6 +33,17 @@ RECOVERY_SECONDS = Histogram(
     buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800),
 )
 
+MIRROR_AGE_SECONDS = Gauge(
+    "rekindle_operator_mirror_age_seconds",
+    "Since the API server was last heard on the watch of a kind",
+    ["kind"],
+)
+REPORT_AGE_SECONDS = Gauge(
+    "rekindle_operator_report_age_seconds",
+    "Since a topology's report was last known to be true",
+    ["topology"],
+)
+
 _QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Failed", "Unknown")
 
 
@@ -49,6 +60,15 @@ def observe(snapshot: Snapshot) -> None:
         tally = Tally(q.get("state") for q in topology.status.get("queries") or ())
         for state in _QUERY_STATES:
             QUERIES.labels(topology.key, state).set(tally[state])
+
+
+def observe_ages(snapshot: Snapshot, mirrors: Mapping[str, float], now: float) -> None:
+    for kind, age_s in mirrors.items():
+        MIRROR_AGE_SECONDS.labels(kind).set(age_s)
+    REPORT_AGE_SECONDS.clear()
+    for topology in snapshot.topologies:
+        if (as_of := snapshot.reports.get(topology.uid)) is not None:
+            REPORT_AGE_SECONDS.labels(topology.key).set(now - as_of)
 
 
 def _pod_state(pod: PodView) -> str:

@@ -135,6 +135,11 @@ class Cluster:
             return all(pool.map(_relist, self._mirrors))
 
     @property
+    def mirror_ages(self) -> Mapping[str, float]:
+        """By kind, in seconds: since the API server was last heard."""
+        return {mirror.name: mirror.age_s for mirror in self._mirrors}
+
+    @property
     def stalled(self) -> tuple[str, ...]:
         """Kinds of which the API server has not been heard for too long."""
         return tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)

@@ -90,7 +90,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         name
         for name, at in snapshot.shunned.items()
         if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
-    }
+    } - evidence.heard_nodes
     credible = [
         p
         for p in running
