@@ -45,7 +45,7 @@ def test_pod_level_requests_replace_the_sum_of_containers() -> None:
 
 
 @pytest.mark.parametrize(("containers", "cpu_m"), [([{}], 4000), ([container("500m")], 500)])
-def test_a_pod_level_limit_is_a_request_only_where_no_container_has_one(
+def test_a_pod_level_limit_is_a_request_if_containers_have_none(
     containers: Any, cpu_m: int
 ) -> None:
     spec = {"resources": {"limits": {"cpu": "4"}}, "containers": containers}

@@ -82,7 +82,7 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
     assert "correct spec.podTemplate" in problem.hint
 
 
-def test_a_refused_pod_is_remembered_and_tried_again_after_the_clean_up() -> None:
+def test_a_refused_pod_is_tried_again_after_the_clean_up() -> None:
     api = Refusing()
     refusal = run(api).snapshot().refusals[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
@@ -96,7 +96,7 @@ def test_a_create_without_an_answer_keeps_its_incarnation() -> None:
     assert "DELETE old" in api.calls
 
 
-def test_a_failed_status_write_keeps_the_incarnations_that_it_reserved() -> None:
+def test_a_failed_status_write_keeps_its_incarnations() -> None:
     api = Failing({"PATCH status": 500})
     cluster = Cluster(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
@@ -107,7 +107,7 @@ def test_a_failed_status_write_keeps_the_incarnations_that_it_reserved() -> None
     assert cluster.snapshot().refusals
 
 
-def test_a_record_of_an_earlier_topology_of_the_name_is_not_accepted() -> None:
+def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
     record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
     for owner, goes_on in (("uid", True), ("of the topology before", False)):
@@ -118,7 +118,7 @@ def test_a_record_of_an_earlier_topology_of_the_name_is_not_accepted() -> None:
         assert ("POST pods" in api.calls) is goes_on
 
 
-def test_a_pod_of_an_earlier_topology_of_the_name_is_waited_for_alone() -> None:
+def test_a_pod_of_an_earlier_topology_is_waited_for_alone() -> None:
     api = Refusing(409, "already exists", owner="of the topology before")
     refusal = run(api).snapshot().refusals[REF]
     assert "must be deleted first" in refusal.message
@@ -183,7 +183,7 @@ def test_a_delete_that_is_denied_holds_up_no_other() -> None:
     assert 20 < api.calls.count("DELETE z0") < 60, "with back-off, and without end"
 
 
-def test_replacements_precede_clean_up_status_and_events_of_everybody() -> None:
+def test_replacements_precede_clean_up_status_and_events() -> None:
     api = Failing({})
     clock = Clock()
     executor = Executor(api, Cluster(api, None, clock), "me", 2.0, clock, lambda: True, workers=1)
@@ -229,7 +229,7 @@ def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
     assert cluster.snapshot().failures == {}
 
 
-def test_a_failed_action_that_nobody_wants_any_more_is_forgotten() -> None:
+def test_a_failed_action_is_forgotten_when_nobody_wants_it() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = Cluster(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)

@@ -96,7 +96,7 @@ def shared(of: Room, **left: Amounts) -> Room:
     return Room(of.bins, of.whole, left)
 
 
-def test_a_share_that_is_used_up_keeps_no_spare_of_others_waiting() -> None:
+def test_a_share_that_is_used_up_delays_no_spare_of_others() -> None:
     items = {"a": replace(item("a", 4), namespace="small")}
     spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
     nodes = shared(room(node("n", 9)), small=Amounts(2, 100, 10))

@@ -311,7 +311,7 @@ def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> No
     assert set(after.values()) == {"c"}
 
 
-def test_a_topology_that_always_fails_withdraws_no_gate_of_others(running: ModelCluster) -> None:
+def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -> None:
     """None of its actions succeeds, so its losses look new in each pass."""
     running.lose_node("a")
     for name in "de":
@@ -443,7 +443,7 @@ def test_a_failed_create_at_first_start_is_no_loss(cluster: ModelCluster) -> Non
     assert {s["incarnation"] for s in cluster.status()["slots"]} == {1}
 
 
-def test_pods_that_were_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -> None:
+def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -> None:
     """The operator reserved their incarnations, and died before it created them."""
     for name in "abc":
         cluster.add_node(name)

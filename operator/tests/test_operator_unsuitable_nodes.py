@@ -138,7 +138,7 @@ def test_a_bad_image_is_not_tried_on_every_node(picky: PickyCluster) -> None:
     assert picky.condition("Ready")["status"] == "False"
 
 
-def test_a_task_that_crashes_again_and_again_is_replaced_elsewhere(picky: PickyCluster) -> None:
+def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -> None:
     for name in "abc":
         picky.add_node(name)
     picky.settle()
@@ -172,9 +172,7 @@ def test_a_task_that_crashes_again_and_again_is_replaced_elsewhere(picky: PickyC
         ({"state": {"terminated": {"exitCode": 0}}}, ""),
     ],
 )
-def test_what_a_container_waits_for_is_told_in_its_kubelets_words(
-    container: Any, said: str
-) -> None:
+def test_a_containers_trouble_is_told_in_its_kubelets_words(container: Any, said: str) -> None:
     assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == said
 
 

@@ -18,6 +18,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
 from rekindle_operator.leader import Leader
@@ -43,7 +44,7 @@ def main() -> None:
         healthy=lambda: loop.alive,
     )
     executor = Executor(
-        api,
+        _connect_without_retries(),
         cluster,
         settings.election.identity,
         settings.timing.figures_s,
@@ -79,6 +80,8 @@ def _connect_without_retries() -> client.ApiClient:
     dead."""
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 0
+    # A connection for each of the executor's workers, however few cores there are.
+    configuration.connection_pool_maxsize = max(configuration.connection_pool_maxsize, 2 * WORKERS)
     return client.ApiClient(configuration)
 
 
