@@ -16,9 +16,10 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.commit import rfc3339
 from rekindle.coordinator.graph import Graph
 from rekindle.coordinator.membership import Membership, Task
-from rekindle.coordinator.model import ApplyStatus, Generation
+from rekindle.coordinator.model import ApplyStatus, Generation, Partition
 from rekindle.coordinator.routes import Judge
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.model import Segment
 
 PACE_S = 2.0
 _HEADS = 4096
@@ -137,21 +138,32 @@ def _queries(view: View, now: float) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for segment in view.generation.topology.segments:
         for query in segment.queries:
-            stable = _stable_epoch(query, segment.id, segment.partitions, view.membership)
+            stable = _stable_epoch(query, segment, view)
             lag = view.heads.age_s(stable, now, view.generation.interval_s)
             rows.append({"name": query, "stableEpoch": stable, "lagSeconds": round(lag, 1)})
     return sorted(rows, key=lambda row: str(row["name"]))
 
 
-def _stable_epoch(query: str, segment: str, partitions: int, membership: Membership) -> int:
-    """What is durable in every partition, by whichever replica wrote it."""
-    best = [NO_EPOCH] * partitions
-    for task in membership:
+def _stable_epoch(query: str, segment: Segment, view: View) -> int:
+    """What is durable in every partition, by whichever replica wrote it. A checkpoint covers what
+    sinks have (I2), so that a partition without tasks is as far as its newest entry."""
+    best = [_checkpointed(segment.id, index, view) for index in range(segment.partitions)]
+    for task in view.membership:
         where = task.partition
-        if where.segment == segment and where.index < partitions and task.answer is not None:
+        if where.segment == segment.id and where.index < len(best) and task.answer is not None:
             durable = [s.durable for s in task.answer.sinks if s.assigned.query == query]
             best[where.index] = max([best[where.index], *durable])
     return min(best, default=NO_EPOCH)
+
+
+def _checkpointed(segment: str, index: int, view: View) -> int:
+    """The epoch of a partition's newest entry; one of another generation may be of a query that
+    did not exist yet, or read something else."""
+    manifest, generation = view.manifest, view.generation
+    if manifest is None or generation is None or manifest.generation != generation.number:
+        return NO_EPOCH
+    refs = manifest.entries.get(Partition(segment, index).key, ())
+    return refs[0].epoch if refs else NO_EPOCH
 
 
 class StatusPace:
