@@ -120,6 +120,14 @@ def test_a_poll_of_a_foreign_version_is_refused(
     assert f"speaks {identity.PROTOCOL}" in text
 
 
+def test_a_poll_of_another_shape_is_refused_by_its_version(control: ControlServer) -> None:
+    shapeless: dict[str, object] = {"protocol": 9, "oldest_protocol": 9, "slots": []}
+    status, text = post(control, shapeless, "token-a")
+    assert status == 426
+    assert "it speaks protocol 9" in text
+    assert post(control, {"slots": []}, "token-a")[0] == 400
+
+
 def test_a_poll_without_a_version_is_of_the_first(control: ControlServer) -> None:
     old = {k: v for k, v in poll().items() if k not in ("protocol", "oldest_protocol")}
     status, text = post(control, old, "token-a")
@@ -196,6 +204,15 @@ def test_a_ticket_of_a_foreign_version_is_refused(
     ticket |= {"protocol": version, "oldest": version, "of_tomorrow": 1}
     monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode()))
     with pytest.raises(StreamUnavailable, match=f"speaks protocol {version} .*this process speaks"):
+        read(server, OWN)
+
+
+def test_a_ticket_of_another_shape_is_refused_by_its_version(
+    server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = json.dumps({"protocol": 9, "oldest": 9, "streams": []}).encode()
+    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(ticket))
+    with pytest.raises(StreamUnavailable, match="it speaks protocol 9"):
         read(server, OWN)
 
 

@@ -11,11 +11,13 @@ understand (426), another topology's poll (421), one addressed to another incarn
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions
+from rekindle.errors import RekindleError
+from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions, incompatible
 from rekindle.topology.spec import SinkSpec
 
 FLIGHT_PORT = 8815
@@ -111,6 +113,39 @@ class Poll(_Versioned):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # say the digests of these epochs too
     recompute: str | None = None  # the boot that ends, so that the next one starts without its log
+
+
+class Incompatible(RekindleError):
+    """A message of a release that does not fit; names both versions."""
+
+
+M = TypeVar("M", bound=_Versioned)
+
+
+def received(kind: type[M], data: bytes) -> M:
+    """A message as it came in. Raises Incompatible, also where the other release's message has
+    another shape; ValidationError for what is none."""
+    try:
+        message = kind.model_validate_json(data)
+    except ValidationError:
+        _require_compatible(_versions_in(data))
+        raise
+    _require_compatible(message.versions())
+    return message
+
+
+def _require_compatible(peer: Versions) -> None:
+    if (reason := incompatible(peer)) is not None:
+        raise Incompatible(reason)
+
+
+def _versions_in(data: bytes) -> Versions:
+    """Of JSON that does not validate; ours where it says none, so that its fault is not hidden."""
+    try:
+        said = json.loads(data)
+        return Versions(int(said["protocol"]), int(said["oldest_protocol"]))
+    except (ValueError, KeyError, TypeError):
+        return Versions()
 
 
 TaskPhase = Literal["Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed"]

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
 from rekindle.coordinator.settings import Settings
-from rekindle.identity import incompatible
-from rekindle.protocol import CONTROL_PORT, Answer, Poll
+from rekindle.protocol import CONTROL_PORT, Answer, Incompatible, Poll, received
 from rekindle.topology.model import Slot
 
 _log = logging.getLogger(__name__)
@@ -96,6 +95,9 @@ class Pollers:
         incarnation = poll.task.incarnation
         try:
             answer = await self._call(poll, host)
+        except Incompatible as error:
+            said = f"the answer of {host} is refused: {error}"
+            return PollFailed(slot, incarnation, said, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
             return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
         if isinstance(answer, _Refusal):
@@ -103,9 +105,6 @@ class Pollers:
                 return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
             said = f"HTTP {answer.status} from {host}: {answer.text}"
             return PollFailed(slot, incarnation, said, refused=answer.status in _REFUSED)
-        if (reason := incompatible(answer.versions())) is not None:
-            said = f"the answer of {host} is refused: {reason}"
-            return PollFailed(slot, incarnation, said, refused=True)
         if (reason := self._settings.identity.mismatch(answer.topology)) is not None:
             said = f"the answer of {host} is refused: {reason}"
             return PollFailed(slot, incarnation, said, refused=True)
@@ -124,4 +123,4 @@ class Pollers:
             if response.status != 200:
                 text = (await response.content.read(_MAX_TEXT)).decode(errors="replace")
                 return _Refusal(response.status, text)
-            return Answer.model_validate_json(await response.read())
+            return received(Answer, await response.read())

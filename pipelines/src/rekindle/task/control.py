@@ -15,8 +15,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
-from rekindle.identity import Identity, incompatible
-from rekindle.protocol import Poll
+from rekindle.identity import Identity
+from rekindle.protocol import Incompatible, Poll, received
 from rekindle.task.desk import Desk, Refused
 from rekindle.workers import Worker
 
@@ -90,12 +90,11 @@ class ControlServer:
             text = "poll refused: this port needs the topology's token (Authorization: Bearer)"
             return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         try:
-            poll = Poll.model_validate_json(await request.read())
-            if (reason := incompatible(poll.versions())) is not None:
-                raise Refused(426, f"poll refused: {reason}")
-            answer = self._desk.poll(poll)
+            answer = self._desk.poll(received(Poll, await request.read()))
         except ValidationError as error:
             return web.Response(status=400, text=str(error))
+        except Incompatible as error:
+            return web.Response(status=426, text=f"poll refused: {error}")
         except Refused as error:
             return web.Response(status=error.status, text=str(error))
         return web.Response(text=answer.model_dump_json(), content_type="application/json")
