@@ -1,0 +1,47 @@
+"""What a failed chaos run leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from chaos.evidence import keep_evidence
+from embedded.errors import EmbeddedError
+from harness.cluster import EmbeddedCluster
+from harness.log_keeper import LogKeeper
+
+
+class _Cluster:
+    """Has a sink's file, a component's log, and an API server that may be gone."""
+
+    def __init__(self, directory: Path, *, answers: bool) -> None:
+        self.control_plane = self
+        self.shared = directory / "shared"
+        (self.shared / "meters").mkdir(parents=True)
+        (self.shared / "meters" / "rows.jsonl").write_text("{}\n")
+        self._answers = answers
+
+    def kubectl(self, *arguments: str) -> str:
+        if not self._answers:
+            raise EmbeddedError("connection refused")
+        return " ".join(arguments)
+
+    def keep_logs(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "etcd.log").write_text("started")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_evidence_is_kept_whether_the_api_answers_or_not(answers: bool, tmp_path: Path) -> None:
+    cluster: Any = _Cluster(tmp_path, answers=answers)
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
+    keep_evidence(evidence, cast(EmbeddedCluster, cluster), keeper, {"failure.txt": "stuck"})
+    assert (evidence / "failure.txt").read_text() == "stuck\n"
+    assert (evidence / "logs" / "etcd.log").read_text() == "started"
+    assert (evidence / "shared" / "meters" / "rows.jsonl").exists()
+    assert (evidence / "events.txt").exists() == answers
+    assert (evidence / "objects.yaml").exists() == answers
