@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle_operator.backoff import Backoff
+from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dispatch import Dispatcher, Outcome
-from rekindle_operator.reconcile.actions import DeleteConfig
-from rekindle_operator.reconcile.schedule import Stage, Step
+from rekindle_operator.reconcile.actions import CreatePod, DeleteConfig, Turn, WriteStatus
+from rekindle_operator.reconcile.schedule import Stage, Step, schedule
 
 _DEADLINE_S = 10.0
 
@@ -114,6 +116,49 @@ def test_dependents_start_after_what_they_need(doer: Doer) -> None:
     threading.Timer(0.1, doer.released.set).start()
     dispatcher(doer).run(steps)
     assert doer.done == ["hang", "pod"]
+
+
+_OUTCOMES = st.sampled_from(["ok", "fail", "bug"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    topologies=st.lists(
+        st.tuples(_OUTCOMES, st.lists(st.tuples(_OUTCOMES, st.integers(0, 5)), max_size=5)),
+        max_size=5,
+    ),
+    workers=st.integers(1, 8),
+)
+def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int) -> None:
+    """I9, whatever fails: and what depends on nothing that failed is done."""
+    turns, expected = [], set()
+    for number, (status, pods) in enumerate(topologies):
+        uid, created = f"t{number}", []
+        for at, (outcome, rank) in enumerate(pods):
+            name = f"{outcome}-{uid}-{at}"
+            manifest = {"metadata": {"name": name}}
+            created.append((CreatePod("ns", manifest, SlotRef(uid, name, 1)), (0, rank)))
+            expected |= {name} if status == "ok" else set()
+        reserves = frozenset(pod.ref for pod, _ in created)
+        write = WriteStatus("ns", f"{status}-{uid}", uid, {}, True, reserves)
+        ranks = {pod.name: rank for pod, rank in created}
+        turns.append(Turn(uid, (*(pod for pod, _ in created), write), ranks=ranks))
+    done: list[str] = []
+
+    def do(step: Step) -> Outcome:
+        name = getattr(step.action, "name", "")
+        done.append(name)
+        if name.startswith("bug"):
+            raise KeyError(name)
+        return Outcome.FAILED if name.startswith("fail") else Outcome.DONE
+
+    doing = Dispatcher(do, lambda _: None, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), workers)
+    doing.run(schedule(turns))
+    created_names = {name for name in done if name.count("-") == 2}
+    assert created_names == expected
+    for name in created_names:
+        uid = name.split("-")[1]
+        assert done.index(f"ok-{uid}") < done.index(name)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))

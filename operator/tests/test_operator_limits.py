@@ -92,6 +92,16 @@ def test_a_namespace_over_its_share_waits_and_says_why() -> None:
     assert cluster.status()["phase"] == "Running"
 
 
+def test_a_blocking_topology_over_its_share_says_why() -> None:
+    cluster = limited(shares={"default": 0.1})
+    cluster.edit("flights", recovery={"mode": "Blocking"})
+    for name in "ab":
+        cluster.add_node(name)
+    cluster.settle()
+    waits = [q["waitingFor"] for q in cluster.status()["queries"]]
+    assert all("the namespace has its share of the cluster" in w for w in waits)
+
+
 def shared(of: Room, **left: Amounts) -> Room:
     return Room(of.bins, of.whole, left)
 

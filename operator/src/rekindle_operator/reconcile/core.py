@@ -204,7 +204,7 @@ def _turn(
     taken = dict(incarnations(work.made))
     if succession.incarnation is not None:
         taken[COORDINATOR_SLOT] = succession.incarnation
-    over_share = {query for key, query in plan.over_share if key == case.view.key}
+    over_share = plan.over_share_of(case.view.key)
     health = examine(case, work.states, work.surplus, over_share)
     recovery = follow(case, work.states, health, judgement, plan, now)
     status = build_status(

@@ -56,7 +56,7 @@ def examine(
     over_share: Container[str] = (),
 ) -> Health:
     """`surplus`: replicas that are to go, and serve until others do; `over_share`: queries that
-    wait because their namespace has its share of the cluster."""
+    wait because their namespace has its share of the cluster; "" for all of them."""
     by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
     for state in states:
         by_partition[state.slot.segment, state.slot.partition].append(slot_stage(case, state))
@@ -66,7 +66,10 @@ def examine(
     stages = {key: min(replicas, key=_ORDER.index) for key, replicas in by_partition.items()}
     queries = case.running.topology.spec.queries if case.running else ()
     return Health(
-        queries=tuple(_query(case, q, states, stages, q.name in over_share) for q in queries),
+        queries=tuple(
+            _query(case, q, states, stages, "" in over_share or q.name in over_share)
+            for q in queries
+        ),
         stages=stages,
         live=sum(slot_stage(case, s) == "Live" for s in states),
         slots=len(states),

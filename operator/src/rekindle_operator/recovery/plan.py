@@ -51,9 +51,11 @@ class Plan:
     order: tuple[Ranked, ...]  # that start now
     waiting: tuple[Ranked, ...]  # that do not fit
     nodes: Mapping[str, str]  # item key -> node, the spares' too
-    over_share: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # of `waiting`: their namespace's is used up
+    over_share: frozenset[tuple[str, str]] = frozenset()  # that wait for their namespace's share
+
+    def over_share_of(self, topology: str) -> frozenset[str]:
+        """Its queries that wait for that; "" for all of them, if it recovers in one block."""
+        return frozenset(query for key, query in self.over_share if key == topology)
 
 
 def density(demand: Demand, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
