@@ -97,6 +97,17 @@ def test_a_list_that_is_read_late_brings_nothing_back(
     assert names(mirror) == {"b"}
 
 
+def test_what_a_finalizer_keeps_comes_back_with_the_next_list(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    kept_back = pod("a", 3)
+    kept_back["metadata"]["finalizers"] = ["example.com/wait"]
+    mirror.forget(kept_back)
+    assert names(mirror) == {"b"}
+    mirror.relist()
+    assert names(mirror) == {"a", "b"}
+
+
 def test_a_relist_makes_no_lease_look_renewed(server: Server) -> None:
     times = iter([10.0, 20.0, 30.0, 40.0])
     mirror = Mirror[LeaseView](

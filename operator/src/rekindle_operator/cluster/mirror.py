@@ -126,10 +126,11 @@ class Mirror(Generic[V]):
 
     def _remove(self, raw: Json) -> None:
         self._heard_at = time.monotonic()
-        key = _key(raw)
+        key, meta = _key(raw), raw["metadata"]
         with self._lock:
-            if (uid := raw["metadata"].get("uid")) is not None:
-                self._deleted.append(uid)
+            # With finalizers it is still there, whatever the answer to its deletion was.
+            if meta.get("uid") is not None and not meta.get("finalizers"):
+                self._deleted.append(meta["uid"])
             known = self._views.get(key)
             if known is not None and known.version > version_of(raw):
                 return  # another object took the name since
