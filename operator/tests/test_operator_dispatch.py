@@ -101,6 +101,15 @@ def test_what_depends_on_a_failed_step_is_not_done(doer: Doer) -> None:
     assert sorted(doer.skipped) == ["child", "grandchild"]
 
 
+def test_a_worker_that_fails_between_two_steps_ends_no_pass(doer: Doer) -> None:
+    def skip(_: Step) -> None:
+        raise KeyError("a fault")
+
+    doing = Dispatcher(doer, skip, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), 1)
+    doing.run([step("fail"), step("child", after="fail"), step("other")])
+    assert doer.done == ["fail", "other"]
+
+
 def test_a_fault_of_the_operator_is_a_failure_with_back_off(doer: Doer) -> None:
     now = [0.0]
     doing = dispatcher(doer, workers=1, clock=lambda: now[0])

@@ -73,6 +73,7 @@ class Dispatcher:
             self._fill()
             while not self._is_over():
                 self._changed.wait(_STALL_S / 4)
+                self._fill()  # should a worker have failed to
             self._keep_events()
             self._queue = []
 
