@@ -47,6 +47,8 @@ class WindowShape:
     slide: int
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Literal["sum", "min", "max"]], ...]
+    exact: tuple[tuple[str, int], ...] = ()
+    """Sums of decimals that are kept as two partials (`engine.exact_sums`): name and scale."""
 
     @property
     def key_names(self) -> list[str]:

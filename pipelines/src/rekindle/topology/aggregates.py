@@ -95,6 +95,13 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     return tuple(items)
 
 
+def added_values(text: str) -> tuple[tuple[str, str], ...]:
+    """The calls of sum and avg in an aggregate list, and the SQL of what each of them adds."""
+    calls = (c for item in parse_aggregates(text) for c in _outermost_calls(item.expression))
+    summed = ((call, _summed(call)) for call in calls)
+    return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
+
+
 def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Finding]:
     """What of an item's types is known not to be supported; the engine finds the rest."""
     fields = list(columns)
@@ -103,7 +110,7 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
         for call in _outermost_calls(item.expression)
         if (argument := _summed(call)) is not None
         for kind in infer_types([argument], fields)
-        if kind is not None and not _can_be_summed(kind)
+        if kind is not None and not can_be_summed(kind)
     ]
     name = refused_type(item.expression, fields)
     if name is not None and not found:
@@ -114,16 +121,14 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
 
 def not_a_number(call: str, kind: str) -> Finding:
     what = f"{call} adds values of the type {kind}, which are not numbers"
-    hint = "write what is added as a number, for times unix_micros(x); avg(x) adds as well"
+    hint = "write it as a number: CAST(x AS DOUBLE) of a text, unix_micros(x) of a time"
     return Finding("NotANumber", what, hint)
 
 
-def _can_be_summed(kind: pa.DataType) -> bool:
-    """Texts too: Spark casts them to DOUBLE."""
+def can_be_summed(kind: pa.DataType) -> bool:
+    """Texts not: Spark casts them to DOUBLE, and avg would count those that are no number."""
     t = pa.types
-    return bool(
-        t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind) or t.is_string(kind)
-    )
+    return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind) or t.is_null(kind))
 
 
 def _summed(call: exp.Expr) -> exp.Expr | None:

@@ -7,19 +7,34 @@ sources on; every task gets the same answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from rekindle.engine.epochs import EPOCH, SYSTEM
+from rekindle.engine.exact_sums import is_wide, shape_results, split
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.refusals import refused_column, refused_expression
+from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
+from rekindle.topology.aggregates import added_values, can_be_summed, not_a_number
+from rekindle.topology.dated import only_dated
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """What Spark's types say of a window: the window with the partials that it needs, the shape of
+    its state, and the keys that are grouped by as text."""
+
+    node: WindowNode
+    shape: WindowShape
+    float_keys: frozenset[str]
 
 
 class Analyst:
@@ -29,7 +44,7 @@ class Analyst:
         self._topology = topology
         self._query = query
         self._schemas: dict[str, pa.Schema] = {}
-        self._windows: dict[str, tuple[WindowShape, frozenset[str]]] = {}
+        self._windows: dict[str, WindowFacts] = {}
 
     def schema(self, name: str) -> pa.Schema:
         """The schema of a node's rows, all columns nullable."""
@@ -45,19 +60,18 @@ class Analyst:
                 self._schemas[name] = self._analyse(stage, node.inputs, name)
         return self._schemas[name]
 
-    def window(self, window: WindowNode) -> tuple[WindowShape, frozenset[str]]:
-        """The state's shape, and the keys that are grouped by as text."""
+    def window(self, window: WindowNode) -> WindowFacts:
         name = window.node.name
         if name not in self._windows:
             self._windows[name] = self._shape(window)
         return self._windows[name]
 
-    def _shape(self, window: WindowNode) -> tuple[WindowShape, frozenset[str]]:
+    def _shape(self, window: WindowNode) -> WindowFacts:
         inputs = window.node.inputs
         before = self.schema(inputs[0])
+        self._check_sums(window, before)
         floats = frozenset(k for k in window.keys if pa.types.is_floating(_type(before, k, window)))
-        stage = Stage(None, (), window)
-        partial = self._analyse(stage, inputs, window.node.name, floats)
+        window, partial, exact = self._partials(window, floats)
         kinds = tuple(_type(before, k, window) for k in window.keys)
         partials = tuple(
             (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
@@ -68,13 +82,51 @@ class Analyst:
                 said = f"operator {name}: {kind} can be neither a key nor an aggregate"
                 raise OperatorRefused(said, name)
         assert partial.get_field_index(ROWS) >= 0
-        return WindowShape(window.size, window.slide, kinds, partials), floats
+        shape = WindowShape(window.size, window.slide, kinds, partials, exact)
+        return WindowFacts(window, shape, floats)
+
+    def _partials(
+        self, window: WindowNode, floats: frozenset[str]
+    ) -> tuple[WindowNode, pa.Schema, tuple[tuple[str, int], ...]]:
+        """The types of the partials, of which sums of wide decimals are two each."""
+        inputs, name = window.node.inputs, window.node.name
+        found = self._analyse(Stage(None, (), window), inputs, name, floats)
+        partials = window.decomposition.partials
+        exact = {
+            p.name: found.field(p.name).type.scale
+            for p in partials
+            if is_wide(found.field(p.name).type, p.merge)
+        }
+        if not exact:
+            return window, found, ()
+        pairs = [split(p, exact[p.name]) if p.name in exact else (p,) for p in partials]
+        apart = tuple(p for pair in pairs for p in pair)
+        window = replace(window, decomposition=replace(window.decomposition, partials=apart))
+        found = self._analyse(Stage(None, (), window), inputs, name, floats)
+        return window, found, tuple(exact.items())
+
+    def _check_sums(self, window: WindowNode, before: pa.Schema) -> None:
+        """Spark adds times as seconds without a word."""
+        spec = window.node.spec
+        assert isinstance(spec, OperatorSpec)
+        assert spec.window is not None
+        added = dict(added_values(spec.window.aggregate))
+        if not added:
+            return
+        name, source = window.node.name, window.node.inputs[0]
+        columns = ", ".join(f"{only_dated(sql)} AS a{i}" for i, sql in enumerate(added.values()))
+        text = f"SELECT {columns} FROM {quote(source)}"
+        kinds = self._ask(text, {source: before}, name)
+        for call, kind in zip(added, kinds.types, strict=True):
+            if not can_be_summed(kind):
+                said = not_a_number(call, str(kind))
+                raise OperatorRefused(f"operator {name}: {said.message}; {said.hint}", name)
 
     def _finals(self, window: WindowNode) -> pa.Schema:
-        shape, _ = self.window(window)
+        shape = self.window(window).shape
         bounds = [(n, pa.timestamp("us", "UTC")) for n in ("window_start", "window_end")]
         keys = zip(shape.key_names, shape.keys, strict=True)
-        partials = [(name, kind) for name, kind, _ in shape.partials]
+        partials = shape_results(shape)
         stage = Stage(window, (), None)
         closed = pa.schema([*system_fields(stage), *bounds, *keys, *partials])
         text = stage_sql(stage, [], Fold.SORTED, frozenset())

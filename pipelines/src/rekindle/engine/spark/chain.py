@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
+from rekindle.engine.exact_sums import join_all, shape_results
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
@@ -91,8 +92,10 @@ class SparkChain:
     def _prepare(self, stage: Stage, analyst: Analyst) -> _Prepared:
         shape, float_keys = None, frozenset[str]()
         if stage.end is not None:
-            shape, float_keys = analyst.window(stage.end)
+            facts = analyst.window(stage.end)
+            shape, float_keys = facts.shape, facts.float_keys
             self._calls.dropped[stage.end.node.name] = DroppedRows()
+            stage = replace(stage, end=facts.node)
         sources = [name for name, _ in self._inputs]
         texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
         return _Prepared(stage, texts, shape, is_divisible(stage, sources))
@@ -240,8 +243,10 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
         "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
         "window_end": pa.array(start + shape.size).cast(pa.timestamp("us", "UTC")),
     }
-    rest = [*shape.key_names, *(name for name, _, _ in shape.partials)]
-    kinds = [*shape.keys, *(kind for _, kind, _ in shape.partials)]
+    results = shape_results(shape)
+    rest = [*shape.key_names, *(name for name, _ in results)]
+    kinds = [*shape.keys, *(kind for _, kind in results)]
+    closed = join_all(closed, shape)
     table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
     fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, kinds)]
     return table.cast(all_nullable(pa.schema(fields)), safe=False)

@@ -1,0 +1,94 @@
+"""Sums of wide decimals, exact to the last digit and in any order. Pure.
+
+A sum of DECIMAL has 38 digits in Spark, and what passes them is NULL from there on: which rows come
+first, and how they are cut into epochs, would decide. So decimals of 28 digits and more are added
+as two sums, of what stands before and behind the 20th digit from the right, neither of which can
+pass 38 digits before 10^10 rows. Where a window closes the two are put together; what has more
+than 38 digits then is NULL, as Spark's sum of all rows is.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from rekindle.engine.window_state import WindowShape
+from rekindle.topology.aggregates import Partial
+from rekindle.topology.tokens import DIALECT, parse
+
+MAX_DIGITS = 38
+_LOW_DIGITS = 20
+_HIGH_SUM_DIGITS = 28
+HIGH, LOW = "__h", "__l"
+"""What follows a partial's name in those of its two sums."""
+
+
+def is_wide(kind: pa.DataType, merge: str) -> bool:
+    """Whether a partial of this type may pass what the type holds."""
+    return merge == "sum" and pa.types.is_decimal(kind) and kind.precision == MAX_DIGITS
+
+
+def split(partial: Partial, scale: int) -> tuple[Partial, Partial]:
+    """The two sums in place of the sum of decimals of a scale."""
+    (call,) = parse(f"SELECT {partial.sql}").expressions
+    only = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
+    added = (call.this if _is_filter(call) else call).this.sql(dialect=DIALECT)
+    unit = _unit_sql(scale)
+    high = f"SUM(CAST(({added}) DIV {unit} AS DECIMAL(18, 0))){only}"
+    low = f"SUM(({added}) % {unit}){only}"
+    return (
+        Partial(partial.name + HIGH, high, "sum"),
+        Partial(partial.name + LOW, low, "sum"),
+    )
+
+
+def join(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
+    """The sum itself as DECIMAL(38, scale); NULL where it has more digits."""
+    below = max(0, scale - _LOW_DIGITS)
+    factor = pa.scalar(_unit(scale), pa.decimal256(below or _LOW_DIGITS + 1 - scale, below))
+    upper = pc.multiply(high.cast(pa.decimal256(_HIGH_SUM_DIGITS, 0)), factor)
+    total = pc.add(upper, low.cast(pa.decimal256(max(31, scale + 10), scale)))
+    limit = pa.scalar(Decimal(10) ** (MAX_DIGITS - scale), pa.decimal256(MAX_DIGITS + 1, scale))
+    fits = pc.less(pc.abs(total), limit)
+    kept = pc.if_else(fits, total, pa.scalar(None, total.type))
+    return kept.cast(pa.decimal128(MAX_DIGITS, scale))
+
+
+def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
+    """Names and types of a window's partials with the sums put together."""
+    scales = dict(shape.exact)
+    found: list[tuple[str, pa.DataType]] = []
+    for name, kind, _ in shape.partials:
+        whole = name.removesuffix(HIGH).removesuffix(LOW)
+        if whole not in scales:
+            found.append((name, kind))
+        elif name.endswith(HIGH):
+            found.append((whole, pa.decimal128(MAX_DIGITS, scales[whole])))
+    return found
+
+
+def join_all(table: pa.Table, shape: WindowShape) -> pa.Table:
+    """A table of partials with the sums put together."""
+    for name, scale in shape.exact:
+        whole = join(table.column(name + HIGH), table.column(name + LOW), scale)
+        table = table.drop_columns([name + HIGH, name + LOW]).append_column(name, whole)
+    return table
+
+
+def _is_filter(call: exp.Expr) -> bool:
+    return isinstance(call, exp.Filter)
+
+
+def _unit(scale: int) -> Decimal:
+    """The worth of the first high digit."""
+    return Decimal(1).scaleb(_LOW_DIGITS - scale)
+
+
+def _unit_sql(scale: int) -> str:
+    if scale <= _LOW_DIGITS:
+        return f"CAST('{_unit(scale):f}' AS DECIMAL({_LOW_DIGITS + 1 - scale}, 0))"
+    digits = scale - _LOW_DIGITS
+    return f"CAST('{_unit(scale):f}' AS DECIMAL({digits}, {digits}))"
