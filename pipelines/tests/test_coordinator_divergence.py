@@ -206,6 +206,14 @@ def test_sinks_wait_while_replicas_disagree() -> None:
     }
 
 
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_replica_that_was_wrong_writes_no_sink_any_more(liar: int) -> None:
+    world = lied(liar)
+    polls = wishes(world)
+    told = [polls[slot].sinks_through for slot in (REPLICAS[liar], REPLICAS[1 - liar])]
+    assert told == [-1, None]
+
+
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].lie = "!"

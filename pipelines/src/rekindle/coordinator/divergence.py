@@ -25,7 +25,7 @@ from rekindle.topology.model import Slot
 
 _EPOCHS = 64
 PATIENCE_S = 60.0
-"""How long a task that was told to compute again may take to begin before another one is told."""
+"""How long a third computation may take to come to the epoch before another replica is told."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -212,10 +212,11 @@ class DigestComparison:
         if dispute is None or dispute.unresolved:
             return
         if any(not dispute.is_party(by) for by in alive):
-            return  # it has not come to the epoch yet
+            self._asked_at.setdefault(partition, now)  # it has not come to the epoch yet
         asked_at = self._asked_at.get(partition)
         if asked_at is not None and now - asked_at < PATIENCE_S:
             return
+        alive = [by for by in alive if dispute.is_party(by)]
         if any(by.slot in self._found or by.slot in self._restarts for by in alive):
             return
         untried = [by for by in alive if by.slot not in dispute.repeated]

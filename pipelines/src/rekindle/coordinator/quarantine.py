@@ -16,6 +16,7 @@ from rekindle.coordinator.membership import Membership, Task
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.routes import Judge
 from rekindle.protocol import Answer, CheckpointDone
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 _WAIT_EPOCHS = 16
@@ -29,9 +30,12 @@ class Quarantine:
 
     # --- what tasks are told ---
 
-    def sound_through(self, partition: Partition) -> int | None:
-        """The newest epoch that sinks may write; None: all."""
-        return self._sound_through.get(partition)
+    def sound_through(self, slot: Slot) -> int | None:
+        """The newest epoch that a task's sinks may write; None: all. One that was wrong writes
+        none."""
+        if slot in self.comparison.found:
+            return NO_EPOCH
+        return self._sound_through.get(partition_of(slot))
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
@@ -133,7 +137,7 @@ class Quarantine:
             self.comparison.discard(
                 by
                 for task in tasks
-                if task.partition in readers and task.phase != "Waiting"  # some read ahead
+                if task.partition in readers  # all: they read ahead, and have logs of earlier lives
                 for by in _computation(task)
             )
         self.derive(graph)

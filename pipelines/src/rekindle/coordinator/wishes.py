@@ -54,7 +54,7 @@ class Told:
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
-            "sinks_through": self.doubts.sound_through(task.partition),
+            "sinks_through": self.doubts.sound_through(task.slot),
             "digests_of": self.doubts.disputed_epochs(task.partition),
             "recompute": self.doubts.must_restart(task.slot),
         }

@@ -24,7 +24,14 @@ from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
-from rekindle.errors import OperatorRefused, RekindleError, SourceFailed, SourceMisfit, StoreError
+from rekindle.errors import (
+    Diverged,
+    OperatorRefused,
+    RekindleError,
+    SourceFailed,
+    SourceMisfit,
+    StoreError,
+)
 from rekindle.protocol import (
     CONTROL_PORT,
     FLIGHT_PORT,
@@ -272,7 +279,7 @@ class TaskRuntime:
                 raise error
             if self._failed.is_set():
                 raise RekindleError(f"the engine died while the task waited for {what}")
-            if self._stopping.wait(back_off):
+            if self._recomputes() or self._stopping.wait(back_off):
                 raise _Stopped(what)
             back_off = min(2 * back_off, max_back_off_s)
         return result
@@ -308,6 +315,13 @@ class TaskRuntime:
         self._discards = True
         return True
 
+    def _give_up_log(self) -> None:
+        """A log that differs from what is computed now would end every life to come."""
+        try:
+            mark(self._log_directory)
+        except OSError as error:
+            _log.warning("the output log cannot be given up: %s", error)
+
     def _route(self, inputs: Inputs) -> None:
         wish = self.desk.wish
         if wish is not None and wish is not self._wish:
@@ -334,6 +348,8 @@ class TaskRuntime:
         except BaseException as error:
             if not self._stopping.is_set():
                 _log.exception("the engine's loop ended")
+                if isinstance(error, Diverged) and self._config.segment.replicas > 1:
+                    self._give_up_log()  # whether it was right is decided with the other replicas
                 self._fail(str(error) or repr(error), loop.position.epoch + 1)
 
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
