@@ -199,13 +199,9 @@ def test_a_first_start_whose_creates_fail_is_no_recovery(operator: ModelOperator
     assert {s["incarnation"] for s in status["slots"]} == {1}
 
 
-def node_without_coordinator(operator: ModelOperator) -> str:
-    return next(n for n in "abc" if n != operator.model.coordinator().node)
-
-
 def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOperator) -> None:
     operator.run(10.0)
-    model, node = operator.model, node_without_coordinator(operator)
+    model, node = operator.model, operator.model.coordinator().node or ""
     old = {p.name for p in model.tasks().values() if p.node == node}
     kept = min(old)
     operator.api.errors = [ApiError("DELETE", f"/pods/{kept}", 403)]
@@ -218,7 +214,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
 
 def test_replacements_are_begun_before_clean_up(operator: ModelOperator) -> None:
     operator.run(10.0)
-    operator.model.lose_node(node_without_coordinator(operator))
+    operator.model.lose_node(operator.model.coordinator().node or "")
     operator.api.calls.clear()
     operator.run(5.0)
     created, deleted = operator.api.made("POST", "/pods"), operator.api.made("DELETE", "/pods/")

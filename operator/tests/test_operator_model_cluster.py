@@ -197,7 +197,8 @@ class ModelCluster(ModelState):
                 if not (p.terminating or p.ended)
                 if p.name not in self.stuck
             ]
-            report = {"fence": 1, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
+            fence = self.coordinator(name).incarnation
+            report = {"fence": fence, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
             if view.data_plane != report and not view.deleting:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())
