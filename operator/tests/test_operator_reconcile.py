@@ -9,12 +9,10 @@ from prometheus_client import REGISTRY
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import Taint
-from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.metrics import observe, observe_ages
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
-from rekindle_operator.reconcile.core import reconcile, take_turns
-from rekindle_operator.reconcile.schedule import schedule
+from rekindle_operator.reconcile.core import reconcile
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -278,62 +276,6 @@ def test_a_coordinator_that_no_node_has_room_for_is_not_made_again_and_again(
     assert cluster.coordinator().name == "flights-coordinator-1"
 
 
-def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> None:
-    cluster.binding = False
-    cluster.add_node("a")
-    cluster.add_node("b")
-    cluster.settle()
-    assert all(not p.gates for p in cluster.tasks().values())
-    cluster.pass_time(5.0)
-    cluster.settle()
-    assert all(name.endswith("-2") for name in cluster.tasks())
-    cluster.pass_time(5.0)
-    cluster.settle()
-    assert all(name.endswith("-2") for name in cluster.tasks()), "ten seconds the second time"
-
-
-def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | None]:
-    """Pods whose gate is open and that no node took, and the node that each is for."""
-    tasks = cluster.tasks(topology).values()
-    return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
-
-
-def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
-    running.binding = False
-    running.lose_node("a")
-    running.settle()
-    before = opened(running)
-    assert set(before.values()) == {"b", "c"}
-    running.lose_node("b")
-    running.settle()
-    after = opened(running)
-    assert {n for n, node in before.items() if node == "c"} <= set(after)
-    assert set(after.values()) == {"c"}
-
-
-def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -> None:
-    """None of its actions succeeds, so its losses look new in each pass."""
-    running.lose_node("a")
-    for name in "de":
-        running.add_node(name, cpu_m=8000)
-    running.add_topology("other", flights_spec())
-    running.binding = False
-
-    def pass_without_flights() -> None:
-        turns = take_turns(running.snapshot(), running.now, running.settings)
-        steps = schedule(t for t in turns if not t.owner.endswith("/flights"))
-        running.apply(step.action for step in steps)
-
-    for _ in range(5):
-        pass_without_flights()
-    gates = opened(running, "other")
-    assert len(gates) == 8
-    for _ in range(20):
-        pass_without_flights()
-        running.pass_time(0.1)
-    assert opened(running, "other") == gates
-
-
 def test_blocking_recovery_opens_nothing_before_all_fits(cluster: ModelCluster) -> None:
     spec = flights_spec() | {"recovery": {"mode": "Blocking"}}
     cluster.add_topology("flights", spec)
@@ -424,33 +366,3 @@ def test_a_pod_that_its_kubelet_refuses_is_said_and_tried_less_and_less(
     running.settle()
     assert running.query_states()["storm-watch"] == "Live"
     assert len(running.status()["recovery"]["history"]) == 1
-
-
-def test_a_failed_create_at_first_start_is_no_loss(cluster: ModelCluster) -> None:
-    for name in "abc":
-        cluster.add_node(name)
-    cluster.quota = 1
-    cluster.settle()
-    for _ in range(4):
-        cluster.pass_time(31.0)
-        cluster.settle()
-    assert cluster.status()["phase"] == "Starting"
-    assert "BurstDetected" not in cluster.reasons()
-    cluster.quota = None
-    cluster.pass_time(31.0)
-    cluster.settle()
-    assert cluster.status()["phase"] == "Running"
-    assert {s["incarnation"] for s in cluster.status()["slots"]} == {1}
-
-
-def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -> None:
-    """The operator reserved their incarnations, and died before it created them."""
-    for name in "abc":
-        cluster.add_node(name)
-    cluster.quota = 0
-    cluster.settle()
-    cluster.quota, cluster.refused = None, Refusals({})
-    cluster.settle()
-    assert cluster.status()["phase"] == "Running"
-    assert "recovery" not in cluster.status()
-    assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.reasons())

@@ -1,0 +1,96 @@
+"""Gates that are opened and withdrawn, and pods that were never created."""
+
+from __future__ import annotations
+
+from flights_example import flights_spec
+from test_operator_model_cluster import ModelCluster
+
+from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.reconcile.core import take_turns
+from rekindle_operator.reconcile.schedule import schedule
+
+
+def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | None]:
+    """Pods whose gate is open and that no node took, and the node that each is for."""
+    tasks = cluster.tasks(topology).values()
+    return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
+
+
+def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> None:
+    cluster.binding = False
+    cluster.add_node("a")
+    cluster.add_node("b")
+    cluster.settle()
+    assert all(not p.gates for p in cluster.tasks().values())
+    cluster.pass_time(5.0)
+    cluster.settle()
+    assert all(name.endswith("-2") for name in cluster.tasks())
+    cluster.pass_time(5.0)
+    cluster.settle()
+    assert all(name.endswith("-2") for name in cluster.tasks()), "ten seconds the second time"
+
+
+def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
+    running.binding = False
+    running.lose_node("a")
+    running.settle()
+    before = opened(running)
+    assert set(before.values()) == {"b", "c"}
+    running.lose_node("b")
+    running.settle()
+    after = opened(running)
+    assert {n for n, node in before.items() if node == "c"} <= set(after)
+    assert set(after.values()) == {"c"}
+
+
+def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -> None:
+    """None of its actions succeeds, so its losses look new in each pass."""
+    running.lose_node("a")
+    for name in "de":
+        running.add_node(name, cpu_m=8000)
+    running.add_topology("other", flights_spec())
+    running.binding = False
+
+    def pass_without_flights() -> None:
+        turns = take_turns(running.snapshot(), running.now, running.settings)
+        steps = schedule(t for t in turns if not t.owner.endswith("/flights"))
+        running.apply(step.action for step in steps)
+
+    for _ in range(5):
+        pass_without_flights()
+    gates = opened(running, "other")
+    assert len(gates) == 8
+    for _ in range(20):
+        pass_without_flights()
+        running.pass_time(0.1)
+    assert opened(running, "other") == gates
+
+
+def test_a_failed_create_at_first_start_is_no_loss(cluster: ModelCluster) -> None:
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.quota = 1
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(31.0)
+        cluster.settle()
+    assert cluster.status()["phase"] == "Starting"
+    assert "BurstDetected" not in cluster.reasons()
+    cluster.quota = None
+    cluster.pass_time(31.0)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert {s["incarnation"] for s in cluster.status()["slots"]} == {1}
+
+
+def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -> None:
+    """The operator reserved their incarnations, and died before it created them."""
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.quota = 0
+    cluster.settle()
+    cluster.quota, cluster.refused = None, Refusals({})
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    assert "recovery" not in cluster.status()
+    assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.reasons())
