@@ -148,6 +148,7 @@ class BenchTask:
         segment, ref = config.segment, config.ref
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStates(config)
+        self._retries = engine is not None
         self._inputs = Prepared(most)
         self._saver = CheckpointSaver(states)
         self._offered: int | None = None
@@ -186,7 +187,7 @@ class BenchTask:
     def turn(self) -> None:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. Raises RuntimeError."""
-        if not self._loop.turn(0):
+        if not self._loop.turn(0) and not self._retries:
             raise RuntimeError(f"no epoch after {self.epoch}: {self._report.answer(0).problem}")
 
     def wait_saved(self) -> None:

@@ -6,12 +6,13 @@ from collections import deque
 
 import pyarrow as pa
 import pytest
+from engine_fixtures import topology
 
 from rekindle.connectors.source import SourceCut
 from rekindle.engine.bounds import CallBounds, bytes_of, take_ready
 from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MIB, needed_bytes, plan_memory
 from rekindle.engine.model import EpochInput
-from rekindle.task.inputs import SourceInputs
+from rekindle.task.inputs import SourceInputs, StreamInputs
 
 SCHEMA = pa.schema([("s", pa.string())])
 
@@ -97,3 +98,21 @@ def test_what_a_refused_epoch_needs_is_enough_and_no_more() -> None:
     limit = needed_bytes(300 * MIB)
     assert plan_memory(limit).epoch_bytes >= 300 * MIB
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB
+
+
+def test_many_readers_share_the_room_of_a_task() -> None:
+    windows = "{size: 1m, groupBy: [k], aggregate: 'count(*) AS n'}"
+    operators = f"""
+- {{name: many, inputs: [rows], keyBy: [k], partitions: 16, window: {windows}}}
+- {{name: one, inputs: [many], window: {windows}}}
+"""
+    segment = topology(operators, "one").segments[-1]
+    asked = {
+        ahead: {
+            reader._call_bytes
+            for readers in StreamInputs(segment, 0, 0, 0, ahead_bytes=ahead)._readers.values()
+            for reader in readers
+        }
+        for ahead in (16 * MIB, 1 << 16)
+    }
+    assert asked == {16 * MIB: {MIB}, 1 << 16: {64 << 10}}

@@ -129,6 +129,6 @@ def test_a_jvm_without_memory_is_said_to_have_none() -> None:
 def test_a_result_too_large_for_one_job_fits_into_several() -> None:
     spark = sessions.start_session("test", data_dir=Path(tempfile.mkdtemp()))
     large = "SELECT n, repeat(s, 10000) AS s, t FROM rows"
-    result = chain_of(large, spark, job_bytes=3_000).process(State(), wide_epochs(1, 1000, 10))
+    result = chain_of(large, spark, job_bytes=1_000).process(State(), wide_epochs(1, 1000, 10))
     assert result.outputs[0].rows.nbytes > 150_000_000
     sessions.stop_session(spark)

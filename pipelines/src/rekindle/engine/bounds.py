@@ -14,7 +14,7 @@ from rekindle.engine.model import EpochInput
 
 MAX_EPOCHS = 64
 MAX_ROWS = 200_000
-CALL_BYTES = 32 << 20
+CALL_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)

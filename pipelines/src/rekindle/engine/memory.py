@@ -14,7 +14,8 @@ DEFAULT_LIMIT_BYTES = 1024 * MIB
 """What a task gets that asks for nothing."""
 MIN_HEAP_BYTES = 512 * MIB
 """Below this, Spark refuses to start."""
-JVM_BESIDE_HEAP_BYTES = 200 * MIB
+JVM_BESIDE_HEAP_BYTES = 240 * MIB
+"""Classes, compiled code, threads, and the buffers that jobs of `job` bytes need."""
 PYTHON_BYTES = 140 * MIB
 """A task's Python without rows, PySpark and PyArrow loaded."""
 COPIES = 3
@@ -47,14 +48,14 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
     beside = JVM_BESIDE_HEAP_BYTES if with_jvm else 0
     python = limit_bytes - heap - beside - PYTHON_BYTES
-    call = _between(8 * MIB, limit_bytes // 32, 256 * MIB)
+    call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
         heap_bytes=heap,
         direct_bytes=heap // 4,
         call_bytes=call,
         ahead_bytes=_between(8 * MIB, limit_bytes // 32, 128 * MIB),
-        job_bytes=heap // 32,
+        job_bytes=heap // 64,
         epoch_bytes=max(call, python // COPIES),
     )
 

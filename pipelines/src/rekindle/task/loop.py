@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from rekindle.engine.bounds import bytes_of, take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
@@ -30,6 +32,8 @@ from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
 from rekindle.task.saver import Snapshot
 
+RELEASED_BYTES = 4 << 20
+"""Of a call, after which Arrow gives unused memory back: it takes longer than a small call."""
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
 
@@ -128,6 +132,8 @@ class EpochLoop:
             self._report.computed(batch.epoch, digest, chain)
         for _ in epochs:
             self._taken.popleft()
+        if sum(map(bytes_of, epochs)) > RELEASED_BYTES:
+            pa.default_memory_pool().release_unused()  # or it stays with the process
         newest = epochs[-1]
         self._report.processed(newest.epoch, time.perf_counter() - started)
         self.position = Position(newest.epoch, newest.watermark, result.state, chain)

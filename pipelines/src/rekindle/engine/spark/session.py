@@ -90,7 +90,12 @@ def start_session(
         _jvm = launch(
             cds.with_archive(jvm_spec(user, memory), cds_archive),
             directory=directory,
-            environment={"SPARK_LOCAL_IP": bind, "SPARK_LOCAL_DIRS": str(directory)},
+            environment={
+                "SPARK_LOCAL_IP": bind,
+                "SPARK_LOCAL_DIRS": str(directory),
+                # An arena for each thread is memory that nobody uses.
+                "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
+            },
             meanwhile=_import_pyspark,
         )
     _jvm.on_death = on_death
