@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import decimal
 import json
@@ -272,6 +273,39 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, format: str, sa
 
 def test_a_column_that_is_twice_but_not_read_is_ignored(tmp_path: Path) -> None:
     assert read(csv_file(tmp_path, "k,,", "a,1,2"), "k STRING", "csv") == [{"k": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (["k,v", '1,"abc', "2,x", "3,y"], 2),
+        (["k,v", "1,x", '2,"abc', "3,x", '4,"abc', "5,x"], 3),
+        (["k,v", '1,"x', 'y"', '2,"an "inner" quote"'], 4),
+        (["k,v", "1,x", '2,"'], 3),
+    ],
+)
+def test_a_csv_quote_that_is_not_closed_is_refused(
+    tmp_path: Path, lines: list[str], line: int
+) -> None:
+    with pytest.raises(SourceMisfit, match=rf"in\.csv, line {line}: a value in quotes"):
+        read(csv_file(tmp_path, *lines), "k STRING, v STRING", "csv")
+
+
+def test_csv_values_in_quotes_may_hold_anything(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    rows = [{"k": k} for k in ['a"b,c', "a\nb\r\n\nc", '""', "", " ", "ü🚀", long, '"', '\n"\n']]
+    with (tmp_path / "in.csv").open("w", newline="", encoding="utf-8-sig") as f:
+        writer = csv.writer(f, quoting=csv.QUOTE_ALL)
+        writer.writerow(["k", "not\nread"])
+        writer.writerows([row["k"], 'x"y'] for row in rows)
+    assert read(tmp_path / "in.csv", "k STRING", "csv") == rows
+
+
+def test_csv_quotes_inside_of_bare_values_are_text(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "k,v", '5" pipe,a', 'b,6"')
+    path.write_bytes(path.read_bytes() + b"c,d")
+    said = [{"k": '5" pipe'}, {"k": "b"}, {"k": "c"}]
+    assert read(path, "k STRING", "csv") == said
 
 
 def test_a_misspelt_csv_column_gets_a_hint(tmp_path: Path) -> None:

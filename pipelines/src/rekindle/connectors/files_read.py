@@ -23,6 +23,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from rekindle.connectors.conversions import TextRules, typed
+from rekindle.connectors.csv_quotes import QuoteWatch, require_closed_quotes
 from rekindle.connectors.json_reading import read_json_lines
 from rekindle.errors import SourceFailed, SourceMisfit
 from rekindle.topology.findings import did_you_mean
@@ -171,9 +172,13 @@ def _csv_batches(
     parse = pa_csv.ParseOptions(newlines_in_values=True)
     read = pa_csv.ReadOptions(block_size=BLOCK_BYTES)
     with fs.open(path, "rb", compression="infer") as f:
+        bytes_read = QuoteWatch(f)
         yield from pa_csv.open_csv(
-            f, read_options=read, parse_options=parse, convert_options=convert
+            bytes_read, read_options=read, parse_options=parse, convert_options=convert
         )
+    if bytes_read.quotes:
+        with fs.open(path, "rt", compression="infer", encoding="latin-1", newline="") as lines:
+            require_closed_quotes(lines, where)
 
 
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
