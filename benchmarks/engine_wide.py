@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -207,17 +207,21 @@ def judge(name: str, case: Case, outcome: Outcome) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, help="only this one")
+    parser.add_argument("--epochs", type=int, help="behind, at most; each case has its own number")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    most = arguments.epochs or max(case.epochs for case in CASES.values())
+    cases = {n: replace(case, epochs=min(case.epochs, most)) for n, case in CASES.items()}
     if arguments.child:
         with tempfile.TemporaryDirectory() as directory:
-            print(json.dumps(asdict(run(CASES[arguments.case], Path(directory)))))
+            case = cases[arguments.case]
+            print(json.dumps(asdict(run(case, Path(directory)))))
         return
     rows = []
     for name in [arguments.case] if arguments.case else CASES:
-        command = [sys.executable, __file__, "--child", "--case", name]
+        command = [sys.executable, __file__, "--child", "--case", name, "--epochs", str(most)]
         printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-        rows.append(judge(name, CASES[name], Outcome(**json.loads(printed.splitlines()[-1]))))
+        rows.append(judge(name, cases[name], Outcome(**json.loads(printed.splitlines()[-1]))))
     report("engine_wide", [*rows, load_average()])
 
 
