@@ -110,6 +110,8 @@ class Task:
         self.ref = TaskRef(segment=segment.id, partition=partition, replica=0, incarnation=1)
         self.answer: Answer | None = None
         self.restore = RestorePoint(epoch=-1)
+        self.recompute: str | None = None
+        self.asked: tuple[int, ...] = ()
         self.saved: dict[int, CheckpointDone] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -176,11 +178,16 @@ class TinyCoordinator:
             ),
             saver=True,
             committed=committed,
+            recompute=task.recompute,
+            digests_of=task.asked,
             floor=floor if floor >= 0 else None,
         )
 
     def round(self) -> None:
         for task in self.tasks:
+            if task.process is not None and task.recompute and task.process.poll() == 0:
+                task.recompute = None
+                task.start()  # as its container is
             body = self.wish(task).model_dump_json().encode()
             try:
                 asked = time.monotonic()
@@ -189,7 +196,8 @@ class TinyCoordinator:
                     task.answer = Answer.model_validate_json(answer.read())
             except OSError:
                 assert task.process is not None
-                assert task.process.poll() is None, task.output.read_text()[-3000:]
+                ended = task.process.poll()
+                assert ended is None or task.recompute, task.output.read_text()[-3000:]
                 continue
             self.slowest_s = max(self.slowest_s, time.monotonic() - asked)
             for done in task.answer.checkpoints:
@@ -283,3 +291,41 @@ def tear(home: Path) -> None:
 
 def seconds(moment: dt.datetime) -> int:
     return int((moment - dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).total_seconds())
+
+
+@pytest.mark.timeout(480)
+def test_a_task_that_is_told_to_compute_again_gives_up_its_log(
+    tmp_path: Path, tasks: tuple[Topology, list[Task]]
+) -> None:
+    expected = write_input(tmp_path / "rows.csv")
+    topology, all_tasks = tasks
+    first = all_tasks[1]
+    coordinator = TinyCoordinator(topology, all_tasks)
+    for task in all_tasks:
+        task.start()
+
+    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 180)
+    newest = first.saved[max(first.saved)]
+    assert first.answer is not None
+    told, before = first.answer.boot_id, first.answer.chained
+    epoch = max(before)
+    first.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
+    first.recompute, first.asked = told, (epoch,)
+
+    def computed_again() -> bool:
+        answer = first.answer
+        return answer is not None and answer.boot_id != told and epoch in answer.chained
+
+    coordinator.until(computed_again, 120)
+    assert first.answer.chained[epoch] == before[epoch]
+    assert "the output log was discarded" in first.output.read_text()
+    coordinator.until(
+        lambda: all(
+            t.answer and t.answer.sinks and all(s.durable >= LAST_EPOCH for s in t.answer.sinks)
+            for t in all_tasks[1:]
+        ),
+        180,
+    )
+    rows = read_sink(f"file://{tmp_path}/out", "parquet").to_pylist()
+    got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
+    assert (len(rows), got) == (len(got), dict(expected))
