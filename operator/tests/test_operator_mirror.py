@@ -13,6 +13,7 @@ from kubernetes.informer import ADDED, DELETED, MODIFIED
 from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import LeaseView, PodView
+from rekindle_operator.names import ANNOTATION_ATTEMPT
 
 
 def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:
@@ -126,3 +127,20 @@ def test_what_this_process_deleted_does_not_come_back_by_the_list_before(
     mirror.forget(pod("a", 3))
     mirror._informer._fire(MODIFIED, listed)  # type: ignore[no-untyped-call]
     assert names(mirror) == {"b"}
+
+
+@pytest.mark.parametrize("attempt", ["\u00b2", "9" * 5000])
+def test_an_annotation_that_is_no_number_counts_as_none(attempt: str) -> None:
+    raw = pod("a", 1)
+    raw["metadata"]["annotations"] = {ANNOTATION_ATTEMPT: attempt}
+    assert pod_view(raw).attempt == 0
+
+
+def test_an_object_that_cannot_be_read_hides_no_other(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    unreadable = {"containers": [{"resources": {"requests": {"cpu": "much"}}}]}
+    watch(mirror, MODIFIED, pod("a", 3, **unreadable))
+    server.items, server.version = [pod("a", 3, **unreadable), pod("c", 4)], 4
+    mirror.relist()
+    assert names(mirror) == {"a", "c"}

@@ -10,6 +10,7 @@ from kubernetes.client.exceptions import ApiException
 
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.dataplane import read_data_plane
 from rekindle_operator.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 
 SILENT = SlotRef("uid", "seg/0/0", 2)
@@ -67,6 +68,23 @@ def test_silence_while_the_operator_was_away_proves_nothing(cluster: Cluster, cl
 def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tasks": 1},
+        {"inconsistent": 5},
+        {"headEpoch": "nan"},
+        {"checkpoint": 3},
+        {"fence": "1e999"},
+    ],
+)
+def test_a_report_of_another_shape_fails_nobody(cluster: Cluster, said: dict[str, Any]) -> None:
+    raw = report(1)
+    raw["status"]["dataPlane"] |= said
+    cluster.list_topologies([raw, report(2)], 2)
+    assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 
 
 def test_neither_does_a_kubelets_silence(cluster: Cluster, clock: Clock) -> None:

@@ -5,7 +5,8 @@ What cannot be read is taken as not said: a coordinator of another version must 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,7 @@ class DataPlane:
 
 
 def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
-    tasks = [_task(t) for t in raw.get("tasks") or () if isinstance(t, Mapping)]
+    tasks = [_task(t) for t in _entries(raw, "tasks") if isinstance(t, Mapping)]
     return DataPlane(
         fence=_integer(raw.get("fence")) or 0,
         tasks={t.slot: t for t in tasks},
@@ -59,13 +60,13 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
             str(q.get("name")): QueryReport(
                 _integer(q.get("stableEpoch")), _number(q.get("lagSeconds"))
             )
-            for q in raw.get("queries") or ()
+            for q in _entries(raw, "queries")
             if isinstance(q, Mapping)
         },
-        diverged=tuple(_diverged(d) for d in raw.get("diverged") or ()),
-        inconsistent=tuple(str(i) for i in raw.get("inconsistent") or ()),
-        problems=tuple(str(p) for p in raw.get("problems") or ()),
-        checkpoint=raw.get("checkpoint") or {},
+        diverged=tuple(_diverged(d) for d in _entries(raw, "diverged")),
+        inconsistent=tuple(str(i) for i in _entries(raw, "inconsistent")),
+        problems=tuple(str(p) for p in _entries(raw, "problems")),
+        checkpoint=_mapping(raw.get("checkpoint")),
         head_epoch=_integer(raw.get("headEpoch")),
     )
 
@@ -100,6 +101,16 @@ def _integer(value: Any) -> int | None:
 
 def _number(value: Any) -> float | None:
     try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
+        number = None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _entries(raw: Mapping[str, Any], field: str) -> Sequence[Any]:
+    value = raw.get(field)
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

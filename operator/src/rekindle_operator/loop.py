@@ -147,9 +147,13 @@ class ControlLoop:
                 logger.exception("a pass failed")
                 time.sleep(1.0)
         self._wait_s = wait_s(snapshot, time.time(), self._settings.timing)
-        observe(snapshot)
-        observe_ages(snapshot, self._cluster.mirror_ages, time.time())
-        self._observe_recoveries(snapshot)
+        try:
+            observe(snapshot)
+            observe_ages(snapshot, self._cluster.mirror_ages, time.time())
+            self._observe_recoveries(snapshot)
+        except Exception:
+            RECONCILE_ERRORS.inc()
+            logger.exception("the metrics of a pass are not complete")
 
     def _tell_faults(self, turns: Iterable[Turn]) -> None:
         """With its trace, and once for as long as it stays the same: passes are many."""

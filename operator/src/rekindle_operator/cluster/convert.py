@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +26,8 @@ from rekindle_operator.cluster.model import (
 from rekindle_operator.resources.common import TOPOLOGY_KEY
 
 Json = Mapping[str, Any]
+
+_INTEGER = re.compile(r"[0-9]{1,18}")
 
 _FIRST_WORD_S = 5.0  # of a kubelet about a pod; no task is up and down again in that time
 
@@ -175,7 +179,7 @@ def lease_view(raw: Json, seen_at: float) -> LeaseView:
         version=version_of(raw),
         holder=str(holder),
         seen_at=seen_at,
-        report=None if number is None else _integer(number) if number.isdigit() else -1,
+        report=None if number is None else _integer(number, -1),
     )
 
 
@@ -282,12 +286,15 @@ def _last_word(status: Json) -> str:
     return ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
 
 
-def _integer(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+def _integer(text: str | None, otherwise: int = 0) -> int:
+    """`otherwise`: for what is no number. Annotations are anybody's: `"²".isdigit()`, and `int`
+    takes it as little as 5,000 digits."""
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else otherwise
 
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text) if text is not None else None
+        number = float(text) if text is not None else None
     except ValueError:
         return None
+    return number if number is not None and math.isfinite(number) else None

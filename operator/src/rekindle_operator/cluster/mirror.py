@@ -91,13 +91,24 @@ class Mirror(Generic[V]):
 
     def put(self, raw: Json) -> None:
         """An object as the API server has it; older than what is known: ignored."""
-        key, fresh = _key(raw), self._view(raw)
+        key, fresh = _key(raw), self._read(raw)
+        if fresh is None:
+            return
         with self._lock:
             known = self._views.get(key)
             if known is not None and known.version >= fresh.version:
                 return
             self._views[key] = fresh
         self._changed()
+
+    def _read(self, raw: Json) -> V | None:
+        """None: its author wrote what this version cannot read. What was known of it stays, and
+        other objects are not concerned."""
+        try:
+            return self._view(raw)
+        except Exception as fault:
+            logger.error("%s %s cannot be read: %r", self.name, "/".join(_key(raw)), fault)
+            return None
 
     def _seen(self, raw: dict[str, Any]) -> None:
         """By the informer, which has `raw` in its cache already."""
@@ -139,15 +150,22 @@ class Mirror(Generic[V]):
 
     def replace(self, items: Sequence[Json], version: int) -> None:
         """All that there is, as a list has it at that version."""
-        listed = [(raw["metadata"].get("uid"), _key(raw), self._view(raw)) for raw in items]
+        listed = [(raw["metadata"].get("uid"), _key(raw), self._read(raw)) for raw in items]
+        unread = {key for _, key, view in listed if view is None}
         with self._lock:
             deleted = set(self._deleted)
-            fresh = {key: view for uid, key, view in listed if uid is None or uid not in deleted}
+            fresh = {
+                key: view
+                for uid, key, view in listed
+                if view is not None and (uid is None or uid not in deleted)
+            }
             # What a list finds unchanged keeps the view of it, and when that was first seen.
             known = {
                 k: v
                 for k, v in self._views.items()
-                if v.version > version or (k in fresh and fresh[k].version == v.version)
+                if v.version > version
+                or k in unread
+                or (k in fresh and fresh[k].version == v.version)
             }
             self._views = fresh | known
         self._synced.set()
