@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED
 
 from rekindle_operator.cluster.convert import lease_view, pod_view
@@ -31,10 +32,11 @@ class Server:
     def __init__(self) -> None:
         self.items = [pod("a", 1), pod("b", 2)]
         self.version = 2
+        self.status = 200
 
     def list_pods(self, **_: Any) -> Any:
         body = {"metadata": {"resourceVersion": str(self.version)}, "items": self.items}
-        return SimpleNamespace(status=200, data=json.dumps(body))
+        return SimpleNamespace(status=self.status, reason="", data=json.dumps(body))
 
 
 @pytest.fixture
@@ -144,3 +146,16 @@ def test_an_object_that_cannot_be_read_hides_no_other(
     server.items, server.version = [pod("a", 3, **unreadable), pod("c", 4)], 4
     mirror.relist()
     assert names(mirror) == {"a", "c"}
+
+
+def test_a_list_that_is_refused_is_asked_for_again_after_a_pause(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("rekindle_operator.cluster.mirror.time.sleep", pauses.append)
+    made = Mirror[PodView]("pods", server.list_pods, pod_view, lambda: None)
+    server.status = 429
+    made._listed_at -= 60.0
+    with pytest.raises(ApiException):
+        made._request(watch=True)
+    assert len(pauses) == 1

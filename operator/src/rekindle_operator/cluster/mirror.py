@@ -182,7 +182,7 @@ class Mirror(Generic[V]):
                     self.relist()
                 return self._open_watch(arguments)
             items, version = self.relist(**arguments)
-        except HTTPError:
+        except (ApiException, HTTPError):
             time.sleep(_RETRY_S)
             raise
         listed = [_Listed(_identity(raw)) for raw in items]
