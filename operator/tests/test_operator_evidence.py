@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
-from rekindle_operator.cluster.reports import ReportBook
+from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportBook
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, ShunNode
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.judge import judge_nodes
@@ -350,13 +350,38 @@ def lease(holder: int, report: int | None, seen_at: float) -> LeaseView:
 def test_a_lease_confirms_only_the_report_that_it_names(
     holder: int, named: int | None, as_of: float
 ) -> None:
-    book, view = ReportBook(), topology(fence=2, report=7)
+    book, view = watching(), topology(fence=2, report=7)
     book.read(view, now=0.0)
     assert book.as_of([view], [lease(holder, named, 5.0)]) == {"uid": as_of}
 
 
-def test_a_report_that_is_read_again_is_no_younger() -> None:
+def watching() -> ReportBook:
+    """Of a process that was there before the first report."""
     book = ReportBook()
+    book.read(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
+    return book
+
+
+def test_a_report_found_at_the_start_proves_nothing() -> None:
+    book, view, now = ReportBook(), topology(2, 7), 1000.0
+    book.read(view, now)
+    stale = {"uid": now - FOUND_AGE_S}
+    assert book.as_of([view], []) == stale
+    assert book.as_of([view], [lease(2, 7, now)]) == stale, "the Lease was found as well"
+    assert book.as_of([view], [lease(2, 7, now + 1.0)]) == stale, "it is the same version"
+    renewed = replace(lease(2, 7, now + 2.0), version=2)
+    assert book.as_of([view], [renewed]) == {"uid": now + 2.0}
+
+
+def test_a_report_that_changes_after_the_start_is_fresh() -> None:
+    book = ReportBook()
+    book.read(topology(2, 7), now=1000.0)
+    book.read(topology(2, 8, version=2), now=1003.0)
+    assert book.as_of([], []) == {"uid": 1003.0}
+
+
+def test_a_report_that_is_read_again_is_no_younger() -> None:
+    book = watching()
     book.read(topology(2, 7), now=0.0)
     book.read(topology(2, 7, version=2), now=4.0)
     assert book.as_of([], []) == {"uid": 0.0}

@@ -4,6 +4,9 @@ A report is known to be true at the moment when this process sees that it has ch
 it sees the coordinator's Lease renewed by the same incarnation with the number of that report. Both
 are moments of this process's own clock, so another machine's clock cannot make a report look fresh
 or old. A coordinator that cannot write its status does not name the report in its Lease.
+
+A report, or a Lease, that this process finds when it starts may be of any age: it proves nothing
+until one of them changes.
 """
 
 from __future__ import annotations
@@ -17,10 +20,17 @@ from rekindle_operator.dataplane import report_number
 from rekindle_operator.names import coordinator_name
 
 
+FOUND_AGE_S = 60.0
+"""Taken for the age of a report that was there when this process first looked."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """`found`: it has not changed since this process first saw it, nor was it confirmed."""
+
     content: Mapping[str, Any]
     as_of: float
+    found: bool = False
 
 
 class ReportBook:
@@ -28,15 +38,21 @@ class ReportBook:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
+        self._found_leases: dict[str, int] = {}  # versions, by the topology's uid
 
     def read(self, view: TopologyView, now: float) -> None:
         """The topology as the API server has it."""
         known = self._known.get(view.uid)
-        if view.data_plane and (known is None or known.content != view.data_plane):
+        if not view.data_plane:
+            self._known.setdefault(view.uid, _Known({}, now))
+        elif known is None:
+            self._known[view.uid] = _Known(view.data_plane, now - FOUND_AGE_S, found=True)
+        elif known.content != view.data_plane:
             self._known[view.uid] = _Known(view.data_plane, now)
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
+        self._found_leases.pop(uid, None)
 
     def as_of(
         self, topologies: Iterable[TopologyView], leases: Iterable[LeaseView]
@@ -48,9 +64,13 @@ class ReportBook:
             lease = by_name.get((view.namespace, coordinator_name(view.name)))
             if known is None or lease is None or lease.seen_at <= known.as_of:
                 continue
+            if known.found and lease.version == self._found_leases.setdefault(
+                view.uid, lease.version
+            ):
+                continue
             if confirms(lease, known.content):
                 self._known[view.uid] = _Known(known.content, lease.seen_at)
-        return {uid: known.as_of for uid, known in self._known.items()}
+        return {uid: known.as_of for uid, known in self._known.items() if known.content}
 
 
 def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
