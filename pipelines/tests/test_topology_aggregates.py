@@ -166,8 +166,3 @@ def test_a_list_too_deep_to_be_taken_apart_is_refused(text: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         parse_aggregates(text)
     assert [f.reason for f in caught.value.findings] == ["TooDeep"]
-
-
-def test_an_aggregate_names_the_columns_that_it_reads() -> None:
-    (item,) = parse_aggregates("sum(a) / max(b) + min(a) AS r")
-    assert item.columns == ("a", "b")

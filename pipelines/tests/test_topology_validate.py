@@ -123,6 +123,30 @@ def test_a_window_unions_inputs_of_one_schema() -> None:
     assert reasons(bad) == {"spec.operators[0].inputs": "InputsDiffer"}
 
 
+@pytest.mark.parametrize(
+    ("aggregate", "said"),
+    [
+        ("max(trip.Fare) AS x", None),
+        ("sum(trip.to.km + delay) / count(trip.to) AS x", None),
+        ("avg(DELAY) FILTER (WHERE trip.to.km > 1) AS x", None),
+        ("sum(size(filter(stops, s -> s.km > 1))) AS x", None),
+        ("max(trip.fair) AS x", "column trip has no field fair (did you mean fare?)"),
+        ("max(trip.to.k) AS x", "column trip has no field k (did you mean km?)"),
+        ("max(tripp.fare) + min(tripp.fare) AS x", "unknown column tripp.fare"),
+    ],
+)
+def test_an_aggregate_reads_fields_of_structs(aggregate: str, said: str | None) -> None:
+    schema = (
+        "trip STRUCT<fare: DOUBLE, to: STRUCT<km: INT>>, stops ARRAY<STRUCT<km: INT>>, "
+        "delay DOUBLE, ts TIMESTAMP"
+    )
+    how = {"size": "1h", "aggregate": aggregate}
+    spec = spec_of([source(schema=schema)], [window("w", "s", window=how)], [query("q", "w")])
+    problems = [str(p) for p in validate(spec, "t")]
+    assert len(problems) == (said is not None)
+    assert all(p.startswith(f"spec.operators[0].window.aggregate: {said}") for p in problems)
+
+
 def test_a_window_over_a_window_goes_by_the_end_of_the_first() -> None:
     day = {"size": "1d", "groupBy": ["origin"], "aggregate": "sum(rows) AS rows"}
     spec = spec_of([source()], [window("w", "s"), window("d", "w", window=day)], [query("q", "d")])

@@ -47,11 +47,6 @@ class Aggregate:
     def sql(self) -> str:
         return self.expression.sql(dialect=DIALECT)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Input columns that it reads, as written, in order of first mention."""
-        return tuple(dict.fromkeys(c.name for c in self.expression.find_all(exp.Column)))
-
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -112,6 +107,17 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
         for kind in infer_types([argument], fields)
         if kind is not None and not can_be_summed(kind)
     ]
+    found += [
+        Finding(
+            NOT_SUPPORTED_YET,
+            f"{_sql(call)} compares values of the type {kind}, which is not supported yet",
+            "compare a field or an element of it",
+        )
+        for call in _outermost_calls(item.expression)
+        if (argument := _compared(call)) is not None
+        for kind in infer_types([argument], fields)
+        if kind is not None and pa.types.is_nested(kind)
+    ]
     name = refused_type(item.expression, fields)
     if name is not None and not found:
         what = f"{item.sql} has the type {name}, which is not supported yet"
@@ -135,6 +141,12 @@ def _summed(call: exp.Expr) -> exp.Expr | None:
     """What a call of sum or avg adds; None for others."""
     inner = call.this if isinstance(call, exp.Filter) else call
     return _argument(inner) if _name(inner) in ("sum", "avg") else None
+
+
+def _compared(call: exp.Expr) -> exp.Expr | None:
+    """What a call of min or max compares; None for others."""
+    inner = call.this if isinstance(call, exp.Filter) else call
+    return _argument(inner) if _name(inner) in ("min", "max") else None
 
 
 def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:

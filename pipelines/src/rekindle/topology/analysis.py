@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rekindle.errors import Problem
 from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.columns import unknown_columns
 from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 from rekindle.topology.generator_columns import event_start, make_column, suitable
@@ -288,12 +289,8 @@ def _aggregates(
         return None
     if schema is None:
         return [field_of(item.alias, None) for item in items]
-    known = {name.lower() for name in schema.names}
-    unknown = [c for item in items for c in item.columns if c.lower() not in known]
-    findings = [
-        Finding("UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
-        for c in dict.fromkeys(unknown)
-    ] + [
+    unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
+    findings = list(dict.fromkeys(unknown)) + [
         Finding("ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's")
         for i in items
         if i.alias.startswith("__")

@@ -6,6 +6,7 @@ the aliases of earlier ones, and an output column is called as it was written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -69,6 +70,13 @@ def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
             continue
         found += _missing(scope, parts)
     return found
+
+
+def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Finding]:
+    """Columns of an expression over one table, and fields of structs in it, that are not there."""
+    scope = Scope({"": list(columns)})
+    named = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
+    return [finding for parts in named for finding in _missing(scope, parts)]
 
 
 def _missing(scope: Scope, parts: list[str]) -> list[Finding]:

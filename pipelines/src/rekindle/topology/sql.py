@@ -23,14 +23,14 @@ _PER_ROW = "sql works row by row"
 _CLAUSES = {
     "group": ("GROUP BY", "use an operator with window and groupBy"),
     "having": ("HAVING", "filter in a sql operator after the window"),
-    "distinct": ("DISTINCT", "use an operator with distinct"),
+    "distinct": ("DISTINCT", "operators with distinct are not supported yet"),
     "order": ("ORDER BY", "a stream has no end to sort at; order where you read the sink"),
     "sort": ("SORT BY", "a stream has no end to sort at; order where you read the sink"),
     "cluster": ("CLUSTER BY", "use keyBy and partitions of an operator"),
     "distribute": ("DISTRIBUTE BY", "use keyBy and partitions of an operator"),
     "limit": ("LIMIT", "a stream has no end; use an operator with window to bound it"),
     "offset": ("OFFSET", "a stream has no end; use an operator with window to bound it"),
-    "joins": ("JOIN", "use an operator with join"),
+    "joins": ("JOIN", "operators with join are not supported yet"),
     "with": ("WITH", "write each step as an operator of its own"),
     "windows": ("WINDOW", "use an operator with window"),
     "qualify": ("QUALIFY", "use an operator with window"),
@@ -103,7 +103,7 @@ def _branches(tree: exp.Expr, findings: list[Finding]) -> Iterator[exp.Select]:
                 Finding(
                     "NotRowWise",
                     f"{tree.key.upper()} compares rows with each other; {_PER_ROW}",
-                    "only UNION ALL can be used; use an operator with distinct or join",
+                    "only UNION ALL can be used",
                 )
             )
         case _:
@@ -134,7 +134,7 @@ def _check_clauses(branch: exp.Select) -> list[Finding]:
         found.append(Finding("NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
-        found.append(Finding("NotRowWise", what, "write it as an operator of its own, or a join"))
+        found.append(Finding("NotRowWise", what, "write it as an operator of its own"))
     for node in branch.find_all(exp.Placeholder, exp.Parameter):
         what = f"{node.sql()} is a parameter, and there is nothing to bind it to"
         found.append(Finding("SqlDoesNotParse", what))
