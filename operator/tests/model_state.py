@@ -46,6 +46,7 @@ class ModelState:
         self.shunned: dict[str, float] = {}
         self.refusals: dict[tuple[str, int], Trial] = {}
         self.quota: int | None = None  # of pods
+        self.refused_in: set[str] = set()  # namespaces in which no pod may be made
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
         self.troubled: dict[str, float] = {}  # pod uid -> since when

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.reconcile.core import take_turns
 from rekindle_operator.reconcile.schedule import schedule
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | None]:
@@ -94,3 +99,45 @@ def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -
     assert cluster.status()["phase"] == "Running"
     assert "recovery" not in cluster.status()
     assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.reasons())
+
+
+def with_greedy(cluster: ModelCluster, **more: Any) -> None:
+    """A topology in another namespace, of which every query is worth more."""
+    spec = {**flights_spec(), **more}
+    for query in spec["queries"]:
+        query["priority"] = 1_000_000
+    cluster.add_topology("greedy", spec)
+    cluster.topologies["greedy"] = replace(cluster.topologies["greedy"], namespace="greedy")
+
+
+def test_pods_that_may_not_be_made_keep_no_room_from_others(cluster: ModelCluster) -> None:
+    with_greedy(cluster)
+    cluster.refused_in = {"greedy"}
+    for name in "ab":
+        cluster.add_node(name, cpu_m=2400)
+    cluster.settle()
+    cluster.pass_time(2.0)
+    cluster.settle()
+    assert set(cluster.query_states("flights").values()) == {"Live"}
+    assert cluster.status()["redundancy"] > "5/8", "nor from others' second replicas"
+    cluster.refused_in = set()
+    cluster.add_node("c", cpu_m=4000)
+    cluster.pass_time(31.0)
+    cluster.settle()
+    assert set(cluster.query_states("greedy").values()) == {"Live"}
+
+
+def test_a_gated_pod_that_requires_a_node_takes_no_room_there(cluster: ModelCluster) -> None:
+    fields = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
+    never = [{"key": "no-such-label", "operator": "Exists"}]
+    term = {"matchFields": fields, "matchExpressions": never}
+    required = {REQUIRED: {"nodeSelectorTerms": [term]}}
+    with_greedy(
+        cluster,
+        podTemplate={"spec": {"affinity": {"nodeAffinity": required}}},
+        resources={"requests": {"cpu": "3"}},
+    )
+    cluster.add_node("a")
+    cluster.settle()
+    assert {p.pinned for p in cluster.tasks("greedy").values()} == {"a"}
+    assert set(cluster.query_states("flights").values()) == {"Live"}

@@ -252,7 +252,8 @@ class ModelCluster(ModelState):
                 pass
 
     def _admit(self, action: CreatePod) -> None:
-        if self.quota is not None and len(self.raw_pods) >= self.quota:
+        full = self.quota is not None and len(self.raw_pods) >= self.quota
+        if full or action.namespace in self.refused_in:
             self.refused = self.refused.with_one(
                 action.ref, "exceeded quota", self.now, action.lost_at
             )

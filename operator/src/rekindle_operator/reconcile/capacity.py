@@ -16,7 +16,7 @@ from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.limits import NamespaceLimits
-from rekindle_operator.names import ANNOTATION_SHAPE, ROLE_COORDINATOR, ROLE_TASK
+from rekindle_operator.names import ANNOTATION_SHAPE, GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate, Rank
 from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.case import Case
@@ -29,6 +29,8 @@ from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import ASK
 from rekindle_operator.resources.task import open_gate_patch
 from rekindle_operator.settings import Settings, Timing
+
+_REFUSED_FOR_GOOD = 2  # tries; a quota may refuse the first until this pass has deleted pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,10 @@ def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Wor
         else:
             continue
         item = replace(item, namespace=work.case.view.namespace)
-        if bad := snapshot.unsuitable.get(shape):
+        if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
+            # Room that is kept for a pod which the API server will not have is kept for nobody.
+            item = replace(item, avoid=frozenset(judgement.usable))
+        elif bad := snapshot.unsuitable.get(shape):
             item = replace(item, avoid=still_avoided(item, bad, judgement.usable))
         found[key] = Candidate(state, item, pod)
     return replace(work, candidates=found)
@@ -115,7 +120,7 @@ def measure(
     withdrawn = set(gone)
     unplaced = [_coordinator_item(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
-        place = pod.node or pod.pinned
+        place = _place(pod)
         if pod.ended or (pod.node is None and pod.uid in withdrawn):
             continue
         if place is not None:
@@ -141,6 +146,15 @@ def measure(
         packed = pack([replace(item, key=key, group=key)], room)
         room = packed.room if packed is not None else room
     return room
+
+
+def _place(pod: PodView) -> str | None:
+    """The node that it takes room of. A required node alone reserves nothing: any author may write
+    one into a pod that waits, for its gate or because the scheduler has refused it."""
+    if pod.node is not None or pod.pinned is None:
+        return pod.node
+    waits = GATE in pod.gates if pod.topology is not None else bool(pod.gates or pod.refusal)
+    return None if waits else pod.pinned
 
 
 def _coordinator_item(spec: Manifest) -> Item:
