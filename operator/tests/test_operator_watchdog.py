@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -29,7 +30,7 @@ def watched(one: OperatorPod, answers: list[bool | None], every_s: float = 1.0) 
     for number, answer in enumerate(answers):
         at = number * every_s
         watch = watch.seen([one], {} if answer is None else {one.uid: answer}, at)
-    return watch.lost([one], at, TIMING)
+    return watch.lost([one], at, TIMING, hears=True)
 
 
 def test_a_pod_on_a_silent_machine_is_lost() -> None:
@@ -59,7 +60,7 @@ def test_patience_grows_with_each_pod_that_no_kubelet_took() -> None:
     watch = Watch().deleted(pod(accepted=False)).deleted(pod(accepted=False))
     for second in range(12):
         watch = watch.seen([one], {}, float(second))
-        found = watch.lost([one], float(second), TIMING)
+        found = watch.lost([one], float(second), TIMING, hears=True)
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
 
@@ -160,16 +161,17 @@ QUICK = WatchdogTiming(
     look_s=0.1,
     stale_s=0.3,
     silent_s=0.2,
+    deaf_s=0.2,
     accept_s=0.3,
     spread_s=0.0,
 )
 
 
-def watchdog(api: ApiServerWith, pod_port: int) -> Watchdog:
+def watchdog(api: ApiServerWith, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
         "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
     )
-    quick = Settings(**{**_fields(settings), "timing": QUICK})
+    quick = Settings(**{**_fields(settings), "timing": QUICK, **more})
     return Watchdog(ApiServer(Access(api.url)), quick)
 
 
@@ -204,6 +206,51 @@ def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith) -> None:
     api.renewed = False
     began = time.monotonic()
     run_until(dog, lambda: time.monotonic() - began > 1.5)
+    assert api.deleted == []
+
+
+def test_an_operator_that_starts_is_left_alone_where_kubelets_cannot_be_asked(
+    api: ApiServerWith,
+) -> None:
+    api.add_pod("pulls-its-image", "127.0.0.1", "")
+    dog = watchdog(api, pod_port=free_port(), timing=replace(QUICK, deaf_s=60.0))
+    api.renewed = False
+    began = time.monotonic()
+    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    assert api.deleted == []
+
+
+def test_who_has_heard_a_kubelet_before_believes_its_silence(api: ApiServerWith) -> None:
+    """The fake API server's port plays the kubelet's."""
+    api.add_pod("alive", "127.0.0.1", "127.0.0.1")
+    dog = watchdog(
+        api,
+        pod_port=free_port(),
+        kubelet_port=api.server.server_port,
+        timing=replace(QUICK, deaf_s=60.0),
+    )
+    dog.step()
+    api.pods.clear()
+    api.add_pod("dead", "127.0.0.2", "127.0.0.2")
+    api.renewed = False
+    run_until(dog, lambda: api.deleted)
+
+
+def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith) -> None:
+    api.add_pod("beside", "127.0.0.1", "127.0.0.1")
+    dog = watchdog(
+        api,
+        pod_port=free_port(),
+        kubelet_port=api.server.server_port,
+        own_host="127.0.0.1",
+        timing=replace(QUICK, deaf_s=60.0),
+    )
+    dog.step()
+    api.pods.clear()
+    api.add_pod("starts", "127.0.0.2", "")
+    api.renewed = False
+    began = time.monotonic()
+    run_until(dog, lambda: time.monotonic() - began > 1.0)
     assert api.deleted == []
 
 

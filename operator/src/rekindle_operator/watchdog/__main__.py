@@ -35,6 +35,7 @@ class Settings:
     release: str
     lease: str
     identity: str = "watchdog"
+    own_host: str = ""  # address of its own machine, whose kubelet it hears without a network
     kubelet_port: int = 10250
     pod_port: int = 8080
     timing: WatchdogTiming = field(default_factory=WatchdogTiming)
@@ -46,6 +47,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         release=env["REKINDLE_RELEASE"],
         lease=env["REKINDLE_LEASE_NAME"],
         identity=env.get("REKINDLE_WATCHDOG_IDENTITY", "watchdog"),
+        own_host=env.get("REKINDLE_WATCHDOG_HOST", ""),
     )
 
 
@@ -61,6 +63,8 @@ class Watchdog:
         self._stale_s = timing.stale_s + random.uniform(0, timing.spread_s)
         self._watch = Watch()
         self._away = False
+        self._hears = False  # kubelets of other machines have answered
+        self._learned_at: float | None = None
 
     def run(self) -> None:
         """Until the process ends."""
@@ -74,6 +78,8 @@ class Watchdog:
             self._read_lease()
             if self._lease.unchanged_s >= timing.look_s:
                 self._look()
+            elif not self._hears:
+                self._learn()
         except (OSError, http.client.HTTPException) as error:
             if not self._away:
                 logger.warning("the API server does not answer: %s", error)
@@ -104,6 +110,13 @@ class Watchdog:
                 logger.info("the operator's Lease is renewed again")
             self._watch = Watch()
 
+    def _learn(self) -> None:
+        """While all is well, whether kubelets can be asked at all."""
+        now = time.monotonic()
+        if self._learned_at is None or now - self._learned_at >= self._settings.timing.learn_s:
+            self._learned_at = now
+            self._ask(self._list_pods())
+
     def _look(self) -> None:
         pods = self._list_pods()
         asked_at = time.monotonic()
@@ -112,7 +125,8 @@ class Watchdog:
         if self._lease.unchanged_s < self._stale_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
-        for uid in self._watch.lost(pods, time.monotonic(), self._settings.timing):
+        now, timing = time.monotonic(), self._settings.timing
+        for uid in self._watch.lost(pods, now, timing, hears=self._hears):
             self._delete(by_uid[uid])
 
     def _list_pods(self) -> list[OperatorPod]:
@@ -131,6 +145,7 @@ class Watchdog:
         def ask_kubelet(pod: OperatorPod) -> None:
             if kubelet_answers(pod.host_ip, self._settings.kubelet_port, _ANSWER_S):
                 answers[pod.uid] = True
+                self._hears |= pod.host_ip != self._settings.own_host
 
         def ask_pod(pod: OperatorPod) -> None:
             if pod.pod_ip and pod_answers(pod.pod_ip, self._settings.pod_port, _ANSWER_S):

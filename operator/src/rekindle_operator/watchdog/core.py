@@ -20,6 +20,8 @@ class WatchdogTiming:
     look_s: float = 2.5  # of standing still; from then on pods and kubelets are asked
     stale_s: float = 5.0  # a replica that lives has taken the Lease after 2.5 s
     silent_s: float = 2.0  # no answer from kubelet and pod
+    deaf_s: float = 180.0  # the same, of who has never heard a kubelet: an operator starts in it
+    learn_s: float = 300.0  # between two tries to hear one while all is well
     accept_s: float = 5.0  # bound, and its kubelet has not said a word of it
     longest_accept_s: float = 30.0  # so long for pods that follow each other
     spread_s: float = 2.0  # between the watchdogs of different nodes
@@ -82,11 +84,19 @@ class Watch:
         grown_s = timing.quick_poll_s * _POLL_GROWTH ** min(self.looks, 50)
         return min(grown_s, timing.longest_poll_s)
 
-    def lost(self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming) -> list[str]:
-        """uids of those to delete."""
-        return [p.uid for p in pods if not p.ended and p.node and self._is_lost(p, now, timing)]
+    def lost(
+        self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, *, hears: bool
+    ) -> list[str]:
+        """uids of those to delete. `hears`: a kubelet of another machine has answered this process
+        at some time. Where a network policy forbids that, a pod that starts is as silent as a dead
+        machine."""
+        silent_s = timing.silent_s if hears else timing.deaf_s
+        bound = (p for p in pods if not p.ended and p.node)
+        return [p.uid for p in bound if self._is_lost(p, now, timing, silent_s)]
 
-    def _is_lost(self, pod: OperatorPod, now: float, timing: WatchdogTiming) -> bool:
+    def _is_lost(
+        self, pod: OperatorPod, now: float, timing: WatchdogTiming, silent_s: float
+    ) -> bool:
         seen = self.sightings.get(pod.uid)
         if seen is None:
             return False
@@ -97,7 +107,7 @@ class Watch:
         return (
             seen.silent_since is not None
             and seen.unanswered >= _ASKED_AT_LEAST
-            and now - seen.silent_since >= timing.silent_s
+            and now - seen.silent_since >= silent_s
         )
 
     def deleted(self, pod: OperatorPod) -> Watch:
