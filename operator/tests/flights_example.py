@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ _EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 
 
 @functools.cache
-def _example_text() -> str:
-    return _EXAMPLE.read_text()
+def _example_spec() -> dict[str, Any]:
+    return dict(yaml.safe_load(_EXAMPLE.read_text())["spec"])
 
 
 def flights_spec() -> dict[str, Any]:
-    return dict(yaml.safe_load(_example_text())["spec"])
+    return copy.deepcopy(_example_spec())
 
 
 def with_replicas(number: int) -> dict[str, Any]:
