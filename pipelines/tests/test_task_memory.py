@@ -191,6 +191,33 @@ def test_calls_are_smaller_after_a_kill() -> None:
     assert sizes.job_bytes == plan_memory().job_bytes // 16
 
 
+def test_a_kill_in_a_small_call_leaves_room_for_many_epochs() -> None:
+    sizes = CallSizes.of(plan_memory())
+    sizes.killed_in(64, 640)
+    assert sizes.next_call == CallBounds(32, max_bytes=plan_memory().call_bytes)
+
+
+def test_calls_after_repeated_kills_do_not_grow_again() -> None:
+    left = Attempt(5, 30 * MIB)
+    for _ in range(6):
+        sizes = CallSizes.of(plan_memory())
+        sizes.killed_in(left.epochs, left.bytes)
+        epochs = max(1, sizes.next_call.max_bytes // (6 * MIB))
+        left = Attempt(epochs, epochs * 6 * MIB)
+    assert (left.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
+
+
+def test_an_engine_that_dies_in_quiet_epochs_leaves_calls_large() -> None:
+    sizes = CallSizes.of(plan_memory())
+    quiet = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
+    sizes.failed(quiet, EngineLost("killed", -9))
+    assert sizes.next_call.max_epochs == 1
+    sizes.succeeded(0)
+    assert sizes.next_call.max_epochs == 1
+    sizes.succeeded(1)
+    assert sizes.next_call == CallBounds(max_bytes=plan_memory().call_bytes)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"epochs": 1, "bytes": null}'])
 def test_a_torn_note_of_a_call_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "attempt.json").write_text(text)
@@ -223,5 +250,5 @@ def test_halving_a_call_halves_its_bytes() -> None:
     size = sum(map(bytes_of, epochs))
     assert sizes.bounds == CallBounds(max_bytes=size // 2)
     assert sizes.next_call.max_epochs == 4
-    sizes.succeeded()
+    sizes.succeeded(7)
     assert sizes.next_call.max_epochs == CallBounds().max_epochs

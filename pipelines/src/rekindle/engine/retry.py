@@ -19,6 +19,9 @@ from rekindle.engine.model import EpochInput
 from rekindle.errors import EpochTooLarge
 
 JOB_FACTOR = 16
+SMALL_BYTES = 1 << 20
+"""Of a call whose rows are hardly why a process was killed: it would be noticed with larger ones
+first, and a bound of so few bytes would leave one epoch to each call for ever."""
 MIN_JOB_BYTES = 256 << 10
 COLUMN_BYTES = 2**31 - 1
 """Of text or lists in one epoch: Arrow's offsets have 32 bits."""
@@ -34,7 +37,8 @@ class CallSizes:
     memory: MemoryPlan
     bounds: CallBounds
     job_bytes: int
-    _most_epochs: int | None = None  # in the next call
+    _most_epochs: int | None = None  # in calls up to epoch `_careful_through`
+    _careful_through: int = 0
     _deaths: int = 0
 
     @staticmethod
@@ -48,23 +52,31 @@ class CallSizes:
     def killed_in(self, epochs: int, size: int) -> None:
         """The whole task was killed in a call of so many epochs and bytes. That may have had
         another cause, so nothing is refused."""
-        if epochs > 1:
-            self.bounds = replace(self.bounds, max_bytes=max(1, size // 2))
-        else:
+        if epochs == 1:
+            self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.job_bytes = max(MIN_JOB_BYTES, self.job_bytes // JOB_FACTOR)
+        elif size // 2 >= SMALL_BYTES:
+            self.bounds = replace(self.bounds, max_bytes=size // 2)
+        else:
+            self.bounds = self.bounds.within(epochs // 2)
 
-    def succeeded(self) -> None:
-        self._most_epochs = None
+    def succeeded(self, through: int) -> None:
+        """A call that ended with this epoch."""
+        if through >= self._careful_through:
+            self._most_epochs = None
         self._deaths = 0
 
     def failed(self, call: Sequence[EpochInput], error: EngineLost | OutOfMemory) -> None:
         """Make the next call smaller. Raises EpochTooLarge, or the error, if it cannot be."""
+        by_memory = isinstance(error, OutOfMemory) or error.out_of_memory
         if len(call) > 1:
-            size = sum(map(bytes_of, call))
-            self.bounds = replace(self.bounds, max_bytes=max(1, size // 2))
+            half = sum(map(bytes_of, call)) // 2
+            if by_memory or half >= SMALL_BYTES:
+                self.bounds = replace(self.bounds, max_bytes=max(1, half))
             self._most_epochs = len(call) // 2
+            self._careful_through = max(self._careful_through, call[-1].epoch)
             return
-        if isinstance(error, EngineLost) and not error.out_of_memory:
+        if not by_memory:
             self._deaths += 1
             if self._deaths > MAX_DEATHS:
                 raise error

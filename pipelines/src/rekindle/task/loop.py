@@ -192,7 +192,7 @@ class EpochLoop:
                 self._restart(self._engine)
                 return None
             else:
-                self._sizes.succeeded()
+                self._sizes.succeeded(epochs[-1].epoch)
                 self._report.problem("engine", None)
                 return result
 
