@@ -72,6 +72,20 @@ def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
     assert (again.base, again.last) == (0, -1)
 
 
+def test_a_log_that_lost_its_first_files_takes_no_more(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = filled(tmp_path, 40, budget=8000, spill=spill)
+    name, data = next(iter(spill.items()))
+    log._fetched = None
+    spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
+    with pytest.raises(LogCorrupt):
+        log.read(0, 0)
+    with pytest.raises(LogCorrupt, match=f"damaged in {name}"):
+        log.append(batch(40))  # before its owner has ended
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert (again.base, again.last) == (0, -1)
+
+
 class OnceWrong(MemorySpill):
     """Gives an object wrong the first time."""
 

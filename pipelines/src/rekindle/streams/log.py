@@ -155,7 +155,8 @@ class OutputLog:
 
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that is there already must agree with it, one
-        that was truncated is ignored. Raises Diverged, LogFull; OSError leaves the log as it was.
+        that was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
+        OSError leaves the log as it was.
         """
         if batch.kind is not Kind.STABLE:
             raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
@@ -167,6 +168,8 @@ class OutputLog:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._make_room()
             with self._writing:
+                if self.damage is not None:  # a file that was removed must not begin anew
+                    raise LogCorrupt(self.damage)
                 segment = self._writable(batch.epoch)
                 record, pieces = records.encode(batch, segment.size)
                 segment.write(record, pieces)
@@ -240,7 +243,7 @@ class OutputLog:
             f"at offset {record.start}; the task starts again, cuts its output log there and "
             f"computes it again"
         )
-        with self._changed:
+        with self._writing, self._changed:
             if segment.spilled is not None and segment in self._segments:
                 # Spilled bytes are not looked at when a log is opened, so the file goes now, and
                 # those after it: a log without its first files would begin at a later epoch.
