@@ -13,7 +13,7 @@ from engine_fixtures import topology
 from rekindle.engine.model import EpochInput, State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
-from rekindle.errors import OperatorRefused
+from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.streams.epochs import NO_WATERMARK
 
 pytestmark = pytest.mark.spark
@@ -116,3 +116,24 @@ def test_a_text_taken_for_a_timestamp_is_refused(spark: Any, item: str) -> None:
 def test_a_type_that_no_file_holds_is_refused(spark: Any, item: str, said: str) -> None:
     with pytest.raises(OperatorRefused, match=f"operator op: .*{said}"):
         chain_of(spark, f"SELECT {item} AS x FROM rows")
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("format_string('%d', s)", "IllegalFormatConversionException: d != "),
+        ("xpath_string(s, 'a/b')", "RuntimeException: Error loading expression 'a/b'$"),
+        ("variant_get(parse_json(s), '$.a', 'INT')", r"\[MALFORMED_RECORD_IN_PARSING"),
+    ],
+)
+def test_a_row_that_fails_an_operator_names_the_cause(spark: Any, item: str, said: str) -> None:
+    with pytest.raises(OperatorFailed, match=rf"^operator op, epochs? 0[^:]*: {said}"):
+        rows_of(spark, f"SELECT {item} AS x FROM rows", ["a, b"])
+
+
+def test_a_refused_query_is_not_logged_with_its_stack(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OperatorRefused, match=r"operator op: .*EPOCH"):
+        chain_of(spark, "SELECT EXTRACT(EPOCH FROM t) AS x FROM rows")
+    assert "Py4JJavaError" not in "".join(capfd.readouterr())

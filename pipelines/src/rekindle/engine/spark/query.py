@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -25,6 +26,8 @@ _FAILURES = (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException, 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_SPACE_TEXTS = ("No space left on device", "Disk quota exceeded")
 _NO_ROOM = "no room on the local disk for temporary files"
+_PY4J_CALL = "An error occurred while calling"
+_JAVA_EXCEPTION = re.compile(r"(?:[a-z]\w*\.)+([A-Z][\w$]*): ")
 _NO_MEMORY_TEXTS = (
     "OutOfMemory",  # of Java, Spark and Arrow
     "OutOfDirectMemory",  # of Netty, which holds Arrow's buffers
@@ -152,7 +155,7 @@ def _judge(error: Exception, what: str) -> Exception:
         return DiskFull(f"{what}: {_NO_ROOM}: {line}")
     if no_memory:
         return OutOfMemory(f"{what}: Spark ran out of memory: {no_memory}")
-    said = lines[0] if lines else type(error).__name__
+    said = _cause(lines) or type(error).__name__
     if isinstance(error, MemoryError):
         return OutOfMemory(f"{what}: Python ran out of memory: {said}")
     return OperatorFailed(f"{what}: {said}")
@@ -164,6 +167,18 @@ def _lines(error: Exception) -> list[str]:
         return str(error).strip().splitlines()
     except Exception:
         return []
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """What went wrong, of an error's text. Py4J's first line names a call of PySpark's alone, and
+    its second one all exceptions, of which the last is the cause."""
+    if len(lines) < 2 or not lines[0].startswith(_PY4J_CALL):
+        return lines[0] if lines else ""
+    _, *named = _JAVA_EXCEPTION.split(lines[1])
+    if not named:
+        return lines[1]
+    name, said = named[-2:]
+    return said if name == "SparkException" else f"{name}: {said}"
 
 
 def _wait_for_death() -> None:

@@ -210,6 +210,10 @@ def _import_pyspark() -> None:
     import pyspark.sql.classic.dataframe
     import pyspark.sql.pandas.conversion
     import pyspark.testing.utils  # noqa: F401
+    from pyspark.logger import PySparkLogger
+
+    # Each refused query would be logged with its Java stack; the operator's error says what it is.
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
 class _NotOfTheGateway(logging.Filter):
