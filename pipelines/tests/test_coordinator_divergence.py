@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import World, started, wishes
+from coordinator_parts import Part, make_generation
+from coordinator_world import DIAMOND, World, started, wishes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +129,15 @@ def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
     assert LEFT in comparison.disputes
     comparison.forget(REPLICAS[1])
     assert LEFT not in comparison.disputes
+
+
+def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
+    comparison = disputed()
+    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
+    comparison.forget(REPLICAS[1])
+    comparison.observed(life(1, incarnation=2), chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert not comparison.found
 
 
 def test_only_one_replica_computes_again_at_a_time() -> None:
@@ -255,6 +265,36 @@ def test_an_operator_that_is_not_deterministic_is_named() -> None:
     (said,) = world.statuses[-1].data_plane["inconsistent"]
     assert said.startswith("left/0: epoch ")
     assert "operator left is not deterministic" in said
+
+
+def edited(replicas: int, edit: str) -> World:
+    """Replicas disagree, and then the topology is edited."""
+    world = started()
+    world.allow_assemblies = True
+    world.tasks[REPLICAS[1]].lie = "!"
+    world.run(1)
+    assert world.statuses[-1].data_plane["inconsistent"]
+    left = Part("left", ("src",), 2, replicas, query=True, edit=edit)
+    both = Part("both", ("left", "right"), query=True, edit=edit)
+    parts = (DIAMOND[0], left, DIAMOND[2], both)
+    world.change_generation(make_generation(parts, 2), linger=True)
+    for slot in world.generation.topology.slots():
+        if slot not in world.tasks:
+            world.start_task(slot)
+    world.run(4)
+    for slot in set(world.tasks) - set(world.generation.topology.slots()):
+        world.kill(slot)
+    world.run(8)
+    return world
+
+
+@pytest.mark.parametrize(("replicas", "edit"), [(1, ""), (2, "2")])
+def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit: str) -> None:
+    world = edited(replicas, edit)
+    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert {poll.sinks_through for poll in wishes(world).values()} == {None}
+    assert world.store[-1].epoch > world.head - 8
+    assert world.tasks[Slot(f"both{edit}", 0, 0)].position > world.head - 4
 
 
 def test_a_new_coordinator_finds_the_dispute_again() -> None:

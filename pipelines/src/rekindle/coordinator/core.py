@@ -246,6 +246,7 @@ class Coordinator:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
             self._graph = build_graph(generation.topology)
+            self.quarantine.configured(generation)
             self._told_since = now
             self._pace.hurry()
             self._begin_to_ask(now)

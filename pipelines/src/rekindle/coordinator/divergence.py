@@ -118,6 +118,7 @@ class DigestComparison:
         self._restarts: dict[Slot, Computation] = {}
         self._asked_at: dict[Partition, float] = {}
         self._doubts: list[Doubt] = []
+        self._replicas: Mapping[Partition, int] | None = None  # as configured; None: not known
 
     # --- what others may rely on ---
 
@@ -151,6 +152,16 @@ class DigestComparison:
 
     # --- events ---
 
+    def configured(self, replicas: Mapping[Partition, int]) -> None:
+        """How many replicas each partition is to have. With one alone there is nobody to compare it
+        with, and none can decide a dispute: the one that is left is taken as it is."""
+        self._replicas = replicas
+        for records in self._records.values():
+            for slot in [slot for slot in records if not self._is_compared(slot)]:
+                del records[slot]
+        for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
+            del self._disputes[partition]
+
     def observed(
         self, by: Computation, claims: Mapping[int, Claim], restored_from: int | None = None
     ) -> bool:
@@ -158,6 +169,8 @@ class DigestComparison:
         before = (dict(self._found), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(by.slot) == by:
             return False  # it is about to end
+        if not self._is_compared(by.slot):
+            return False
         self._restarts.pop(by.slot, None)
         partition = partition_of(by.slot)
         replicas = self._records.setdefault(partition, {})
@@ -230,6 +243,10 @@ class DigestComparison:
 
     # --- inside ---
 
+    def _is_compared(self, slot: Slot) -> bool:
+        """Whether it is one of the replicas that its partition is to have."""
+        return self._replicas is None or slot.replica < self._replicas.get(partition_of(slot), 0)
+
     def _judge(self, partition: Partition, epoch: int) -> None:
         """Compare what the current lives say of an epoch."""
         said = [
@@ -281,7 +298,7 @@ class DigestComparison:
         same = [(other, mine.agrees(claim, dispute.kind)) for other, claim in dispute.claims]
         right = [other for other, agrees in same if agrees]
         wrong = [other for other, agrees in same if agrees is False]
-        if right and wrong:
+        if right:
             del self._disputes[partition]
             self._agreed[partition] = max(dispute.epoch, self.agreed(partition))
             self._blame_all(wrong, dispute.epoch, by)

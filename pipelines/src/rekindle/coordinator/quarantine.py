@@ -46,6 +46,12 @@ class Quarantine:
 
     # --- events ---
 
+    def configured(self, generation: Generation) -> None:
+        """A generation that is new: partitions and their replicas may be others."""
+        segments = generation.topology.segments
+        found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
+        self.comparison.configured(found)
+
     def observed(
         self,
         slot: Slot,
