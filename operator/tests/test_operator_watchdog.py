@@ -132,9 +132,14 @@ class ApiServerWith:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
 
-    def add_pod(self, name: str, host_ip: str, pod_ip: str) -> None:
+    def add_pod(self, name: str, host_ip: str, pod_ip: str, release: str = "rekindle") -> None:
         self.pods[name] = {
-            "metadata": {"name": name, "uid": f"uid of {name}", "resourceVersion": "5"},
+            "metadata": {
+                "name": name,
+                "uid": f"uid of {name}",
+                "resourceVersion": "5",
+                "labels": {"rekindle.dev/operator": release},
+            },
             "spec": {"nodeName": "node"},
             "status": {"startTime": "2026-01-01T00:00:00Z", "hostIP": host_ip, "podIP": pod_ip},
         }
@@ -234,6 +239,21 @@ def test_who_has_heard_a_kubelet_before_believes_its_silence(api: ApiServerWith)
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
     api.renewed = False
     run_until(dog, lambda: api.deleted)
+
+
+def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(api: ApiServerWith) -> None:
+    dog = watchdog(
+        api,
+        pod_port=free_port(),
+        kubelet_port=api.server.server_port,
+        timing=replace(QUICK, deaf_s=60.0),
+    )
+    api.renewed = False
+    dog.step()
+    api.add_pod("watchdog", "127.0.0.1", "", release="")
+    api.add_pod("dead", "127.0.0.2", "127.0.0.2")
+    run_until(dog, lambda: api.deleted)
+    assert [name for name, _ in api.deleted] == ["dead"]
 
 
 def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith) -> None:

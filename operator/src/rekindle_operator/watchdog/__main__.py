@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from urllib.parse import urlencode
 
 from rekindle_operator.election import Candidate, ElectionTiming, Span
 from rekindle_operator.lease import lease_path, read_lease
@@ -23,6 +22,8 @@ from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_answe
 from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming, read_pod
 
 _ANSWER_S = 1.0
+_CONTROLS = 8
+_LABEL_RELEASE = "rekindle.dev/operator"
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +116,12 @@ class Watchdog:
         now = time.monotonic()
         if self._learned_at is None or now - self._learned_at >= self._settings.timing.learn_s:
             self._learned_at = now
-            self._ask(self._list_pods())
+            self._ask(*self._list_pods())
 
     def _look(self) -> None:
-        pods = self._list_pods()
+        pods, hosts = self._list_pods()
         asked_at = time.monotonic()
-        answers = self._ask(pods)
+        answers = self._ask(pods, hosts)
         self._watch = self._watch.seen(pods, answers, asked_at)
         if self._lease.unchanged_s < self._stale_s:
             return
@@ -129,17 +130,24 @@ class Watchdog:
         for uid in self._watch.lost(pods, now, timing, hears=self._hears):
             self._delete(by_uid[uid])
 
-    def _list_pods(self) -> list[OperatorPod]:
-        query = urlencode({"labelSelector": f"rekindle.dev/operator={self._settings.release}"})
-        path = f"/api/v1/namespaces/{self._settings.namespace}/pods?{query}"
-        status, raw = self._api.call("GET", path)
+    def _list_pods(self) -> tuple[list[OperatorPod], set[str]]:
+        """The operator's, and the other machines on which the namespace has pods, as it has one of
+        the watchdog on each."""
+        settings = self._settings
+        status, raw = self._api.call("GET", f"/api/v1/namespaces/{settings.namespace}/pods")
         if status != 200:
             logger.warning("pods cannot be listed: HTTP %d %s", status, raw.get("message", ""))
-            return []
-        return [read_pod(item) for item in raw.get("items") or ()]
+            return [], set()
+        items = raw.get("items") or ()
+        hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
+        labels = [item["metadata"].get("labels") or {} for item in items]
+        ours = [of.get(_LABEL_RELEASE) == settings.release for of in labels]
+        pods = [read_pod(item) for item, is_ours in zip(items, ours, strict=True) if is_ours]
+        return pods, hosts - {"", settings.own_host}
 
-    def _ask(self, pods: list[OperatorPod]) -> dict[str, bool]:
-        """Side by side: who is dead answers late."""
+    def _ask(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
+        """Side by side: who is dead answers late. Some of `hosts` are asked as well, for as long as
+        no kubelet of another machine has been heard."""
         answers = {pod.uid: False for pod in pods if pod.host_ip}
 
         def ask_kubelet(pod: OperatorPod) -> None:
@@ -151,12 +159,19 @@ class Watchdog:
             if pod.pod_ip and pod_answers(pod.pod_ip, self._settings.pod_port, _ANSWER_S):
                 answers[pod.uid] = True
 
+        def ask_host(host: str) -> None:
+            if kubelet_answers(host, self._settings.kubelet_port, _ANSWER_S):
+                self._hears = True
+
         asking = [
             threading.Thread(target=ask, args=(pod,), daemon=True)
             for pod in pods
             for ask in (ask_kubelet, ask_pod)
             if pod.uid in answers
         ]
+        if not self._hears:
+            chosen = random.sample(sorted(hosts), min(len(hosts), _CONTROLS))
+            asking += [threading.Thread(target=ask_host, args=(h,), daemon=True) for h in chosen]
         for thread in asking:
             thread.start()
         for thread in asking:
