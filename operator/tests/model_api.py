@@ -93,6 +93,8 @@ class ModelApi(client.ApiClient):
                 return self._create_lease(body)
             case "POST", "configmaps":
                 self.model.configs[body["metadata"]["name"]] = body
+            case "GET", _:
+                return _refused(404, "not found")
         return Answer(200, {"kind": "Status", "metadata": {}})
 
     def _found(self, raw: dict[str, Any] | None, kind: str) -> Answer:

@@ -6,22 +6,27 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from kubernetes import client
 
+from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
+from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     CreateConfig,
     CreatePod,
     DeletePod,
     EmitEvent,
+    EnsureAccess,
     OpenGate,
     TryPods,
     Turn,
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import schedule
+from rekindle_operator.resources.access import coordinator_access
 
 REF = SlotRef("uid", "seg/0/0", 2)
 
@@ -43,6 +48,7 @@ class Refusing(client.ApiClient):
     status: int = 403
     says: str = "exceeded quota: pods"
     owner: str = REF.topology_uid
+    missing: bool = False  # what is asked for by name
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,6 +58,8 @@ class Refusing(client.ApiClient):
         self.calls.append(f"{method} {url.rpartition('/')[2]}")
         if method == "POST":
             return Answer(self.status, {"message": self.says})
+        if method == "GET" and self.missing:
+            return Answer(404, {"message": "not found"})
         return Answer(
             200, {"kind": "Status", "metadata": {"ownerReferences": [{"uid": self.owner}]}}
         )
@@ -116,6 +124,41 @@ def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
         executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
         executor.run([Turn("default/t", (record, creation("t-0", uid="uid")))])
         assert ("POST pods" in api.calls) is goes_on
+
+
+def grant_access(owner: str | None) -> list[str]:
+    """Calls, where objects of these names are there and belong to `owner`; None: they are not."""
+    api = Refusing(owner=owner or "") if owner is not None else Refusing(missing=True)
+    topology = topology_view(
+        {
+            "metadata": {
+                "name": "t",
+                "namespace": "default",
+                "uid": "uid",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            }
+        }
+    )
+    cluster = Cluster(api, None, lambda: 0.0)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    access = EnsureAccess("default", tuple(coordinator_access(topology)))
+    ref = SlotRef("uid", COORDINATOR_SLOT, 1)
+    pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
+    executor.run([Turn("default/t", (access, CreatePod("default", pod, ref)))])
+    return api.calls
+
+
+def test_an_account_of_somebody_else_is_neither_changed_nor_used() -> None:
+    """Whoever may name a topology would have its image run as any account of that name."""
+    calls = grant_access("another's")
+    assert not [c for c in calls if c.startswith(("PATCH", "POST"))]
+
+
+@pytest.mark.parametrize("owner", ["uid", None])
+def test_a_topologys_own_access_is_brought_up_to_date(owner: str | None) -> None:
+    calls = grant_access(owner)
+    assert sum(c.startswith("PATCH t-coordinator") for c in calls) == 3
+    assert "POST pods" in calls
 
 
 def test_a_pod_of_an_earlier_topology_is_waited_for_alone() -> None:
