@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
+from rekindle_operator.cluster.stamps import stamp_phases
 from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import Election, Settings
@@ -34,9 +36,11 @@ def peer(name: str, on: str, **changes: object) -> PodView:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def deleted(*pods: PodView, settings: Settings = SETTINGS) -> list[DeletePod]:
+def deleted(
+    *pods: PodView, settings: Settings = SETTINGS, since: Mapping[str, float] | None = None
+) -> list[DeletePod]:
     nodes = (node("up", True), node("down", False))
-    actions = reconcile(Snapshot(pods=pods, nodes=nodes), NOW, settings)
+    actions = reconcile(Snapshot(pods=pods, nodes=nodes, phase_since=since or {}), NOW, settings)
     return [a for a in actions if isinstance(a, DeletePod)]
 
 
@@ -69,3 +73,15 @@ def test_a_replica_that_no_kubelet_accepts_is_deleted() -> None:
     assert deleted(peer("b", "up", accepted=False, created_at=NOW - 6)) == []
     (action,) = deleted(peer("b", "up", accepted=False, created_at=NOW - 12))
     assert action.name == "b"
+
+
+def test_a_new_replica_is_as_old_as_this_process_has_seen_it() -> None:
+    """The leader's clock is a minute ahead of the API server's."""
+    new = peer("b", "up", accepted=False, created_at=NOW - 60)
+    assert deleted(new, since={new.uid: NOW - 1}) == []
+    assert [a.name for a in deleted(new, since={new.uid: NOW - 12})] == ["b"]
+
+
+def test_replicas_are_stamped_when_they_have_a_node() -> None:
+    (bound, free) = peer("b", "up"), replace(peer("c", "up"), node=None)
+    assert set(stamp_phases({}, [bound, free], NOW)) == {bound.uid}

@@ -230,7 +230,7 @@ class Snapshot:
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
-    phase_since: Mapping[str, float] = field(default_factory=dict)  # of coordinators, by uid
+    phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has not been heard for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails

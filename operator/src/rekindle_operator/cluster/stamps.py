@@ -1,4 +1,4 @@
-"""Since when coordinators' pods are in their phase, by this process's own clock. Pure.
+"""Since when pods of coordinators and of the operator are in their phase, by our own clock. Pure.
 
 What another machine has stamped (a pod's creation, its binding) is not compared with our clock: a
 skew of a minute would make a new coordinator look late.
@@ -22,10 +22,10 @@ class Stamp:
 def stamp_phases(
     before: Mapping[str, Stamp], pods: Iterable[PodView], now: float
 ) -> Mapping[str, Stamp]:
-    """By the pod's uid, of coordinators that have a node; stamps of others are dropped."""
+    """By the uid of such pods that have a node; stamps of others are dropped."""
     stamps = {}
     for pod in pods:
-        if pod.role == ROLE_COORDINATOR and pod.node is not None:
+        if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.release):
             known = before.get(pod.uid)
             same = known is not None and known.phase == pod.phase
             stamps[pod.uid] = known if known is not None and same else Stamp(pod.phase, now)

@@ -21,12 +21,13 @@ _NOT_ACCEPTED_S = 10.0
 def lost_peers(
     snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
 ) -> list[DeletePod]:
-    """For the Deployment to make new ones. `now` is compared with the API server's clock."""
+    """For the Deployment to make new ones. Ages are by this process's clock where it has seen the
+    pod get its node: a skew of seconds would have each new replica deleted at once."""
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
         for p in peers
-        if (why := _why_lost(p, judgement, now - p.created_at))
+        if (why := _why_lost(p, judgement, now - snapshot.phase_since.get(p.uid, p.created_at)))
     ]
 
 
