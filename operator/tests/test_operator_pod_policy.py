@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,3 +253,13 @@ def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: Mode
     assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: not allowed")
     assert set(running.configs) == {"flights-g1"}
     assert running.tasks() == before
+
+
+def test_a_topology_of_too_many_tasks_is_refused_and_said(cluster: ModelCluster) -> None:
+    pods = replace(cluster.settings.pods, policy=parse_policy({"maxTasks": 7}))
+    cluster.settings = replace(cluster.settings, pods=pods)
+    cluster.settle()
+    assert not cluster.tasks()
+    valid = cluster.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", REASON)
+    assert "8 tasks, and a topology may have 7" in valid["message"]

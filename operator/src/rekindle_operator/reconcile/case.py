@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
 from rekindle_operator.resources.common import generation_record
-from rekindle_operator.resources.policy import refused_by_policy
+from rekindle_operator.resources.policy import refused_by_policy, refused_by_size
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings
 
@@ -82,6 +82,10 @@ def open_case(
             case Rejected(found):
                 problems = found
             case Compiled(_) if refused := refused_by_policy(view.spec, defaults.policy):
+                problems = tuple(refused)
+            case Compiled(topology) if refused := refused_by_size(
+                len(tuple(topology.slots())), defaults.policy
+            ):
                 problems = tuple(refused)
             case Compiled(topology):
                 fresh = Running(view, topology)

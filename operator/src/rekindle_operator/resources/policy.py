@@ -44,11 +44,13 @@ class PodPolicy:
     # A suffix, because the Secrets of topologies' tokens begin with a name that an author chooses.
     secrets: tuple[str, ...] = ("*-rekindle",)
     images: tuple[str, ...] = ()
+    # One plan covers all topologies: thousands of tasks of one delay the recovery of every other.
+    max_tasks: int = 1024
 
 
 def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
     """From the chart's value `podPolicy`. Raises ValueError for what is not known."""
-    known = {"allow", "serviceAccounts", "secrets", "images"}
+    known = {"allow", "serviceAccounts", "secrets", "images", "maxTasks"}
     if unknown := set(raw) - known:
         raise ValueError(f"podPolicy has {sorted(unknown)}; known are {sorted(known)}")
     default = PodPolicy()
@@ -57,7 +59,17 @@ def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
         service_accounts=tuple(raw.get("serviceAccounts", default.service_accounts)),
         secrets=tuple(raw.get("secrets", default.secrets)),
         images=tuple(raw.get("images", default.images)),
+        max_tasks=int(raw.get("maxTasks", default.max_tasks)),
     )
+
+
+def refused_by_size(tasks: int, policy: PodPolicy) -> list[Problem]:
+    """`tasks`: of the whole topology, replicas included."""
+    if tasks <= policy.max_tasks:
+        return []
+    what = f"it would have {tasks} tasks, and a topology may have {policy.max_tasks} here"
+    hint = "ask for fewer partitions or replicas, or for podPolicy.maxTasks in the chart"
+    return [Problem("spec", REASON, what, hint)]
 
 
 def refused_by_policy(spec: Mapping[str, Any], policy: PodPolicy) -> list[Problem]:
