@@ -38,6 +38,13 @@ QUERIES = [
     "CAST(n AS STRING) AS t, ts + INTERVAL 1 HOUR AS later, year(ts) AS y, n % 2 AS odd, "
     "price * 2 AS p, "
     "CASE WHEN n > 1 THEN 'a' ELSE 'b' END AS c, coalesce(f, d) AS e, -n AS m FROM rows",
+    "SELECT array_position(array(n), 1) AS a, array_position(array(n), 1) + 1 AS b, "
+    "trunc(day, 'MM') AS c, coalesce(trunc(day, 'MM'), day) AS d1, round(price, 1) AS e, "
+    "round(n) AS f1, round(price, 1) * 2 AS g, 1.5 AS h, 1.5 * n AS i, array(1, 2.5) AS j, "
+    "timestampdiff(SECOND, ts, ts) AS k, date_diff(DAY, ts, ts) AS l, datediff(day, day) AS m, "
+    "extract(SECOND FROM ts) AS o, getbit(n, 1) AS p, bin || bin AS q, s.f || n AS r, "
+    "if(b, 1, NULL) AS s1, try_divide(price, 2) AS t, CAST(1.5 * n AS BIGINT) AS u, "
+    "n > 1.5 AS v, round(d, 1) AS w, concat(round(d, 1), 'x') AS x FROM rows",
 ]
 AGGREGATES = [
     "count(*)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.dated import only_dated
 from rekindle.topology.ddl import ddl_to_schema
+from rekindle.topology.inference import known_type
 from rekindle.topology.sql import check_sql
 
 SCHEMA = ddl_to_schema(
@@ -47,6 +49,27 @@ def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> Non
 )
 def test_such_types_may_stand_inside_an_expression(item: str) -> None:
     assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [
+        ("array_position(a, 1)", None),
+        ("array_position(a, 1) + 1", None),
+        ("timestampdiff(SECOND, b, t)", None),
+        ("round(p, 1)", None),
+        ("1.5 * n", None),
+        ("CAST(1.5 * n AS BIGINT)", pa.int64()),
+        ("n > 1.5", pa.bool_()),
+        ("n + 1", pa.int64()),
+        ("trunc(d, 'MM')", pa.date32()),
+        ("date_trunc('DAY', t)", pa.timestamp("us", "UTC")),
+    ],
+)
+def test_a_type_that_is_doubtful_counts_as_unknown(item: str, kind: pa.DataType | None) -> None:
+    schema = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).schema
+    assert schema is not None
+    assert known_type(schema.field("x")) == kind
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,24 @@ from rekindle.topology.findings import InvalidSql
 from rekindle.topology.tokens import DIALECT
 
 _UNKNOWN = {b"rekindle.type": b"unknown"}
-_TRUNCATIONS = (exp.TimestampTrunc, exp.DateTrunc)
 _TABLE = "__input"
 _T = exp.DataType.Type
 _TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
 _REFUSED = (_T.MAP, _T.INTERVAL, _T.TIMESTAMPNTZ, _T.VARIANT)
 _DIFFERS_FROM_SPARK = (exp.DataType.Type.DECIMAL, exp.DataType.Type.TINYINT)
 """Results that sqlglot takes for another type than Spark does: precision, and year() as a byte."""
+_CALLS_THAT_DIFFER = (
+    exp.ArrayPosition,
+    exp.DateDiff,
+    exp.DateTrunc,
+    exp.Extract,
+    exp.Getbit,
+    exp.Round,
+    exp.SafeDivide,
+    exp.TimestampDiff,
+)
+_SURE = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
+"""Types of a whole that do not follow from the types of what is in it."""
 
 
 def field_of(name: str, kind: pa.DataType | None) -> pa.Field:
@@ -103,18 +114,40 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]) -> 
 
 def _arrow(item: exp.Expr) -> pa.DataType | None:
     tree = item.unalias()
-    if isinstance(tree, _TRUNCATIONS):
-        return TIMESTAMP
+    match tree:
+        case exp.TimestampTrunc():
+            return TIMESTAMP
+        case exp.DateTrunc():
+            return pa.date32()
     kind = tree.type
     if kind is None or kind.is_type(exp.DataType.Type.UNKNOWN, exp.DataType.Type.NULL):
         return None
     if kind.is_type(*_TIMES) and _has_interval_inside(tree):
         return None
     computed = not isinstance(tree, exp.Column | exp.Cast)
-    if computed and kind.is_type(*_DIFFERS_FROM_SPARK):
+    if computed and (kind.is_type(*_DIFFERS_FROM_SPARK) or _is_doubtful(tree, kind)):
         return None
     text = "STRING" if kind.is_type(*exp.DataType.TEXT_TYPES) else kind.sql(dialect=DIALECT)
     try:
         return ddl_to_schema(f"c {text}").field(0).type
     except InvalidSql:
         return None
+
+
+def _is_doubtful(tree: exp.Expr, kind: exp.DataType) -> bool:
+    """Whether the type may come from a part whose type sqlglot takes for another than Spark."""
+    if any(_is_binary(node) for node in tree.find_all(exp.DPipe)):
+        return True
+    parts = tree.walk(prune=lambda node: isinstance(node, exp.Cast))
+    return not kind.is_type(*_SURE) and any(_differs(node) for node in parts)
+
+
+def _differs(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Literal):
+        return bool(node.is_number and "." in node.name)  # a DECIMAL
+    return isinstance(node, (*_CALLS_THAT_DIFFER, exp.Null))
+
+
+def _is_binary(pipe: exp.DPipe) -> bool:
+    """Of which `||` is no text."""
+    return any(s.type is not None and s.type.is_type(_T.BINARY) for s in pipe.iter_expressions())
