@@ -11,6 +11,7 @@ from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.recovery.judge import judge_nodes
 
 
 def begin_anew(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
@@ -81,3 +82,15 @@ def test_a_forged_pod_with_another_topologys_name_changes_nothing(running: Model
     raw["metadata"]["labels"]["rekindle.dev/incarnation"] = "900000"
     running.raw_pods["x"] = raw
     assert reconcile(running.snapshot(), running.now, running.settings) == []
+
+
+def test_a_node_whose_coordinator_reports_is_not_lost_with_its_tasks(running: ModelCluster) -> None:
+    """Two tasks that stall there say less than the report itself, which came from there."""
+    node = running.coordinator().node
+    assert node is not None
+    assert sum(p.node == node for p in running.tasks().values()) > 1
+    running.freeze_node(node)
+    running.dead.clear()
+    running.pass_time(4.0)
+    judged = judge_nodes(running.snapshot(), running.now, running.settings.timing)
+    assert not judged.lost_nodes

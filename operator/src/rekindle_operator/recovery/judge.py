@@ -97,7 +97,8 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         if p.owner_uid in evidence.fresh
         and (p.owner_uid in evidence.heard or p.node in quiet_kubelets)
     ]
-    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing)
+    # A coordinator there that reports says that the node lives, whatever it says of the tasks.
+    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.heard_nodes
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
