@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from rekindle.topology import functions
 from rekindle.topology.dated import check_dates
-from rekindle.topology.ddl import hint_for
+from rekindle.topology.ddl import arrow_to_ddl, hint_for
 from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql
 from rekindle.topology.inference import infer_types, refused_type
 from rekindle.topology.tokens import (
@@ -101,7 +101,7 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
     """What of an item's types is known not to be supported; the engine finds the rest."""
     fields = list(columns)
     found = [
-        not_a_number(_sql(call), str(kind))
+        not_a_number(_sql(call), arrow_to_ddl(kind))
         for call in _outermost_calls(item.expression)
         if (argument := _summed(call)) is not None
         for kind in infer_types([argument], fields)
@@ -110,7 +110,8 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
     found += [
         Finding(
             NOT_SUPPORTED_YET,
-            f"{_sql(call)} compares values of the type {kind}, which is not supported yet",
+            f"{_sql(call)} compares values of the type {arrow_to_ddl(kind)}, "
+            "which is not supported yet",
             "compare a field or an element of it",
         )
         for call in _outermost_calls(item.expression)

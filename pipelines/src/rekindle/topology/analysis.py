@@ -14,7 +14,7 @@ import pyarrow as pa
 from rekindle.errors import Problem
 from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.columns import unknown_columns
-from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
+from rekindle.topology.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 from rekindle.topology.generator_columns import event_start, make_column, suitable
 from rekindle.topology.generator_expressions import ExpressionError
@@ -129,7 +129,7 @@ def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
         return [Problem(path, "UnknownColumn", what, nearest(column, schema.names))]
     kind = known_type(schema.field(column))
     if kind is not None and kind != TIMESTAMP:
-        what = f"column {column} is {kind}, not a TIMESTAMP"
+        what = f"column {column} is {arrow_to_ddl(kind)}, not a TIMESTAMP"
         return [Problem(path, "NotATimestamp", what, "declare it TIMESTAMP in the schema")]
     return []
 
@@ -185,7 +185,7 @@ def _check_key(field: pa.Field, path: str) -> list[Problem]:
     """Arrays and structs have no canonical form to be hashed or grouped by."""
     if not pa.types.is_nested(field.type):
         return []
-    what = f"column {field.name} is {field.type}, which cannot be a key"
+    what = f"column {field.name} is {arrow_to_ddl(field.type)}, which cannot be a key"
     return [Problem(path, "NotAKey", what, "use a field or an element of it, with sql")]
 
 

@@ -116,6 +116,10 @@ def _problem(error: ErrorDetails) -> Problem:
             expected = str(error.get("ctx", {}).get("expected", ""))
             what = f"is {error['input']!r}"
             return Problem(path, "InvalidValue", what, f"write {expected.replace(chr(39), '')}")
+        case "tuple_type":
+            return Problem(
+                path, "InvalidValue", f"{error['input']!r} is not a list", "write [a, b]"
+            )
         case _:
             what = message[:1].lower() + message[1:]
             return Problem(path, "InvalidValue", f"{what}, not {error['input']!r}")
