@@ -68,8 +68,8 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
         relist=lambda: listed.append("mirrors") is None, forget_attempts=lambda: None
     )
     made = (store, operator.executor, operator.live, operator.model.settings, leader)
-    assert not ControlLoop(*made, lists(False))._begin_pass()
-    loop = ControlLoop(*made, lists(True))
+    assert not ControlLoop(*made, lists(False), lambda: 0.0)._begin_pass()
+    loop = ControlLoop(*made, lists(True), lambda: 0.0)
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2
     assert loop._begin_pass()

@@ -8,7 +8,6 @@ import rekindle.early_exit  # noqa: F401
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
 from rekindle_operator.probe import KubeletProbe
 from rekindle_operator.settings import Settings, read_settings
+from rekindle_operator.steady import SteadyClock
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ def main() -> None:
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()
-    cluster = Cluster(_connect_without_retries(), settings.namespace, time.time, settings.own_node)
+    clock = SteadyClock()
+    cluster = Cluster(_connect_without_retries(), settings.namespace, clock, settings.own_node)
     leader = Leader(
         _connect_without_retries(),
         settings.election,
@@ -48,19 +49,19 @@ def main() -> None:
         cluster,
         settings.election.identity,
         settings.timing.figures_s,
-        time.time,
+        clock,
         leader.may_act,
     )
     relister = Relister(api, cluster, settings)
     live = LiveCheck(_connect_without_retries(), cluster)
-    loop = ControlLoop(cluster, executor, live, settings, leader, relister.list_once)
+    loop = ControlLoop(cluster, executor, live, settings, leader, relister.list_once, clock)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
     if settings.ask_kubelets:
-        probe = KubeletProbe(cluster, settings.timing, time.time)
+        probe = KubeletProbe(cluster, settings.timing, clock)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
     threading.Thread(target=_or_die, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)

@@ -71,7 +71,9 @@ class ControlLoop:
         settings: Settings,
         leader: Leader,
         list_topologies: Callable[[], bool],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._live = live
         self._list_topologies = list_topologies
         self._leader = leader
@@ -128,7 +130,7 @@ class ControlLoop:
         if not self._rehearsals.is_due(began):
             return
         try:
-            take_turns(self._cluster.snapshot(), time.time(), self._settings)
+            take_turns(self._cluster.snapshot(), self._clock(), self._settings)
         except Exception:  # said when it matters
             logger.debug("a rehearsal failed", exc_info=True)
         self._rehearsals.done(began, time.monotonic())
@@ -138,7 +140,7 @@ class ControlLoop:
             snapshot = self._cluster.snapshot()
             try:
                 snapshot, turns = decide(
-                    self._cluster.snapshot, self._live, time.time, self._settings
+                    self._cluster.snapshot, self._live, self._clock, self._settings
                 )
                 self._tell_faults(turns)
                 self._executor.run(turns)
@@ -146,10 +148,10 @@ class ControlLoop:
                 RECONCILE_ERRORS.inc()
                 logger.exception("a pass failed")
                 time.sleep(1.0)
-        self._wait_s = wait_s(snapshot, time.time(), self._settings.timing)
+        self._wait_s = wait_s(snapshot, self._clock(), self._settings.timing)
         try:
             observe(snapshot)
-            observe_ages(snapshot, self._cluster.mirror_ages, time.time())
+            observe_ages(snapshot, self._cluster.mirror_ages, self._clock())
             self._observe_recoveries(snapshot)
         except Exception:
             RECONCILE_ERRORS.inc()

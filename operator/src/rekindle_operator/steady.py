@@ -1,0 +1,36 @@
+"""This process's clock: seconds since 1970 that never jump.
+
+Ages of Leases, reports and answers are differences of two readings. The machine's clock may be set
+between them (NTP after a start, a virtual machine that moved): a step of six seconds forward makes
+every coordinator look silent, and after a step back the dead look alive for as long as it was. So
+time passes here as it does for the processor, and only drifts towards the machine's clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+_DRIFT = 0.05  # of the time that passes
+
+
+class SteadyClock:
+    """May be called from any thread."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._elapsed = elapsed
+        self._lock = threading.Lock()
+        self._now, self._read_at = wall(), elapsed()
+
+    def __call__(self) -> float:
+        with self._lock:
+            read_at = self._elapsed()
+            passed_s, self._read_at = read_at - self._read_at, read_at
+            self._now += passed_s
+            most_s = _DRIFT * passed_s
+            self._now += min(max(self._wall() - self._now, -most_s), most_s)
+            return self._now
