@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
+from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 from urllib3.exceptions import ReadTimeoutError
 
@@ -157,6 +158,21 @@ def test_what_cannot_be_read_is_not_deleted(started: ModelOperator) -> None:
     assert all(p.node != "b" for p in started.model.tasks().values())
     assert started.model.condition("Degraded")["status"] == "False"
     assert started.model.status()["recovery"]["history"][0]["lostNodes"] == ["b"]
+
+
+def test_a_silent_node_is_remembered_whatever_becomes_of_one_pod(started: ModelOperator) -> None:
+    model = started.model
+    node = next(n for n in "abc" if n != model.coordinator().node)
+    victim = next(p for p in model.tasks().values() if p.node == node)
+    raw = model.raw_pods[victim.name]
+    raw["metadata"] |= {
+        "deletionTimestamp": rfc3339(model.now),
+        "resourceVersion": str(model.next_version()),
+    }
+    started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
+    model.freeze_node(node)
+    started.run(5.0)
+    assert node in started.store.snapshot().shunned
 
 
 def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOperator) -> None:

@@ -7,6 +7,7 @@ actions and reconciling again converges. Kubernetes, Kopf and clocks are elsewhe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +19,7 @@ from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateToken,
+    DeletePod,
     ShunNode,
     Turn,
     WriteStatus,
@@ -97,7 +99,7 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
     places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
     turns = faults.without(act, prepared)
-    common: list[Action] = [ShunNode(n, now) for n in sorted(judgement.newly_silent)]
+    shunned = Turn("", tuple(ShunNode(n, now) for n in sorted(judgement.newly_silent)))
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
         Turn(
@@ -111,8 +113,16 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
-    common += lost_peers(snapshot, judgement, now, settings)
-    return [Turn("", (*common, *zombies(snapshot, judgement))), *turns.values(), *faulty]
+    peers = Turn("replicas of the operator", tuple(lost_peers(snapshot, judgement, now, settings)))
+    return [shunned, peers, *_removed(zombies(snapshot, judgement)), *turns.values(), *faulty]
+
+
+def _removed(pods: Sequence[DeletePod]) -> list[Turn]:
+    """By namespace, so that one pod that cannot be read or deleted holds up few others."""
+    by_namespace: dict[str, list[DeletePod]] = defaultdict(list)
+    for pod in pods:
+        by_namespace[pod.namespace].append(pod)
+    return [Turn(f"pods of {name}", tuple(found)) for name, found in sorted(by_namespace.items())]
 
 
 @dataclass(frozen=True, slots=True)

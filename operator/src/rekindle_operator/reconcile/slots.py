@@ -307,7 +307,7 @@ def suspension(case: Case, snapshot: Snapshot, judgement: Judgement) -> list[Act
     return [_delete(p, judgement, None, "suspended") for p in chosen if not p.terminating]
 
 
-def zombies(snapshot: Snapshot, judgement: Judgement) -> list[Action]:
+def zombies(snapshot: Snapshot, judgement: Judgement) -> list[DeletePod]:
     """Nobody will ever confirm the end of a Terminating pod on a lost node; nor is there anyone to
     end the pods of a topology that is being deleted."""
     going = {t.uid for t in snapshot.topologies if t.deleting}
