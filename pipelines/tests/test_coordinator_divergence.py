@@ -114,17 +114,48 @@ def test_when_both_repeat_themselves_one_is_replaced() -> None:
     assert not comparison.disputes
 
 
-def test_a_third_result_that_agrees_with_neither_decides_nothing() -> None:
+def unresolved() -> DigestComparison:
+    """Both contradict themselves."""
+    comparison = disputed()
+    for replica, said in ((1, "third"), (0, "fourth")):
+        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
+    return comparison
+
+
+def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
+    comparison = unresolved()
+    assert comparison.disputes[LEFT].unresolved
+    comparison.ask_again(LEFT, [life(0, boot="b"), life(1, boot="b")], 1000.0)
+    assert comparison.must_restart(REPLICAS[0]) is None
+    assert not comparison.found
+
+
+@pytest.mark.parametrize("flaky", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_replica_that_contradicts_itself_is_replaced(flaky: int, first: int) -> None:
+    comparison = disputed()
+    for replica in (first, 1 - first):
+        said = "third" if replica == flaky else ("right", "wrong")[replica]
+        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
+    assert set(comparison.found) == {REPLICAS[flaky]}
+    comparison.forget(REPLICAS[flaky])
+    said = ("wrong", "right")[flaky]  # what the other one has said twice
+    comparison.observed(life(flaky, incarnation=2), chained(["d0", said]))
+    assert not comparison.disputes
+    assert not comparison.found
+
+
+def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     comparison = disputed()
     comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
-    assert comparison.disputes[LEFT].unresolved
+    assert not comparison.found
     comparison.ask_again(LEFT, [life(0), life(1, boot="b")], 1000.0)
-    assert comparison.must_restart(REPLICAS[0]) is None
+    assert comparison.must_restart(REPLICAS[0]) == "a"
+    assert comparison.must_restart(REPLICAS[1]) is None
 
 
 def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
-    comparison = disputed()
-    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
+    comparison = unresolved()
     comparison.forget(REPLICAS[0])
     assert LEFT in comparison.disputes
     comparison.forget(REPLICAS[1])
@@ -133,9 +164,11 @@ def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
 
 def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
     comparison = disputed()
-    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
     comparison.forget(REPLICAS[1])
-    comparison.observed(life(1, incarnation=2), chained(["d0", "right"]))
+    comparison.observed(life(1, incarnation=2), chained(["d0", "third"]))
+    assert comparison.disputes[LEFT].unresolved
+    comparison.forget(REPLICAS[1])
+    comparison.observed(life(1, incarnation=3), chained(["d0", "right"]))
     assert not comparison.disputes
     assert not comparison.found
 
@@ -253,6 +286,19 @@ def test_a_node_that_is_always_wrong_loses_to_a_third_one() -> None:
     world.start_task(replaced)  # on another node
     world.run(12)
     assert world.statuses[-1].data_plane["diverged"] == [REPLICAS[0].key]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_node_that_is_wrong_from_some_time_on_stops_nothing_for_ever(liar: int) -> None:
+    world = started()
+    world.tasks[REPLICAS[liar]].lie = "!"  # computed again, it is wrong in earlier epochs, too
+    for _ in range(24):
+        world.run(1)
+        for key in world.statuses[-1].data_plane["diverged"]:
+            world.start_task(next(slot for slot in REPLICAS if slot.key == key))
+    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.store[-1].epoch > world.head - 8
+    assert not [name for name in committed_objects(world) if "!" in name]
 
 
 def test_an_operator_that_is_not_deterministic_is_named() -> None:

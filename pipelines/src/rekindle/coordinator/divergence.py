@@ -4,8 +4,10 @@ Determinism makes them equal. Where two differ, neither is believed: the partiti
 one of its replicas is told to compute again from the committed checkpoint. Of three results two
 decide; the odd one out is named, and counts no more until its slot has a new incarnation. A replica
 that only repeats itself decides nothing, for its node may be at fault: then the other one computes
-again, and if that repeats itself too, one is replaced, so that a third node decides. A result that
-agrees with none means that the operator itself is not deterministic, and the dispute stays.
+again, and if that repeats itself too, one is replaced, so that a third node decides. A replica that
+contradicts itself is replaced in the same way, if another one repeats itself. Where all contradict
+themselves, or a new node agrees with none, the operator itself is not deterministic, and the
+dispute stays.
 
 Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is seen
 at any later epoch. Those of different bases say nothing of each other; then the epoch's own digest
@@ -79,7 +81,8 @@ class Divergence:
 @dataclass(frozen=True, slots=True)
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the claim's field `kind`; all is sound
-    through `after`. `repeated`: replicas that computed again what they had claimed before."""
+    through `after`. `repeated`: replicas that computed again what they had claimed before;
+    `contradicted`: that computed something else."""
 
     partition: Partition
     after: int
@@ -87,6 +90,7 @@ class Dispute:
     kind: str
     claims: tuple[tuple[Computation, Claim], ...]
     repeated: frozenset[Slot] = frozenset()
+    contradicted: frozenset[Slot] = frozenset()
     unresolved: bool = False
 
     def is_party(self, by: Computation) -> bool:
@@ -232,7 +236,7 @@ class DigestComparison:
         alive = [by for by in alive if dispute.is_party(by)]
         if any(by.slot in self._found or by.slot in self._restarts for by in alive):
             return
-        untried = [by for by in alive if by.slot not in dispute.repeated]
+        untried = [by for by in alive if by.slot not in dispute.repeated | dispute.contradicted]
         if untried:
             self._asked_at[partition] = now
             self._restarts[max(untried).slot] = max(untried)
@@ -291,9 +295,8 @@ class DigestComparison:
             return
         mine_before = [c for other, c in dispute.claims if _is_same_replica(other, by)]
         if any(mine.agrees(claim, dispute.kind) for claim in mine_before):
-            claims, repeated = (*dispute.claims, (by, mine)), dispute.repeated | {by.slot}
-            self._disputes[partition] = replace(dispute, claims=claims, repeated=repeated)
-            self._asked_at.pop(partition, None)
+            repeated = dispute.repeated | {by.slot}
+            self._go_on(replace(dispute, claims=(*dispute.claims, (by, mine)), repeated=repeated))
             return
         same = [(other, mine.agrees(claim, dispute.kind)) for other, claim in dispute.claims]
         right = [other for other, agrees in same if agrees]
@@ -303,8 +306,26 @@ class DigestComparison:
             self._agreed[partition] = max(dispute.epoch, self.agreed(partition))
             self._blame_all(wrong, dispute.epoch, by)
         elif wrong:
+            contradicted = dispute.contradicted | ({by.slot} if mine_before else frozenset())
+            steady = bool(mine_before) and any(
+                c.slot not in contradicted for c, _ in dispute.claims
+            )
             claims = (*dispute.claims, (by, mine))
-            self._disputes[partition] = replace(dispute, claims=claims, unresolved=True)
+            after = replace(dispute, claims=claims, contradicted=contradicted)
+            self._go_on(replace(after, unresolved=not steady))
+
+    def _go_on(self, dispute: Dispute) -> None:
+        """With one more result that decides nothing. Who contradicts himself is replaced once
+        another one has repeated itself: if nobody does, it is the operator's fault."""
+        self._disputes[dispute.partition] = dispute
+        self._asked_at.pop(dispute.partition, None)
+        if dispute.unresolved or not dispute.repeated - dispute.contradicted:
+            return
+        for slot in sorted(dispute.contradicted):
+            record = self._records[dispute.partition].get(slot)
+            if record is not None and dispute.is_party(record.by):
+                what = "its results contradict each other, and another replica repeats its own"
+                self._blame(slot, record.by.incarnation, f"epoch {dispute.epoch}: {what}")
 
     def _blame_all(self, wrong: Iterable[Computation], epoch: int, witness: Computation) -> None:
         for by in wrong:
