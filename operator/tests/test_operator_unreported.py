@@ -138,6 +138,17 @@ def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     assert "pb" not in {p.uid for p in pods_to_ask(both, {"pb"}, NOW, TIMING)}
 
 
+def test_a_pod_that_never_answered_is_not_asked_in_place_of_others() -> None:
+    """Anybody may make a pod with a topology's label; one that nobody listens in answers never."""
+    snapshot = world({}, {})
+    forged = replace(pod("!", "a"), owner_uid=None)
+    snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
+    assert "!" in {p.uid for p in pods_to_ask(snapshot, set(), NOW, TIMING)}
+    unheard = KubeletReplies(asked=NOW - 11, unanswered=NOW - 11)
+    asked = pods_to_ask(replace(snapshot, pod_replies={"!": unheard}), set(), NOW, TIMING)
+    assert [p.uid for p in asked if p.node == "a"] == ["pa"]
+
+
 def peers_only(snapshot: Snapshot) -> Snapshot:
     """The same pods, as replicas of the operator; there is no topology."""
     peers = tuple(

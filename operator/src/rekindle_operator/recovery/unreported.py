@@ -33,7 +33,7 @@ def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) 
     for pod in snapshot.pods:
         if pod.node and pod.is_watched and pod.ready and pod.ip and not pod.terminating:
             known = chosen.get(pod.node)
-            if known is None or pod.uid < known.uid:
+            if known is None or _preference(pod, snapshot) < _preference(known, snapshot):
                 chosen[pod.node] = pod
     due = [
         pod
@@ -92,6 +92,12 @@ def _owes(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     if replies is None or replies.unanswered is None or replies.answered is None:
         return False
     return now - replies.answered <= timing.kubelet_memory_s
+
+
+def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
+    """One that was asked and never answered (anybody may label a pod) stands in for no other."""
+    replies = snapshot.pod_replies.get(pod.uid)
+    return replies is not None and replies.answered is None, pod.uid
 
 
 def _asked(pod: PodView, snapshot: Snapshot) -> float:
