@@ -90,6 +90,14 @@ class Run:
         self._out.close()
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_not_ignored() -> Iterator[None]:
+    """Under nohup these tests would pass on what it ignores to the runs."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
     with contextlib.ExitStack() as stack:

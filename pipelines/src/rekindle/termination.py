@@ -52,6 +52,17 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def signals_held_back() -> Iterator[set[int]]:
+    """Around what must not be left half done: signals are delivered at its end. Yields the mask of
+    signals from before, for a child process that is started meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield {int(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def keeping_signal_handlers() -> Iterator[None]:
     """Around libraries that set handlers of their own."""
     before = {number: signal.getsignal(number) for number in SIGNALS}

@@ -8,6 +8,7 @@ us the process to watch. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekindle.engine.failure import EngineLost
+from rekindle.termination import signals_held_back
 
 log = logging.getLogger(__name__)
 
@@ -176,34 +178,43 @@ def launch(
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
-        process = subprocess.Popen(
-            [
-                str(spec.java),
-                *spec.flags,
-                *spec.archive_flags,
-                f"-Djava.io.tmpdir={directory}",
-                "-cp",
-                spec.class_path,
-                MAIN,
-            ],
-            stdin=subprocess.PIPE,  # the gateway ends when we do
-            env={**os.environ, **(environment or {}), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info)},
-            preexec_fn=_ignore_terminal,
-        )
+        process: subprocess.Popen[bytes] | None = None
         try:
+            # A signal in the middle of Popen would leave a process that nobody knows of.
+            with signals_held_back() as mask:
+                process = subprocess.Popen(
+                    [
+                        str(spec.java),
+                        *spec.flags,
+                        *spec.archive_flags,
+                        f"-Djava.io.tmpdir={directory}",
+                        "-cp",
+                        spec.class_path,
+                        MAIN,
+                    ],
+                    stdin=subprocess.PIPE,  # the gateway ends when we do
+                    env={
+                        **os.environ,
+                        **(environment or {}),
+                        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
+                    },
+                    preexec_fn=functools.partial(_set_signals, mask),
+                )
             meanwhile()
             port, secret = _wait_for_gateway(process, info)
         except BaseException:
-            process.kill()
-            process.wait()
+            if process is not None:
+                process.kill()
+                process.wait()
             raise
     jvm = Jvm(spec, process, port, secret)
     jvm.watch()
     return jvm
 
 
-def _ignore_terminal() -> None:
+def _set_signals(mask: set[int]) -> None:
     """What a terminal sends to all its processes is ours: the JVM ends when we close its input."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
