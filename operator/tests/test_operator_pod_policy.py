@@ -263,3 +263,9 @@ def test_a_topology_of_too_many_tasks_is_refused_and_said(cluster: ModelCluster)
     valid = cluster.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", REASON)
     assert "8 tasks, and a topology may have 7" in valid["message"]
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_the_class_that_preempts_nobody_cannot_be_taken_away(name: str | None) -> None:
+    (problem,) = refused_by_policy(template(priorityClassName=name), PodPolicy())
+    assert problem.path == "spec.podTemplate.spec.priorityClassName"

@@ -112,7 +112,8 @@ class _Check:
         for field, feature in _HOST.items():
             if pod.get(field):
                 yield from self._feature(feature, f"{path}.{field}")
-        if pod.get("priorityClassName") or pod.get("priority"):
+        # An empty one, or null, would take the class away that preempts nobody.
+        if pod.keys() & {"priorityClassName", "priority", "preemptionPolicy"}:
             yield from self._feature(Feature.PRIORITY_CLASSES, f"{path}.priorityClassName")
         for field in ("serviceAccountName", "serviceAccount"):
             yield from self._account(pod.get(field), f"{path}.{field}")
