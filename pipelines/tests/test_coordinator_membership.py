@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coordinator_parts import Part
 from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core import Coordinator
@@ -136,6 +137,22 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
         world.work(Slot("both", 0, 0), 4)
         world.round(0.2)
     assert suspected(world) == {s for s in world.tasks if s.segment != "both"}
+
+
+def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
+    """Readers go on with the partner: that says nothing of the coordinator's network."""
+    world = World((Part("src", replicas=3), Part("left", ("src",), replicas=3)))
+    world.start_all()
+    world.run(6)
+    dead = {slot for slot in world.tasks if slot.replica > 0}
+    for slot in dead:
+        world.tasks[slot].frozen = True
+    for _ in range(16):
+        world.release_epoch()
+        for slot in (Slot("src", 0, 0), Slot("left", 0, 0)):
+            world.work(slot, 4)
+        world.round(0.25)
+    assert suspected(world) == dead
 
 
 def test_the_highest_incarnation_of_a_slot_wins_and_never_goes_back() -> None:

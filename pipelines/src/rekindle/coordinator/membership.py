@@ -236,20 +236,22 @@ def coordinator_is_isolated(
     """Whether most tasks are silent to us while their peers read them (design §8.1).
 
     The proof is progress: a task that we hear has gone more than `margin` epochs beyond the last
-    word of a silent task whose stream it reads, and does not call it unreadable. `inputs` names,
+    word of a silent task whose stream it reads, and does not call it unreadable. A silent replica
+    with a partner that is heard proves nothing: the reader has that one's epochs. `inputs` names,
     for each slot, the replicas that it can read from.
     """
     running = [t for t in membership if t.pod.runs and t.last_heard is not None]
     silent = {t.slot: t for t in running if t.suspected}
     if len(silent) < 2 or 2 * len(silent) <= len(running):
         return False
+    heard = {t.partition for t in running if not t.suspected}
     vouched = 0
     for task in running:
         if task.suspected or task.answer is None:
             continue
         for slot in inputs.get(task.slot, ()):
             peer = silent.get(slot)
-            if peer is None or peer.answer is None:
+            if peer is None or peer.answer is None or peer.partition in heard:
                 continue
             if peer.endpoint in task.answer.unreadable:
                 return False
