@@ -1,6 +1,6 @@
 # The doors of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
-UNIT := -n auto -m "not process and not spark and not cluster"
+UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
 export PYTHONPATH := e2e
 
 .PHONY: setup tools lint unit test failures demo chaos bench clean lock
