@@ -71,7 +71,6 @@ class Executor:
         self._figures_s = figures_s
         self._clock = clock
         self._api = api
-        self._core = client.CoreV1Api(api)
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
         self._dispatcher = Dispatcher(
