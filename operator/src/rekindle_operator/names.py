@@ -69,4 +69,8 @@ def coordinator_pod_name(topology: str, incarnation: int) -> str:
 
 
 def task_pod_name(topology: str, segment_name: str, slot: Slot, incarnation: int) -> str:
-    return object_name(topology, segment_name, slot.partition, slot.replica, incarnation)
+    """Hyphens of the segment's name are doubled: else segment `b-c` of topology `a` and segment `c`
+    of topology `a-b` would claim the same pods. So the last run of an odd number of hyphens before
+    the slot ends the topology's name."""
+    segment = segment_name.replace("_", "-").replace("-", "--")
+    return object_name(topology, segment, slot.partition, slot.replica, incarnation)
