@@ -13,8 +13,8 @@
 
 But for the last, tasks have nodes of their own, so that what is measured is their loss: a node that
 also carries the coordinator or the leading operator is noticed when their Leases expire
-(docs/recovery.md). The coordinator tolerates what tasks tolerate, so those nodes are cordoned until
-it has a place.
+(docs/design/recovery.md). The coordinator tolerates what tasks tolerate, so those nodes are
+cordoned until it has a place.
 
 Writes build/bench/cluster_failover.json.
 """

@@ -1,6 +1,8 @@
-"""`status.dataPlane`, the coordinator's report (docs/architecture.md), as Python objects. Pure.
+"""`status.dataPlane`, the coordinator's report, as Python objects. Pure.
 
 What cannot be read is taken as not said: a coordinator of another version must not stop recovery.
+
+Design: docs/design/architecture.md.
 """
 
 from __future__ import annotations

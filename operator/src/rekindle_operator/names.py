@@ -1,4 +1,7 @@
-"""Names, labels and annotations of all that the operator makes (docs/architecture.md). Pure."""
+"""Names, labels and annotations of all that the operator makes. Pure.
+
+Design: docs/design/architecture.md.
+"""
 
 from __future__ import annotations
 

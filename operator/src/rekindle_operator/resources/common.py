@@ -66,7 +66,7 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
     The image is part of it, so that an operator of another version replaces a lost pod by one that
     runs what its neighbours run.
 
-    The origin of epochs is the creation time, whatever the generation (docs/architecture.md)."""
+    The origin of epochs is the creation time, whatever the generation."""
     record = {
         "name": topology.name,
         "uid": topology.uid,

@@ -1,4 +1,4 @@
-"""`python -m rekindle.coordinator`: one small process per topology (docs/coordinator.md)."""
+"""`python -m rekindle.coordinator`: one small process per topology (docs/design/coordinator.md)."""
 
 from __future__ import annotations
 

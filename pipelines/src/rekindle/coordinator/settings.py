@@ -1,4 +1,4 @@
-"""What the coordinator's environment says, parsed once (docs/architecture.md)."""
+"""What the coordinator's environment says, parsed once (docs/design/architecture.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""`status.dataPlane`: what the coordinator says of the data plane, and when (docs/architecture.md).
+"""`status.dataPlane`: what the coordinator says of the data plane, and when.
 
 Pure. Said at once when a task is suspected, heard again, changes phase or diverges, or a checkpoint
 is committed; otherwise at most every two seconds: status is for people and the operator, figures
 that change fast belong in metrics.
+
+Design: docs/design/architecture.md.
 """
 
 from __future__ import annotations
