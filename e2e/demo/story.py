@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from demo.screen import Screen
-from demo.timeline import draw
 from demo.verdict import failures, result
 from harness import flights
 from harness.cluster import EmbeddedCluster, wait_for
@@ -23,6 +22,7 @@ from harness.observe import Observer
 from harness.oracle import Reference
 from harness.sinks import longest_pause, written
 from rekindle.connectors.compare import Difference
+from rekindle.timeline.picture import draw
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Topology

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.history import History
 from rekindle.connectors.compare import Difference
+from rekindle.timeline.history import History
 
 LONGEST_PAUSE_S = 4.0
 """What a query that has replicas left may be silent: three epochs more than its one, since all

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from harness.history import History
+from rekindle.timeline.history import History
 
 
 class Observer:

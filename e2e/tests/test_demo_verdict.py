@@ -3,8 +3,8 @@
 import pytest
 
 from demo.verdict import failures, result
-from harness.history import History
 from rekindle.connectors.compare import Difference
+from rekindle.timeline.history import History
 
 SAME = {q: Difference(10, 10) for q in ("keep", "first", "second")}
 

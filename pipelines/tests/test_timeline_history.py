@@ -1,6 +1,6 @@
-"""The bookkeeping that the demo's verdict rests on."""
+"""The history of a topology: what the demo judges and the timeline draws."""
 
-from harness.history import History
+from rekindle.timeline.history import History
 
 
 def _status(state: str, epoch: int, plan: list[str] | None = None) -> dict[str, object]:

@@ -1,16 +1,16 @@
-"""Draws what happened: queries × time, coloured by state, with the nodes' losses and arrivals."""
+"""Draws a history: queries × time, coloured by state, with the nodes' losses and arrivals.
+
+Needs Matplotlib, which the extra `cli` installs.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness.history import History
+from rekindle.timeline.history import History
 
 COLOURS = {
     "Live": "#2e7d32",
@@ -24,10 +24,13 @@ COLOURS = {
 _MARK_COLOURS = {"lost": "#c62828", "joined": "#1565c0", "note": "#757575"}
 
 
-def draw(history: History, path: Path, title: str) -> None:
-    """Write the timeline to `path` (.svg or .png). Times are seconds since the demo's topology."""
+def draw(
+    history: History, path: Path, title: str, since: str = "seconds since kubectl apply"
+) -> None:
+    """Write the timeline to `path` (.svg or .png). `since` says when the history began."""
     queries = history.queries()
-    figure, axes = plt.subplots(figsize=(11, 1.8 + 0.7 * len(queries)))
+    figure = Figure(figsize=(11, 1.8 + 0.7 * len(queries)))
+    axes = figure.add_subplot()
     for row, query in enumerate(queries):
         changes = [c for c in history.changes if c.query == query]
         ends = [c.at_s for c in changes[1:]] + [history.ended_s]
@@ -44,7 +47,7 @@ def draw(history: History, path: Path, title: str) -> None:
     axes.set_ylim(-0.6, len(queries) - 0.4)
     axes.invert_yaxis()
     axes.set_xlim(0, history.ended_s)
-    axes.set_xlabel("seconds since kubectl apply")
+    axes.set_xlabel(since)
     axes.set_title(title, pad=60, fontsize=11, loc="left")
     used = {c.state for c in history.changes}
     axes.legend(
@@ -53,4 +56,3 @@ def draw(history: History, path: Path, title: str) -> None:
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", dpi=110)
-    plt.close(figure)
