@@ -4,7 +4,7 @@ PYTHONPATH=e2e python benchmarks/engine_replay.py [--epochs 256] [--rows 500]
 
 An epoch of one second with `--rows` rows is the live rate; a replay takes all that is waiting, up
 to 64 epochs and 200,000 rows a job and never across a checkpoint epoch, which comes every tenth
-(docs/design/architecture.md); jobs of more epochs are what a longer checkpoint interval allows.
+(docs/design/engine.md#calls); jobs of more epochs are what a longer checkpoint interval allows.
 Prints rows per second and how many times the live rate that is.
 
 Timed is a task's own loop from the first epoch, in memory, until the last is in the output log:

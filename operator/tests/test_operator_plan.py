@@ -1,4 +1,4 @@
-"""Plan and pack: profit density (progressive recovery §5), room, anti-affinity, spares."""
+"""Plan and pack: profit density (docs/design/recovery.md#plan), room, anti-affinity, spares."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def started(plan: Any) -> list[str]:
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
-    """§5: C_k / f_k. Alone each of a and b costs 4 + 1; together they share the 4."""
+    """C_k / f_k: alone each of a and b costs 4 + 1; together they share the 4."""
     items = {n: item(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
     demands = [demand("A", 10, "shared", "a"), demand("B", 10, "shared", "b"), demand("C", 10, "c")]
     plan = make_plan(demands, items, [], room(node("n", 6)))

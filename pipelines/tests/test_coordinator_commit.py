@@ -1,4 +1,7 @@
-"""Global checkpoints, restore points and restarts of the coordinator (design §7, §8.6, §10 I9)."""
+"""Global checkpoints, restore points and restarts of the coordinator (I9).
+
+Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#checkpoints.
+"""
 
 from __future__ import annotations
 

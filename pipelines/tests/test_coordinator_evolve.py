@@ -1,4 +1,7 @@
-"""A new generation: where new segments and queries start, what state is kept (design §4)."""
+"""A new generation: where new segments and queries start, what state is kept.
+
+Design: docs/design/coordinator.md#new-generations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Heartbeats, suspicion, and the coordinator that is itself the suspect (design §8.1)."""
+"""Heartbeats, suspicion, and the coordinator that is itself the suspect.
+
+Design: docs/design/coordinator.md#suspicion.
+"""
 
 from __future__ import annotations
 

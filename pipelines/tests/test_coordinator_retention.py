@@ -1,8 +1,10 @@
-"""I5: nothing is truncated, and no entry let go, that some consumer may still need (design §6, §7).
+"""I5: nothing is truncated, and no entry let go, that some consumer may still need.
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
 restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest on the way
 is held to I2 as well: what it says is done, all sinks have.
+
+Design: docs/design/coordinator.md#retention.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A reader leaves a replica that falls behind, once, and swings between no equals (design §4)."""
+"""A reader leaves a replica that falls behind, once, and swings between no equals.
+
+Design: docs/design/streams.md#reader.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 What cannot be read is taken as not said: a coordinator of another version must not stop recovery.
 
-Design: docs/design/architecture.md.
+Design: docs/design/coordinator.md#report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Kopf: it watches StreamTopology, and nothing else (design §13).
+"""Kopf: it watches StreamTopology, and nothing else.
 
 `on.event` only: no finalizers, daemons or timers, which would hang deletion while the operator is
 down. Events mark dirty; the one loop reconciles.
+
+Design: docs/design/kubernetes.md#watching.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One of the operator's replicas acts: the I/O around `election` (design §13; Kopf's peering is no
-election).
+"""One of the operator's replicas acts: the I/O around `election`.
 
 The others keep their mirrors warm. Who loses the Lease goes on as one of them, without a new
 process: what it decided as the leader is not done any more (`may_act`), and the control loop waits
 until it leads again.
+
+Design: docs/design/kubernetes.md#leader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names, labels and annotations of all that the operator makes. Pure.
 
-Design: docs/design/architecture.md.
+Design: docs/design/kubernetes.md#objects.
 """
 
 from __future__ import annotations

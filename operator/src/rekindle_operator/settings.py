@@ -15,7 +15,7 @@ from rekindle_operator.resources.policy import PodPolicy, parse_policy
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Design §8.1 and §8.5. Seconds."""
+    """Seconds. Design: docs/design/recovery.md#loss, docs/design/recovery.md#gates."""
 
     node_silent_s: float = 3.0  # every task of a node
     kubelet_silent_s: float = 1.5  # a busy machine answers later than an idle one, within this
@@ -53,7 +53,7 @@ class PodDefaults:
 
     image: str = "rekindle/pipelines:0.1.0"
     pull_policy: str = "IfNotPresent"
-    # A class with preemptionPolicy Never (§8.5): the API server refuses that policy in a pod whose
+    # A class with preemptionPolicy Never: the API server refuses that policy in a pod whose
     # class does not have it. Empty: the cluster's default class.
     priority_class: str = ""
     policy: PodPolicy = field(default_factory=PodPolicy)

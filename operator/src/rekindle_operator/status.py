@@ -1,7 +1,9 @@
-"""The operator's part of `status` (design §2), whole, as server-side apply wants it. Pure.
+"""The operator's part of `status`, whole, as server-side apply wants it. Pure.
 
 Built anew in each pass and written only when it differs. `figures` are the fields that change with
 every epoch; a difference in nothing else can wait two seconds.
+
+Design: docs/design/kubernetes.md#status.
 """
 
 from __future__ import annotations

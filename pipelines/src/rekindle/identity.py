@@ -1,10 +1,12 @@
-"""Which topology a process works for, and which protocol it speaks (design §8, fencing).
+"""Which topology a process works for, and which protocol it speaks.
 
 Addresses are reused: a pod may get the address of another topology's pod, and operator ids do not
 contain the topology's name. So each poll, answer, Flight ticket and Flight answer carries the
 topology's UID and protocol version, and whoever is meant by none of it refuses. The token proves
 that a peer belongs to the topology; it is absent where nothing has to be proved (a local run).
 Pure.
+
+Design: docs/design/fencing.md#identity.
 """
 
 from __future__ import annotations

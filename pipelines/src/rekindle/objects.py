@@ -1,12 +1,15 @@
 """Objects that are created once and never replaced, on a local disk or an object store.
 
 Sinks and the checkpoint store are built on one primitive, put-if-absent: whoever comes first wins,
-and a reader sees all of an object or nothing (design §9; FlameStream §V-A2 asks of a consumer that
-a bundle is taken as a whole). It knows nothing of epochs, manifests or tables.
+and a reader sees all of an object or nothing, as FlameStream asks of a consumer. It knows nothing
+of epochs, manifests or tables.
 
 The place itself is marked by a small object at its root, written when the place is opened. On a
 local disk it is looked for before every put: a root that was moved away, or a volume that is no
 longer mounted, makes writes fail instead of silently growing a second, empty place.
+
+Design: docs/design/fencing.md#objects, docs/design/exactly-once.md#sinks.
+Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """What a coordinator and a task say to each other: `POST /v1/poll` on the task's control port.
 
-Tasks are passive (design §1): one call carries the coordinator's whole wish for this task
-(level-triggered, idempotent) and brings back all that the task knows of itself. JSON by pydantic.
-Every poll and every answer carries the topology's UID and the sender's protocol version
-(`rekindle.identity`); unknown fields are ignored. A task refuses, in this order: a caller without
-the topology's token (HTTP 401, which says nothing of the task), a protocol version that it does not
-understand (426), another topology's poll (421), one addressed to another incarnation of the slot
-(410), and a fence, the coordinator's incarnation, below one that it has seen (409; I9).
+Tasks are passive: one call carries the coordinator's whole wish for this task (level-triggered,
+idempotent) and brings back all that the task knows of itself. JSON by pydantic. Every poll and
+every answer carries the topology's UID and the sender's protocol version (`rekindle.identity`);
+unknown fields are ignored. A task refuses, in this order: a caller without the topology's token
+(HTTP 401, which says nothing of the task), a protocol version that it does not understand (426),
+another topology's poll (421), one addressed to another incarnation of the slot (410), and a fence,
+the coordinator's incarnation, below one that it has seen (409; I9).
+
+Design: docs/design/task.md#passive, docs/design/fencing.md#identity.
 """
 
 from __future__ import annotations

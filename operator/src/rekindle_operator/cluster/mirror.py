@@ -1,4 +1,4 @@
-"""A mirror of one kind of object, kept by the client's SharedInformer (design §13).
+"""A mirror of one kind of object, kept by the client's SharedInformer.
 
 The informer lists, watches and says DELETED for what a relist no longer has; it works on the API's
 JSON, since the client's classes cost milliseconds a pod. It keeps every object that it is given, to
@@ -9,6 +9,8 @@ pass before has changed.
 A connection that died without a word looks like a cluster in which nothing happens. So the server
 ends each watch after a few seconds, and one that is not ended in time is given up and opened again
 where it stopped, which costs no list.
+
+Design: docs/design/kubernetes.md#watching.
 """
 
 from __future__ import annotations

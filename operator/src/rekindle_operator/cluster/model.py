@@ -2,7 +2,9 @@
 
 Reconcile is a function of a `Snapshot` and a time. Times are seconds since 1970 by the operator's
 clock; ages that need another machine's clock (a Lease's, a suspicion's) are measured from when this
-process first saw the fact (design §13), so that a skewed clock cannot make a loss.
+process first saw the fact, so that a skewed clock cannot make a loss.
+
+Design: docs/design/kubernetes.md#time.
 """
 
 from __future__ import annotations

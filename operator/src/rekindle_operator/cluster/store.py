@@ -3,6 +3,8 @@
 Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and a
 plain list now and then, which finds what was deleted while nobody watched. Facts whose age matters
 are stamped with this process's clock when it first sees them.
+
+Design: docs/design/kubernetes.md#watching.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ class Cluster:
 
     @property
     def synced(self) -> bool:
-        """Nothing is planned before this (design §13)."""
+        """Nothing is planned before this."""
         return self._topologies_listed and all(m.synced for m in self._mirrors)
 
     def relist(self) -> bool:

@@ -2,6 +2,8 @@
 
 Every slot that neither runs nor has room reserved takes part, also those whose pods this very pass
 creates: a plan over the half of them that the API server has confirmed would start the wrong query.
+
+Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations
@@ -180,7 +182,7 @@ def _left_of_shares(
 
 
 def plan_all(works: Sequence[Work], room: Room, now: float, settings: Settings) -> Plan:
-    """One plan over all topologies (design §8.4)."""
+    """One plan over all topologies."""
     demands: list[Demand] = []
     items: dict[str, Item] = {}
     spares: list[Spare] = []
@@ -197,7 +199,8 @@ def plan_all(works: Sequence[Work], room: Room, now: float, settings: Settings) 
 def _demand_in_one_block(
     work: Work, demands: list[Demand], items: dict[str, Item], now: float, settings: Settings
 ) -> None:
-    """Blocking recovery: nothing starts before there is room for all (the paper's baseline, §4)."""
+    """Blocking recovery: nothing starts before there is room for all (the baseline of
+    progressive recovery (Su and Zhou 2017), section 4)."""
     assert work.case.running is not None
     queries = work.case.running.topology.spec.queries
     needs = {c.item.key: c.item for c in work.candidates.values()}

@@ -1,7 +1,9 @@
 """One topology as reconcile sees it: which generation runs, what is wrong with the newest. Pure.
 
 A generation is accepted by its ConfigMap. An edit that is refused changes nothing that runs: the
-newest accepted generation's record goes on (design §13, "changing a topology").
+newest accepted generation's record goes on.
+
+Design: docs/design/compilation.md#validation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Keeping one coordinator a topology, before anything else and outside any plan (§8.1). Pure."""
+"""Keeping one coordinator a topology, before anything else and outside any plan. Pure.
+
+Design: docs/design/recovery.md#replacement.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Whatever happened, and however often, the answer follows from the snapshot alone: applying the
 actions and reconciling again converges. Kubernetes, Kopf and clocks are elsewhere (`execute`,
 `handlers`, `loop`).
+
+Design: docs/design/recovery.md, docs/design/kubernetes.md#watching.
 """
 
 from __future__ import annotations
@@ -190,7 +192,7 @@ def _plan(
     now: float,
     settings: Settings,
 ) -> Plan:
-    """One plan over all topologies (design §8.4)."""
+    """One plan over all topologies."""
     works = [p.work for p in prepared]
     states = [s for work in works for s in work.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]

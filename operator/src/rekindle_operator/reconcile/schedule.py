@@ -2,8 +2,10 @@
 
 Replacements come first, in the order of the plan whatever their topology; then what only cleans up;
 then status and Events. An action waits for another one only where it would be wrong without it: the
-pod of a new incarnation for the status that reserves it (design §8.5) and for what it mounts or
-reads, a coordinator for its ServiceAccount, an Event for the status that it explains.
+pod of a new incarnation for the status that reserves it and for what it mounts or reads, a
+coordinator for its ServiceAccount, an Event for the status that it explains.
+
+Design: docs/design/recovery.md#order-of-actions.
 """
 
 from __future__ import annotations

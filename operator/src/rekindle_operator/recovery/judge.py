@@ -1,4 +1,4 @@
-"""What is lost (design §8.1) and whether it is a burst (§8.3). Pure.
+"""What is lost, and whether it is a burst. Pure.
 
 Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone, or
 not Ready and its tasks not heard, every task of its node has been silent for 3 s, or it alone for
@@ -6,6 +6,9 @@ not Ready and its tasks not heard, every task of its node has been silent for 3 
 beside it. Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that
 hears none of its tasks is itself the suspect: its word on silence counts only where the kubelet is
 silent too. What a coordinator reports counts as long as the report is fresh (`recovery.evidence`).
+
+Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts.
+Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations
@@ -180,5 +183,5 @@ def _opened_at(pod: PodView) -> float:
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:
     """`lost_at`: partition -> when it was lost. More than `threshold` of them within the window is
-    a correlated failure (progressive recovery §4)."""
+    a correlated failure: progressive recovery (Su and Zhou 2017), section 4."""
     return sum(now - at <= window_s for at in lost_at.values()) > threshold

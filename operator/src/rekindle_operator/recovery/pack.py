@@ -1,8 +1,9 @@
 """Packing tasks onto nodes: several resources, anti-affinity, taints, selectors. Pure.
 
-The scheduler has the last word, but a gate is opened for one node only (design §8.5), so what is
-packed here must be what the scheduler accepts: its rules for taints, selectors, node affinity and
-requests.
+The scheduler has the last word, but a gate is opened for one node only, so what is packed here must
+be what the scheduler accepts: its rules for taints, selectors, node affinity and requests.
+
+Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """Which queries come back, in which order, on which nodes. Pure.
 
-Progressive recovery, §5: the set of failed partitions that maximises the sum of the priorities of
-the recovered queries is a set-union knapsack (NP-hard). The greedy solution ranks queries by profit
-density, priority ÷ Σ(cost of a missing partition ÷ number of failed queries that use it), takes the
-densest that fits, and ranks the rest again; it is never worth less than the best single query that
-fits. Here costs are shares of several resources, and "fits"
-means packed onto nodes. One plan covers all topologies; what runs is never moved.
+The set of failed partitions that maximises the sum of the priorities of the recovered queries is a
+set-union knapsack (NP-hard). The greedy solution ranks queries by profit density, priority ÷ Σ(cost
+of a missing partition ÷ number of failed queries that use it), takes the densest that fits, and
+ranks the rest again; it is never worth less than the best single query that fits. Here costs are
+shares of several resources, and "fits" means packed onto nodes. One plan covers all topologies;
+what runs is never moved.
+
+Design: docs/design/recovery.md#plan.
+Paper: Progressive recovery (Su and Zhou 2017), section 5.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Plan:
 
 
 def density(demand: Demand, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
-    """PD_i of progressive recovery §5."""
+    """PD_i of the paper."""
     total = sum(cost[need] / max(users[need], 1) for need in demand.needs)
     return demand.priority / total if total > 0 else inf
 

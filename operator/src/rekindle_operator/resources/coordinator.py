@@ -1,8 +1,10 @@
 """The coordinator's pod. Pure.
 
-It is not gated and not part of any plan (design §8.1): the scheduler places it at once, anywhere
-but on a node that is known to be lost. One that no node took is made anew when it would be made
-differently: what it must avoid is as old as the pod.
+It is not gated and not part of any plan: the scheduler places it at once, anywhere but on a node
+that is known to be lost. One that no node took is made anew when it would be made differently: what
+it must avoid is as old as the pod.
+
+Design: docs/design/recovery.md#replacement.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The pods of tasks, and the patch that opens their gates. Pure.
 
-A task pod is born gated (design §8.5): gates can be taken away, never added. Opening is one JSON
-patch that takes the gate away and requires the node that the plan packed for.
+A task pod is born gated: gates can be taken away, never added. Opening is one JSON patch that takes
+the gate away and requires the node that the plan packed for.
+
+Design: docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Global checkpoint manifests (design §7): which entry each partition restores from.
+"""Global checkpoint manifests: which entry each partition restores from.
 
 Store layout below `<store>/<topology uid>/`:
   manifests/<seq:012d>.json          one Manifest, put-if-absent; the highest seq is the newest
@@ -7,6 +7,8 @@ Store layout below `<store>/<topology uid>/`:
                                       one bucket's table (Arrow IPC file)
 Names are opaque outside `rekindle.checkpoints.codec`; digests are canonical (of content), and a
 token is unique, so that garbage collection never meets a new use of an old object.
+
+Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
 
 from __future__ import annotations

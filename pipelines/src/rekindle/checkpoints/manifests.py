@@ -1,8 +1,10 @@
-"""Global checkpoints: reading, committing and clearing them away (design §7, I9).
+"""Global checkpoints: reading, committing and clearing them away (I9).
 
 A manifest is committed by creating `manifests/<seq>.json`; of two coordinators that try the same
 number one loses, and one that was asleep finds a newer number. What to delete is decided by the
 pure function `garbage`.
+
+Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-is-deleted.
 """
 
 from __future__ import annotations

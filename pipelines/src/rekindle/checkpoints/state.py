@@ -1,9 +1,11 @@
-"""Saving and loading the state of one segment partition (design §7).
+"""Saving and loading the state of one segment partition.
 
 A checkpoint costs what changed since the newest committed one: state is immutable Arrow tables by
 bucket, an untouched bucket is the same object, and a touched one whose digest came out the same is
 as good. Only objects of the newest *committed* manifest are reused: those of an entry that never
 made it into a manifest may be deleted at any time.
+
+Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
 
 from __future__ import annotations

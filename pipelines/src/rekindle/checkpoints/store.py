@@ -1,8 +1,10 @@
 """The checkpoint store: objects by name on any fsspec URL, created once and never replaced.
 
-All that is durable in Rekindle is here (design §7). The store is marked when it is first opened; if
-its root is moved away afterwards, every call fails with StoreError until it is back, and nothing is
-written into whatever stands there instead. Credentials come from the environment (`AWS_*`).
+All that is durable in Rekindle is here. The store is marked when it is first opened; if its root is
+moved away afterwards, every call fails with StoreError until it is back, and nothing is written
+into whatever stands there instead. Credentials come from the environment (`AWS_*`).
+
+Design: docs/design/checkpoints.md#the-store.
 """
 
 from __future__ import annotations

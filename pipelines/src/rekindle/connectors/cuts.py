@@ -1,7 +1,9 @@
-"""Which epoch a row belongs to: integer arithmetic, the same on every machine (design §3).
+"""Which epoch a row belongs to: integer arithmetic, the same on every machine.
 
 Pure: times and row numbers in, epochs out. Rates come as floats from a manifest and are taken as
 the decimal number a person wrote, so that 0.1 is a tenth.
+
+Design: docs/design/epochs.md#cuts, docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which definition of a query may write which epochs to a place (design §9; FlameStream §V-A2).
+"""Which definition of a query may write which epochs to a place.
 
 A sink recognises an epoch by its number, which is harmless as long as all who write it compute the
 same. Two definitions of a query do not; and a task of the old one may go on, on a node that reaches
@@ -12,6 +12,9 @@ The next range begins after the newest one's end, so all contend for one name. W
 definition there has been replaced and writes no more. Who finds an older one takes the next range,
 and begins there: the older one has written nothing beyond, and never will. Ranges end at checkpoint
 epochs, so that this is soon. Knows no rows and no file names.
+
+Design: docs/design/exactly-once.md#definitions.
+Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 """
 
 from __future__ import annotations

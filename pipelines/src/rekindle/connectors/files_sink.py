@@ -2,9 +2,12 @@
 
 The name is the bundle's number, the directory listing is the outside's answer to "what was last",
 and put-if-absent makes replicas, replays and zombies harmless: the file they would write is there,
-with the rows they would write (FlameStream §V; design §9). That holds among tasks of one definition
-of the query; which definition may write an epoch is in `rekindle.connectors.epoch_ranges`. An epoch
-without rows has no file.
+with the rows they would write. That holds among tasks of one definition of the query; which
+definition may write an epoch is in `rekindle.connectors.epoch_ranges`. An epoch without rows has no
+file.
+
+Design: docs/design/exactly-once.md#sinks.
+Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ anew. An input must not change during its topology's life, for replays would not
 says what it was (`rekindle.connectors.input_identity`), for the task to compare.
 
 The tuple time t of a row is its `orderBy` column if that is a time, else its event time; where t
-steps back or is NULL the row belongs to the open epoch (design §3). With `speedup` a row's epoch is
+steps back or is NULL the row belongs to the open epoch. With `speedup` a row's epoch is
 floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i / rowsPerSecond) / Δ).
+
+Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 Row i falls in epoch floor((i / rowsPerSecond) / Δ). Every column has a Philox counter stream of its
 own, keyed by the seed and the column's name, and takes a fixed number of draws a row: any epoch is
 made alone, without its predecessors. Only integer arithmetic and IEEE sums and products are used,
-no log or cos, so that every processor makes the same bits (design §3). `columns` maps each column
-of the schema to an expression of `rekindle.topology.generator_columns`.
+no log or cos, so that every processor makes the same bits. `columns` maps each column of the schema
+to an expression of `rekindle.topology.generator_columns`.
 
 The event time column has to be a `timestamp`; the watermark is the undisturbed time of the epoch's
 last row, minus lateness.
+
+Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations

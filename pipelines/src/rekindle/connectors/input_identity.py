@@ -1,8 +1,10 @@
-"""What a `files` source was made of: its files in order, with their sizes and contents (§3).
+"""What a `files` source was made of: its files in order, with their sizes and contents.
 
 A replay is one only if it reads the same input. So the first task that opens a source records this
 in the checkpoint store, and every later opening, by a replica or after a restart, is compared with
 it. Times are left out: a file that is copied back is the same file.
+
+Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The edge where results leave: a sink takes each epoch of a stream's partition once.
 
-FlameStream's barrier (§V-A2): one bundle is outstanding at a time, the outside takes a bundle whole
-and can say which was the last. Because epochs are deterministic, a sink needs no transaction with
-the checkpoints: on restart it asks, and drops what the outside already has (design §9).
+FlameStream's barrier: one bundle is outstanding at a time, the outside takes a bundle whole and can
+say which was the last. Because epochs are deterministic, a sink needs no transaction with the
+checkpoints: on restart it asks, and drops what the outside already has.
+
+Design: docs/design/exactly-once.md#sinks.
+Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 A source of the kinds built here (files, generator) is cut by a function of the rows and the epoch
 number alone: epoch 0 starts at the topology's origin, and no clock is read. So any replica, replay
-or reference execution gets the same rows in the same epochs (design §3; FlameStream's producer that
-"can replay some set of previous input elements"). When an epoch is released is the task's business.
+or reference execution gets the same rows in the same epochs (FlameStream's producer that "can
+replay some set of previous input elements"). When an epoch is released is the task's business.
+
+Design: docs/design/epochs.md#cuts, docs/design/exactly-once.md#sources.
+Paper: FlameStream (Trofimov et al. 2019), section V.
 """
 
 from __future__ import annotations

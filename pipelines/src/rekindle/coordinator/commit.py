@@ -1,4 +1,4 @@
-"""When a global checkpoint is complete, and who may write the next manifest (design §7).
+"""When a global checkpoint is complete, and who may write the next manifest.
 
 A pure core. One manifest is written at a time, put-if-absent under the next number; after a lost
 race, and after any failure that leaves open what was written, the newest is read again first. The
@@ -7,8 +7,11 @@ race for the next number, reads the higher fence and ends (I9).
 
 A checkpoint is complete at epoch c when every partition that runs has an entry at c or newer.
 Partitions that do not run, are catching up, or have delivered nothing for three intervals while
-others did, keep what they have: one waiting query never stops checkpoints (progressive recovery
-§4). Which partitions must be there comes from the spec.
+others did, keep what they have: one waiting query never stops checkpoints. Which partitions must be
+there comes from the spec.
+
+Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#checkpoints.
+Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The coordinator as one pure state machine: `step(event, now) -> effects`, `poll_for(slot)`.
 
-It puts the parts together: membership (§8.1), routes, restore points, floors (§6), checkpoint
-commit (§7), digest comparison (§3) and status. No I/O, no clock, no threads. It is stateless in
-the sense of design §1: all of it is rebuilt from pods, answers and the newest manifest, and until
-that has happened tasks are only asked, never told; but for replaced ones, whose sinks stop first.
+It puts the parts together: membership, routes, restore points, floors, checkpoint commit, digest
+comparison and status. No I/O, no clock, no threads. It is stateless: all of it is rebuilt from
+pods, answers and the newest manifest, and until that has happened tasks are only asked, never told;
+but for replaced ones, whose sinks stop first.
+
+Design: docs/design/coordinator.md.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Coordinator:
         return self._settled and generation is not None and self.committer.covers(generation)
 
     def is_suspected(self, task: Task) -> bool:
-        """A coordinator that is itself the suspect suspects nobody (§8.1)."""
+        """A coordinator that is itself the suspect suspects nobody."""
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:

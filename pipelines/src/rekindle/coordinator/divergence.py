@@ -1,4 +1,4 @@
-"""Do replicas agree? What different computations say of the same epochs (design §3). Pure.
+"""Do replicas agree? What different computations say of the same epochs. Pure.
 
 Determinism makes them equal. Where two differ, neither is believed: the partition is disputed, and
 one of its replicas is told to compute again from the committed checkpoint. Of three results two
@@ -12,6 +12,8 @@ dispute stays.
 Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is seen
 at any later epoch. Those of different bases say nothing of each other; then the epoch's own digest
 is compared.
+
+Design: docs/design/coordinator.md#when-replicas-disagree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The first manifest of a generation: where its new partitions and queries start (design §4).
+"""The first manifest of a generation: where its new partitions and queries start.
 
 Agreed once, and written down before any task is told, so that all replicas and all later
 coordinators say the same. Operator ids that stay keep their state, also in another segmentation;
 those that are new start empty at a checkpoint boundary that no task has reached. Pure.
+
+Design: docs/design/coordinator.md#new-generations.
 """
 
 from __future__ import annotations

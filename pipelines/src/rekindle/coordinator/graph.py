@@ -1,6 +1,9 @@
-"""Who reads whom, partition by partition (Flux §4: every producer partition feeds its readers).
+"""Who reads whom, partition by partition: every producer partition feeds its readers.
 
 Pure; made once a generation.
+
+Design: docs/design/replication.md#flux-as-built.
+Paper: Flux (Shah et al. 2004), section 4.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Which tasks there are, when each was last heard, and which are suspected (design §8.1).
+"""Which tasks there are, when each was last heard, and which are suspected.
 
 A pure core: `now` is passed in. Suspicion only changes the order of routes and the status; it
 creates and ends nothing. What makes a task *lost* is the operator's to judge.
+
+Design: docs/design/coordinator.md#suspicion.
 """
 
 from __future__ import annotations
@@ -233,7 +235,7 @@ def _position(task: Task, answer: Answer) -> int | None:
 def coordinator_is_isolated(
     membership: Membership, inputs: Mapping[Slot, tuple[Slot, ...]], margin: int
 ) -> bool:
-    """Whether most tasks are silent to us while their peers read them (design §8.1).
+    """Whether most tasks are silent to us while their peers read them.
 
     The proof is progress: a task that we hear has gone more than `margin` epochs beyond the last
     word of a silent task whose stream it reads, and does not call it unreadable. A silent replica

@@ -186,7 +186,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Make the entry of a new segmentation out of entries of an old one (design §4)."""
+    """Make the entry of a new segmentation out of entries of an old one."""
 
     partition: Partition
     epoch: int

@@ -1,6 +1,6 @@
 """Kubernetes objects to the cores' types and back: pods, generations, the Lease, the status.
 
-Pure. Labels and names are those of docs/design/architecture.md.
+Pure. Labels and names are those of docs/design/kubernetes.md#objects.
 """
 
 from __future__ import annotations

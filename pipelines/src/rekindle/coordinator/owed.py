@@ -1,8 +1,10 @@
 """What a partition's sinks owe, and have. Pure.
 
 An entry may be committed only if the sinks that its partition owes have all epochs up to it: a task
-that is restored from it writes none of them again (design §7). Which sinks those are says the
-manifest, not the task, which may not have heard of a new one yet.
+that is restored from it writes none of them again. Which sinks those are says the manifest, not the
+task, which may not have heard of a new one yet.
+
+Design: docs/design/coordinator.md#checkpoints, docs/design/exactly-once.md#sinks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Polls every task on its own, so that a frozen one delays no other (design §8.1)."""
+"""Polls every task on its own, so that a frozen one delays no other.
+
+Design: docs/design/coordinator.md#suspicion.
+"""
 
 from __future__ import annotations
 

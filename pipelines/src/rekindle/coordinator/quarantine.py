@@ -1,8 +1,10 @@
-"""What is held back while replicas disagree: reads, sinks and checkpoints (design §3). Pure.
+"""What is held back while replicas disagree: reads, sinks and checkpoints. Pure.
 
 Nobody reads a disputed partition. Its sinks, and those of all that read it, write nothing after the
 last epoch on which its replicas agreed, and no checkpoint passes that. What may have read a wrong
 epoch computes again from the committed checkpoint, as one of the replicas does.
+
+Design: docs/design/coordinator.md#when-replicas-disagree.
 """
 
 from __future__ import annotations

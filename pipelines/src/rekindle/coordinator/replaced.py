@@ -1,8 +1,10 @@
-"""Tasks whose partition is none of the newest generation's, until their pods are gone (design §4).
+"""Tasks whose partition is none of the newest generation's, until their pods are gone.
 
 They are told to give up their sinks before their successors' start is chosen: what they wrote
-beyond it would stand there instead, since a file is never replaced (design §9). Their routes and
-logs stay as they are. Pure.
+beyond it would stand there instead, since a file is never replaced. Their routes and logs stay as
+they are. Pure.
+
+Design: docs/design/coordinator.md#new-generations.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Holds and floors: what streams may forget, and what a manifest must keep (design §6, §7; I5).
+"""Holds and floors: what streams may forget, and what a manifest must keep (I5).
 
-A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that
-the newest manifest keeps for it, or where one of its incarnations stands, if that is further back.
-A stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides its newest
-entry, for every point that a consumer holds the newest entry at or before it: from there the
-partition can regenerate what the consumer needs (progressive recovery §4). Pure.
+A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that the
+newest manifest keeps for it, or where one of its incarnations stands, if that is further back. A
+stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides its newest entry,
+for every point that a consumer holds the newest entry at or before it: from there the partition can
+regenerate what the consumer needs. Pure.
+
+Design: docs/design/coordinator.md#retention.
+Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""From which replicas a task reads each of its inputs, preferred first (design §4, DPC §4).
+"""From which replicas a task reads each of its inputs, preferred first.
 
 Pure. Only replicas that serve (CatchingUp, Live) and agree with the others are named; suspected
 ones come last, because suspicion may be wrong. Equals are ordered so that replica i prefers replica
 i, which spreads the readers. One that lags behind a Live one is marked, so that readers leave it.
+
+Design: docs/design/streams.md#reader, docs/design/replication.md#take-over.
+Paper: DPC (Balazinska et al. 2005), section 3.3.
 """
 
 from __future__ import annotations

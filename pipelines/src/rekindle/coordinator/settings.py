@@ -1,4 +1,4 @@
-"""What the coordinator's environment says, parsed once (docs/design/architecture.md)."""
+"""What the coordinator's environment says, parsed once (docs/design/coordinator.md#environment)."""
 
 from __future__ import annotations
 

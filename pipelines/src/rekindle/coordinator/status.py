@@ -4,7 +4,7 @@ Pure. Said at once when a task is suspected, heard again, changes phase or diver
 is committed; otherwise at most every two seconds: status is for people and the operator, figures
 that change fast belong in metrics.
 
-Design: docs/design/architecture.md.
+Design: docs/design/coordinator.md#report.
 """
 
 from __future__ import annotations

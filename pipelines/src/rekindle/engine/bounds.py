@@ -1,8 +1,10 @@
-"""How much one call of a chain takes: epochs, rows and bytes (design §4). Pure.
+"""How much one call of a chain takes: epochs, rows and bytes. Pure.
 
 Rows alone bound nothing: two hundred thousand rows are 5 MB of numbers or 400 MB of text. The first
 epoch is taken whatever it has, because an epoch is never divided; whether it fits into memory at
 all is judged by `rekindle.engine.memory`.
+
+Design: docs/design/engine.md#calls.
 """
 
 from __future__ import annotations

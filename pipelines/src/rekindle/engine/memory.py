@@ -1,8 +1,10 @@
-"""How a task divides the memory of its pod (design §4). Pure.
+"""How a task divides the memory of its pod. Pure.
 
 The pod's limit has room for the JVM's heap, what the JVM holds beside it (classes, compiled code,
 threads, Arrow's buffers), and Python with the rows of a call. A limit in bytes goes in, bounds in
 bytes come out; who keeps them is the loop, the readers and the JVM's command line.
+
+Design: docs/design/engine.md#memory.
 """
 
 from __future__ import annotations

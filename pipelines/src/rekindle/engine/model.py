@@ -1,7 +1,9 @@
-"""What goes into an engine and comes out of it (design §3, §4). Pure data, no Spark.
+"""What goes into an engine and comes out of it. Pure data, no Spark.
 
 A chain is a function: (state, input epochs) -> (state', output epochs), identical to the bit
 wherever and however often it is computed, and however many epochs one call takes (invariant I1).
+
+Design: docs/design/determinism.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The chain of no operators: a source that several segments read. Starts no JVM (design §4)."""
+"""The chain of no operators: a source that several segments read. Starts no JVM.
+
+Design: docs/design/engine.md#calls.
+"""
 
 from __future__ import annotations
 

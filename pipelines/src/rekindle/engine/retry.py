@@ -1,8 +1,10 @@
-"""What is tried after a call that did not fit into memory (design §4). Pure.
+"""What is tried after a call that did not fit into memory. Pure.
 
 The call is halved, down to one epoch; rows of one epoch go to Spark in smaller jobs, where the
 operators allow that; then there is nothing smaller. Calls stay as small as was needed, because the
 rows that follow are of the same kind, and each attempt may cost a JVM.
+
+Design: docs/design/engine.md#memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Which engine computed something, and how its state is laid out (design §3, §7).
+"""Which engine computed something, and how its state is laid out.
 
 Equal results on all replicas are promised for one engine: the same rules here, the same Spark, the
 same Arrow. Results of different ones may differ, so they carry the version, and are not compared.
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

@@ -4,11 +4,14 @@ A window is put together of panes of one slide each. Spark folds the rows of eac
 epoch) into partials; this module adds them to the open windows over the pane and takes out the
 windows that close. Fold order is fixed (the state, then epochs in order and panes in order, per
 group and window, on one thread), so one call over many epochs leaves the same bits as one call for
-each (design §3). That makes released output recoverable without saving state first (FlameStream
-§V). Buckets that nothing touched keep the very same table object.
+each. That makes released output recoverable without saving state first. Buckets that nothing
+touched keep the very same table object.
 
 A state table has the columns `__w` (window start, microseconds), the group's `__k0..`, and the
 partials, named by what they compute; row order is the order of first appearance, epochs by epochs.
+
+Design: docs/design/engine.md#windows, docs/design/determinism.md.
+Paper: FlameStream (Trofimov et al. 2019), section V.
 """
 
 from __future__ import annotations

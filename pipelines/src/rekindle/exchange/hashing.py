@@ -1,9 +1,12 @@
 """The constant hash of rows by key: which partition and which state bucket a row belongs to.
 
-Constant for ever: state objects in the checkpoint store and the routes of hash exchanges (Flux §3)
-are addressed by it, so golden values are kept in its tests. Equal values hash equally however Arrow
+Constant for ever: state objects in the checkpoint store and the routes of hash exchanges are
+addressed by it, so golden values are kept in its tests. Equal values hash equally however Arrow
 stores them: integers of all widths, dates and timestamps of all units, decimals of all scales,
 strings in any encoding; NaN is one value, −0.0 is 0.0, NULL is one value of every type.
+
+Design: docs/design/streams.md#exchange.
+Paper: Flux (Shah et al. 2004), section 4.1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The exchange: each consumer partition's share of an epoch, split where the epoch is made.
 
-Flux (§3) puts the hash routing beside the producer; here it is in the Flight server, so that each
+Flux puts the hash routing beside the producer; here it is in the Flight server, so that each
 consumer gets only its rows, in row order, and all consumers of one key share one split. A pure
 function of the rows; knows nothing of transport, replicas or time.
+
+Design: docs/design/streams.md#exchange.
+Paper: Flux (Shah et al. 2004), section 4.1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 All segments and partitions take the same steps as on a cluster, through the same sources, exchange,
 merge, chains and sinks, only without replicas, logs, network and failures. That is why its output
-is what every failure test compares with (design §10, I4). Memory holds one block and the state.
+is what every failure test compares with (I4). Memory holds one block and the state.
+
+Design: docs/design/architecture.md#reference-execution.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which replica of an upstream partition to read from (design §4; DPC §4.2, §4.4). Pure.
+"""Which replica of an upstream partition to read from. Pure.
 
 Replicas of a stable stream say the same, so a reader may switch in the middle of it; it stays with
 one as long as that one serves it, because switching costs a connection. It leaves a replica that
@@ -6,6 +6,9 @@ failed a call, that the coordinator suspects while another is not suspected, tha
 epoch, that has given nothing new for `stall_s` while there is another to try, or that lags while
 another does not and has not been left for cause lately. A replica that failed is not asked again
 before its back-off is over, unless it comes as a new incarnation.
+
+Design: docs/design/streams.md#reader.
+Paper: DPC (Balazinska et al. 2005), section 3.3.
 """
 
 from __future__ import annotations

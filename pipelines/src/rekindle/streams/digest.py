@@ -1,9 +1,11 @@
 """The canonical digest of a table: equal rows give equal digests, however Arrow lays them out.
 
-Replicas, replays and a restarted task compare their epochs by it (design §3, invariant I1). It
-covers column names, canonical types and values in row order, not IPC bytes: chunking, offsets,
-dictionary and large encodings, bytes under a NULL, the payload of a NaN and the sign of zero do not
-count. It knows nothing of epochs, streams or state.
+Replicas, replays and a restarted task compare their epochs by it (invariant I1). It covers column
+names, canonical types and values in row order, not IPC bytes: chunking, offsets, dictionary and
+large encodings, bytes under a NULL, the payload of a NaN and the sign of zero do not count. It
+knows nothing of epochs, streams or state.
+
+Design: docs/design/streams.md#digest.
 """
 
 from __future__ import annotations

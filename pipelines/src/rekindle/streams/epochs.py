@@ -1,7 +1,11 @@
-"""Epoch batches: what flows between segments (design §3).
+"""Epoch batches: what flows between segments.
 
 An epoch number is at the same time DPC's boundary tuple, the punctuation of progressive recovery,
 the checkpoint alignment and Flux's sequence number. This module is pure: no I/O, no clock.
+
+Design: docs/design/epochs.md.
+Papers: DPC (Balazinska et al. 2005), section 3.2; Flux (Shah et al. 2004), section 3.1.2;
+progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Epochs over Arrow Flight: one server in each task, bounded calls only (design §13).
+"""Epochs over Arrow Flight: one server in each task, bounded calls only.
 
 A Flight call holds a server thread and cannot be woken, so no call is a subscription: `get` asks
 for epochs from a number on, waits at most MAX_WAIT_S for the first of them, and returns. Knows
@@ -12,6 +12,8 @@ and `digest` remains that of the whole epoch.
 Tickets and headers carry the topology's UID, the incarnation and the protocol version, as polls do
 (`rekindle.protocol`): addresses are reused, and stream ids do not contain the topology. Calls need
 the topology's token as a header; fields that a peer does not know are ignored.
+
+Design: docs/design/streams.md#flight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The output log: the newest epochs of one stream partition, on local disk (design §4).
+"""The output log: the newest epochs of one stream partition, on local disk.
 
 It is a bounded cache, not a source of truth: whatever it loses is computed again, to the bit, so it
 is never fsynced. Each read checks the record's checksum. Damage found at reopening, torn tail or
@@ -6,6 +6,8 @@ flipped bit, cuts it there; damage found later stands in `damage`, and its owner
 knows no network and no engine. Who may truncate is decided elsewhere; here an epoch at or above the
 floor never leaves (invariant I5): over budget, whole segment files go to the spill, or appends
 fail.
+
+Design: docs/design/streams.md#output-log.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
 
-Calls are bounded (§13) and the deadline is a second more than the wait, so a silent replica is left
-soon by itself; it doubles while one epoch does not come within it, for that one may be large. When
-the coordinator's routes say to leave earlier, the thread stuck in a call is left behind: its answer
-no longer counts, and another thread goes on at once. Knows nothing of the union: it delivers
-batches and asks whether there is room for more.
+Calls are bounded and the deadline is a second more than the wait, so a silent replica is left soon
+by itself; it doubles while one epoch does not come within it, for that one may be large. When the
+coordinator's routes say to leave earlier, the thread stuck in a call is left behind: its answer no
+longer counts, and another thread goes on at once. Knows nothing of the union: it delivers batches
+and asks whether there is room for more.
+
+Design: docs/design/streams.md#reader.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""SUnion: batches from many upstream partitions in, whole epochs in one order out (DPC §3.2).
+"""SUnion: batches from many upstream partitions in, whole epochs in one order out.
 
 An epoch is ready when every input partition has given it; its rows are then merged in the order
 (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary rule), so
 every replica and every replay sees the same epochs whatever the interleaving, duplication or order
 of arrival. Pure: no I/O, no clock, no threads. It never waits: giving up on a missing input, and
 tentative batches, are the consistency manager's and are refused here.
+
+Design: docs/design/streams.md#sunion.
+Paper: DPC (Balazinska et al. 2005), section 3.2.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def parse_origin(text: str) -> int:
 def _required(env: Mapping[str, str], name: str) -> str:
     value = env.get(name)
     if not value:
-        raise BadEnvironment(f"{name} is not set; see docs/design/architecture.md, 'A task'")
+        raise BadEnvironment(f"{name} is not set; see docs/design/task.md#environment")
     return value
 
 

@@ -2,9 +2,11 @@
 
 Called by the control server's thread while the engine is busy, so nothing here waits for anything.
 A poll is level-triggered: the newest full one is the whole wish, and it stays in force however long
-no other comes (design §1). Fencing (I9): a lower fence than seen is refused, and a poll meant for
-another topology or another incarnation of the slot. The fence is on the task's disk before a poll
-is answered, so that a container that restarts does not forget it.
+no other comes. Fencing (I9): a lower fence than seen is refused, and a poll meant for another
+topology or another incarnation of the slot. The fence is on the task's disk before a poll is
+answered, so that a container that restarts does not forget it.
+
+Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""An output log that must not be used again: what it holds may be wrong (design §3).
+"""An output log that must not be used again: what it holds may be wrong.
 
 Replicas that disagree are computed again from the committed checkpoint. A log of the life before
 would be served, and compared with what is computed now. A mark beside it is on the disk before the
 process ends, so that the next life finds it however the process ends.
+
+Design: docs/design/task.md#failures, docs/design/coordinator.md#when-replicas-disagree.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A container that restarts is the same incarnation: without this it would obey a coordinator that was
 replaced before the restart. The pod's volume outlives its containers and ends with the pod.
+
+Design: docs/design/fencing.md#fences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Where a task's epochs come from: its own source by the wall clock, or upstream partitions.
 
 Both give complete, consecutive epochs through one interface. The clock decides only when a source's
-epoch is released, never what is in it (design §3). Knows no engine, log or sink.
+epoch is released, never what is in it. Knows no engine, log or sink.
+
+Design: docs/design/epochs.md#cuts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The epoch loop: complete epochs through the chain into the output log (design §3, §4).
+"""The epoch loop: complete epochs through the chain into the output log.
 
 One call takes as many epochs as are complete, bounded in epochs, rows and bytes and never across
 a checkpoint epoch, so that a task that is behind runs many in one Spark job and the state at a
 checkpoint epoch is a reference to keep. An epoch is out when it is in the log; sinks, readers and
 the saver take it from there. Knows no clock, no network, no Spark.
+
+Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""One task from its start to its end: puts the parts together and supervises them (design §4).
+"""One task from its start to its end: puts the parts together and supervises them.
 
 Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
 reader, each sink and the saver. The supervisor alone applies polls to the parts. A task that fails
 says so to a coordinator before it exits, if one asks soon.
+
+Design: docs/design/task.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Saving checkpoints in the background (design §7): a snapshot is a reference to immutable tables.
+"""Saving checkpoints in the background: a snapshot is a reference to immutable tables.
 
 At most PENDING states wait for the store; when it is slow the older ones are dropped, for only the
 newest checkpoint that all partitions have will be committed. What is saved is said until it is
 committed. Knows neither log, sinks nor engine.
+
+Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ class CheckpointSaver:
             return None if self._stopping else self._pending.popleft()
 
     def _newest_committed(self) -> Entry | None:
-        """The entry whose objects may be reused: only the newest committed one (§7)."""
+        """The entry whose objects may be reused: only the newest committed one."""
         committed = self._committed
         if committed is None or committed.object is None:
             return None

@@ -1,8 +1,10 @@
-"""Sinks as consumers of the task's own output log: one thread for each query (design §9).
+"""Sinks as consumers of the task's own output log: one thread for each query.
 
 The log is the queue: a sink that fails loses nothing and stalls nothing but checkpoints, until the
 log's budget is used up; a query that is added later starts like any other. A sink asks the outside
 for its last epoch before it writes its first. Knows no engine.
+
+Design: docs/design/exactly-once.md#sinks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The aggregate list of a window, taken apart into what can be merged (design §3, §4).
+"""The aggregate list of a window, taken apart into what can be merged.
 
 A window folds rows into partials, merges partials of epochs and panes, and computes its output
 columns from the merged partials; each partial merges by sum, min or max, and NULL is neutral in
 all three. No Spark here: the SQL made here is Spark's, run by the engine.
+
+Design: docs/design/engine.md#windows.
 """
 
 from __future__ import annotations

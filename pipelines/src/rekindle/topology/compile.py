@@ -1,4 +1,4 @@
-"""From a spec to segments: fusion, exchanges, operator ids (design §1, §4). A pure function.
+"""From a spec to segments: fusion, exchanges, operator ids. A pure function.
 
 An operator id is a hash of what the operator computes: its name and definition, its input ids, a
 source's schema, its partitions. What only says how, where or how urgently it runs (priority,
@@ -6,6 +6,8 @@ replicas, resources, suspend, sinks, the topology's name) is not in it, so that 
 place. The inferred schema of an operator is not in it either: it follows from the rest, and a newer
 sqlglot must not rename streams. Fields at their defaults are left out, so that new fields change no
 id; a default itself must never change.
+
+Design: docs/design/compilation.md#segments, docs/design/compilation.md#operator-ids.
 """
 
 from __future__ import annotations

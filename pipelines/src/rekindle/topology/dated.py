@@ -1,8 +1,10 @@
 """Texts that Spark reads as a TIMESTAMP: only those with a date, which mean the same for ever.
 
-Spark reads '5:17' as a time of the day on which it is asked, so a replay on the next day would
-give other rows (design §3). `only_dated` changes the calls that read a text of any form, so that
-such a text gives NULL, as one that cannot be read does. Pure, by tokens, like the rest of the SQL.
+Spark reads '5:17' as a time of the day on which it is asked, so a replay on the next day would give
+other rows. `only_dated` changes the calls that read a text of any form, so that such a text gives
+NULL, as one that cannot be read does. Pure, by tokens, like the rest of the SQL.
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

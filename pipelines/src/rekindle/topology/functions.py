@@ -1,7 +1,9 @@
 """The functions of Spark SQL by kind, so that SQL can be judged without Spark.
 
 The names are the registry of Spark 4.3 (`ExpressionInfo.getGroup`) and what its grammar adds; which
-of them give another answer when they are asked again is ours to know (design §3).
+of them give another answer when they are asked again is ours to know.
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

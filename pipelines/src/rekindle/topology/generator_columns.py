@@ -3,7 +3,7 @@
 Validation makes the functions and calls none; `rekindle.connectors.generator` makes the same and
 gives them row numbers, times and draws, so that the two cannot disagree. No randomness in here.
 Every function takes a fixed number of draws a row and computes with integers and IEEE sums and
-products only, no log or cos, so that every processor makes the same bits (design §3). The language:
+products only, no log or cos, so that every processor makes the same bits. The language:
 
   sequence | sequence(start, step)   start + i·step; default 0, 1
   timestamp | timestamp(start)       start + i / rowsPerSecond; default 1970-01-01, UTC
@@ -17,6 +17,8 @@ products only, no log or cos, so that every processor makes the same bits (desig
   key(prefix, n)                     prefix followed by an integer in [0, n)
   constant(a)                        always a
   null(p, expression)                NULL with probability p, else the expression
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

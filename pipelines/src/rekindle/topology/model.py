@@ -1,7 +1,9 @@
-"""The compiled topology: streams, segments and tasks (design §1, §4). Pure data.
+"""The compiled topology: streams, segments and tasks. Pure data.
 
 Made from a validated spec by `rekindle.topology.compile.compile_topology`; read by the engine, the
 coordinator, the operator, the reference execution and the command line.
+
+Design: docs/design/compilation.md#segments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The `spec` of a StreamTopology as Python objects: names and defaults of v1alpha1 (design §2).
+"""The `spec` of a StreamTopology as Python objects: names and defaults of v1alpha1.
 
 Parsing only: shapes, durations, quantities, unknown fields. What needs the graph, SQL or the list
 of what this version supports is `rekindle.topology.validate`. Durations are integers of
 microseconds, sizes integers of bytes. No Kubernetes and no Spark here.
+
+Design: docs/design/compilation.md#resource.
 """
 
 from __future__ import annotations

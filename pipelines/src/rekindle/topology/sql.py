@@ -1,8 +1,10 @@
-"""The `sql` operator's text, judged and understood without Spark (design §4: `sql` is row-wise).
+"""The `sql` operator's text, judged and understood without Spark.
 
 One SELECT, or a UNION ALL of them, each from exactly one of the operator's inputs: projection,
 filter, explode, row functions. What looks at more than one row is refused, and the operator that
 does it is named.
+
+Design: docs/design/compilation.md#row-wise-sql.
 """
 
 from __future__ import annotations

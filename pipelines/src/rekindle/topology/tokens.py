@@ -139,7 +139,7 @@ def _is_word(token: Token) -> bool:
 
 def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Finding]:
     """What no operator may call: unknown functions, and those that answer differently when asked
-    again (design §3). `columns` are the names that a bare word may mean."""
+    again. `columns` are the names that a bare word may mean."""
     found: list[Finding] = []
     own = {c.lower() for c in columns}
     for call in calls(sql):

@@ -1,7 +1,9 @@
-"""All that is wrong with a topology, each with its field path: `validate` (design §2, §13).
+"""All that is wrong with a topology, each with its field path: `validate`.
 
 The API server checks shapes and single fields; this finds what needs the graph, the SQL or the list
 of what this version supports. Without a cluster it is the only check, so it repeats the others.
+
+Design: docs/design/compilation.md#validation.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 Every stage of a chain is at most one Spark job for all epochs of a call; a stage without rows costs
 none. What a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
-Deterministic to the bit for given state and epochs (design §3), which is what lets a task release
-output before its state is saved (FlameStream §V).
+Deterministic to the bit for given state and epochs, which is what lets a task release output before
+its state is saved.
+
+Design: docs/design/engine.md, docs/design/determinism.md#what-it-gives.
+Paper: FlameStream (Trofimov et al. 2019), section V.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 SQL is judged without Spark first (`rekindle.topology`), where many types cannot be told; here they
 are all known. Columns have types that mean the same in Spark, Arrow, Parquet and JSON, and no
-expression answers differently when an epoch is computed again (design §3).
+expression answers differently when an epoch is computed again.
+
+Design: docs/design/engine.md#sql, docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

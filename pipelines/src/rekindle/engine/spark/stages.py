@@ -163,7 +163,7 @@ def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
 def _partials_sql(
     window: WindowNode, inputs: Sequence[str], fold: Fold, float_keys: frozenset[str]
 ) -> str:
-    """Fold each (group, pane, epoch) in row order, wholly in one place (design §3)."""
+    """Fold each (group, pane, epoch) in row order, wholly in one place."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
     made = [(only_dated(p.sql), p.name) for p in window.decomposition.partials]
