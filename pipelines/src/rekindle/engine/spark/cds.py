@@ -82,10 +82,12 @@ def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
 def prepare(spec: JvmSpec, archive: Path) -> JvmSpec:
     """`spec` with a class path that can be archived whole: the copies are made beside `archive`."""
     signed = [jar for jar in spec.jars if is_signed(jar)]
-    _copies(archive).mkdir(parents=True, exist_ok=True)
+    copies_of(archive).mkdir(parents=True, exist_ok=True)
     for jar in signed:
-        (_copies(archive) / jar.name).unlink(missing_ok=True)  # a running JVM keeps the one it has
-        copy_unsigned(jar, _copies(archive) / jar.name)
+        (copies_of(archive) / jar.name).unlink(
+            missing_ok=True
+        )  # a running JVM keeps the one it has
+        copy_unsigned(jar, copies_of(archive) / jar.name)
     return _with_copies(spec, archive, [jar.name for jar in signed])
 
 
@@ -95,11 +97,12 @@ def write_key(spec: JvmSpec, prepared: JvmSpec, archive: Path) -> None:
     key_file(archive).write_text(json.dumps({"key": key_of(spec), "unsigned": unsigned}))
 
 
-def _copies(archive: Path) -> Path:
+def copies_of(archive: Path) -> Path:
+    """The directory of the copies that take the place of signed jars."""
     return archive.with_name(archive.name + ".jars")
 
 
 def _with_copies(spec: JvmSpec, archive: Path, names: Iterable[str]) -> JvmSpec:
     copied = set(names)
-    jars = (_copies(archive) / jar.name if jar.name in copied else jar for jar in spec.jars)
+    jars = (copies_of(archive) / jar.name if jar.name in copied else jar for jar in spec.jars)
     return replace(spec, jars=tuple(jars))

@@ -8,6 +8,7 @@ us the process to watch. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -19,9 +20,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from rekindle.engine.failure import EngineLost
 from rekindle.termination import signals_held_back
@@ -172,16 +174,17 @@ def launch(
     directory: Path,
     environment: Mapping[str, str] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
+    log_file: Path | None = None,
 ) -> Jvm:
     """Start the JVM and wait for its gateway. `directory` takes its temporary files; `meanwhile` is
-    done while the JVM starts."""
+    done while the JVM starts; `log_file` takes what it prints, or else our own streams do."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
         process: subprocess.Popen[bytes] | None = None
         try:
             # A signal in the middle of Popen would leave a process that nobody knows of.
-            with signals_held_back() as mask:
+            with signals_held_back() as mask, _opened(log_file) as output:
                 process = subprocess.Popen(
                     [
                         str(spec.java),
@@ -193,6 +196,8 @@ def launch(
                         MAIN,
                     ],
                     stdin=subprocess.PIPE,  # the gateway ends when we do
+                    stdout=output,
+                    stderr=output,
                     env={
                         **os.environ,
                         **(environment or {}),
@@ -210,6 +215,15 @@ def launch(
     jvm = Jvm(spec, process, port, secret)
     jvm.watch()
     return jvm
+
+
+@contextlib.contextmanager
+def _opened(log_file: Path | None) -> Iterator[IO[bytes] | None]:
+    if log_file is None:
+        yield None
+        return
+    with log_file.open("ab") as output:
+        yield output
 
 
 def _set_signals(mask: set[int]) -> None:

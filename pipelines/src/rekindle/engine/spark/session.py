@@ -72,13 +72,14 @@ def start_session(
     data_dir: Path | None = None,
     memory: MemoryPlan | None = None,
     on_death: Callable[[int], None] | None = None,
+    log_file: Path | None = None,
 ) -> SparkSession:
     """Start the JVM, if there is none, and a session in it.
 
     `conf` is the user's sparkConf and wins. `memory` gives the sizes of the JVM.
     `cds_archive` is one made by `engine.spark.training`; if it does not fit, a warning is logged
     and the start is slower. `on_death` is called in a thread with the exit status when the JVM dies
-    unasked. Raises EngineLost.
+    unasked. `log_file` takes what the JVM prints. Raises EngineLost.
     """
     global _jvm
     user = dict(conf or {})
@@ -97,6 +98,7 @@ def start_session(
                 "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
             },
             meanwhile=_import_pyspark,
+            log_file=log_file,
         )
     _jvm.on_death = on_death
     settings = {

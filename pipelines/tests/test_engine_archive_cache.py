@@ -1,0 +1,100 @@
+"""Archives of Spark's classes in a directory: whole, made when wanted, and removed when unused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.directories import cache_root, state_root
+from rekindle.engine.failure import EngineLost
+from rekindle.engine.spark import archive_cache
+from rekindle.engine.spark.jvm import JvmSpec
+
+NOW = 1_800_000_000.0
+MONTH_S = 31 * 86400
+
+
+class Training:
+    """In the place of the process that makes an archive."""
+
+    def __init__(self) -> None:
+        self.made: list[Path] = []
+        self.fails = False
+
+    def run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if self.fails:
+            return subprocess.CompletedProcess(command, 1, stderr="no room")
+        archive = Path(command[-1])
+        self.made.append(archive)
+        make(archive)
+        return subprocess.CompletedProcess(command, 0)
+
+
+def make(archive: Path) -> None:
+    archive.touch()
+    archive.with_name(archive.name + ".key").touch()
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
+    java = tmp_path / "java"
+    java.touch()
+    training = Training()
+    monkeypatch.setattr(archive_cache.session, "jvm_spec", lambda: JvmSpec(java, ()))
+    monkeypatch.setattr(archive_cache.subprocess, "run", training.run)
+    return training
+
+
+def test_an_archive_is_made_once(tmp_path: Path, training: Training) -> None:
+    first = archive_cache.ensure_archive(tmp_path / "cache")
+    assert archive_cache.ensure_archive(tmp_path / "cache") == first
+    assert training.made == [first]
+
+
+def test_an_archive_of_an_interrupted_training_is_made_anew(
+    tmp_path: Path, training: Training
+) -> None:
+    first = archive_cache.ensure_archive(tmp_path)
+    first.with_name(first.name + ".key").unlink()
+    assert archive_cache.ensure_archive(tmp_path) == first
+    assert training.made == [first, first]
+
+
+def test_a_failed_training_says_why(tmp_path: Path, training: Training) -> None:
+    training.fails = True
+    with pytest.raises(EngineLost, match="no room"):
+        archive_cache.ensure_archive(tmp_path)
+
+
+def test_no_archive_is_used_before_it_is_made(tmp_path: Path, training: Training) -> None:
+    spec = archive_cache.session.jvm_spec()
+    assert archive_cache.cached_archive(tmp_path, spec) is None
+    made = archive_cache.ensure_archive(tmp_path)
+    assert archive_cache.cached_archive(tmp_path, spec) == made
+
+
+def test_archives_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    old, used = tmp_path / "spark-0a.jsa", tmp_path / "spark-0b.jsa"
+    for archive, age_s in ((old, MONTH_S), (used, 86400)):
+        make(archive)
+        os.utime(archive, (NOW - MONTH_S, NOW - MONTH_S))
+        os.utime(archive.with_name(archive.name + ".key"), (NOW - age_s, NOW - age_s))
+    (tmp_path / "spark-0a.jsa.jars").mkdir()
+    (tmp_path / "spark-0a.jsa.jars/a.jar").touch()
+    archive_cache.remove_unused(tmp_path, NOW)
+    assert [p.name for p in tmp_path.glob("spark-0a.*")] == []
+    assert used.exists()
+
+
+def test_directories_follow_the_xdg_rules() -> None:
+    home = {"HOME": "/home/u"}
+    assert cache_root(home) == Path("/home/u/.cache/rekindle")
+    assert cache_root({**home, "XDG_CACHE_HOME": "/x"}) == Path("/x/rekindle")
+    assert cache_root({**home, "XDG_CACHE_HOME": "/x", "REKINDLE_CACHE": "/own"}) == Path("/own")
+    assert state_root(home) == Path("/home/u/.local/state/rekindle")
+    assert state_root({**home, "XDG_STATE_HOME": "/x"}) == Path("/x/rekindle")
+    assert state_root({**home, "XDG_STATE_HOME": "relative"}) == state_root(home)
