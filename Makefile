@@ -2,6 +2,8 @@
 PY := .venv/bin/python
 UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
 export PYTHONPATH := e2e
+# An environment that forbids it would have each process compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup tools lint unit test failures demo chaos bench clean lock
 
