@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -125,7 +124,7 @@ class ApiServerWith:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
 
     @property
@@ -172,64 +171,86 @@ QUICK = WatchdogTiming(
 )
 
 
-def watchdog(api: ApiServerWith, pod_port: int, **more: Any) -> Watchdog:
+class Clock:
+    """Time that passes only while a watchdog waits for its next look."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def watchdog(api: ApiServerWith, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
         "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
     )
     quick = Settings(**{**_fields(settings), "timing": QUICK, **more})
-    return Watchdog(ApiServer(Access(api.url)), quick)
+    return Watchdog(ApiServer(Access(api.url)), quick, clock)
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def run_until(dog: Watchdog, done: Any, deadline_s: float = 10) -> None:
-    end = time.monotonic() + deadline_s
+def run_until(dog: Watchdog, clock: Clock, done: Any, deadline_s: float = 10) -> None:
+    end = clock.now + deadline_s
     while not done():
-        assert time.monotonic() < end
-        time.sleep(dog.step())
+        assert clock.now < end
+        clock.now += dog.step()
 
 
-def test_pods_on_dead_machines_are_deleted_while_nobody_leads(api: ApiServerWith) -> None:
+def run_for(dog: Watchdog, clock: Clock, seconds: float) -> None:
+    end = clock.now + seconds
+    run_until(dog, clock, lambda: clock.now > end)
+
+
+def test_pods_on_dead_machines_are_deleted_while_nobody_leads(
+    api: ApiServerWith, clock: Clock
+) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, pod_port=free_port())
+    dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False
-    run_until(dog, lambda: api.deleted)
+    run_until(dog, clock, lambda: api.deleted)
     ((name, body),) = api.deleted
     assert name == "dead"
     assert body["preconditions"] == {"uid": "uid of dead", "resourceVersion": "5"}
     assert body["gracePeriodSeconds"] == 0
-    run_until(dog, lambda: api.events)
+    run_until(dog, clock, lambda: api.events)
     assert api.events[0]["reason"] == "OperatorLost"
 
 
-def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith) -> None:
+def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith, clock: Clock) -> None:
     """The fake API server's port plays the pod's."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, pod_port=api.server.server_port)
+    dog = watchdog(api, clock, pod_port=api.server.server_port)
     api.renewed = False
-    began = time.monotonic()
-    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    run_for(dog, clock, 1.5)
     assert api.deleted == []
 
 
 def test_an_operator_that_starts_is_left_alone_where_kubelets_cannot_be_asked(
-    api: ApiServerWith,
+    api: ApiServerWith, clock: Clock
 ) -> None:
     api.add_pod("pulls-its-image", "127.0.0.1", "")
-    dog = watchdog(api, pod_port=free_port(), timing=replace(QUICK, deaf_s=60.0))
+    dog = watchdog(api, clock, pod_port=free_port(), timing=replace(QUICK, deaf_s=60.0))
     api.renewed = False
-    began = time.monotonic()
-    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    run_for(dog, clock, 1.5)
     assert api.deleted == []
 
 
-def test_who_has_heard_a_kubelet_before_believes_its_silence(api: ApiServerWith) -> None:
+def test_who_has_heard_a_kubelet_before_believes_its_silence(
+    api: ApiServerWith, clock: Clock
+) -> None:
     """The fake API server's port plays the kubelet's."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
         api,
+        clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
         timing=replace(QUICK, deaf_s=60.0),
@@ -238,12 +259,15 @@ def test_who_has_heard_a_kubelet_before_believes_its_silence(api: ApiServerWith)
     api.pods.clear()
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
     api.renewed = False
-    run_until(dog, lambda: api.deleted)
+    run_until(dog, clock, lambda: api.deleted)
 
 
-def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(api: ApiServerWith) -> None:
+def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(
+    api: ApiServerWith, clock: Clock
+) -> None:
     dog = watchdog(
         api,
+        clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
         timing=replace(QUICK, deaf_s=60.0),
@@ -252,14 +276,15 @@ def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(api: ApiServe
     dog.step()
     api.add_pod("watchdog", "127.0.0.1", "", release="")
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
-    run_until(dog, lambda: api.deleted)
+    run_until(dog, clock, lambda: api.deleted)
     assert [name for name, _ in api.deleted] == ["dead"]
 
 
-def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith) -> None:
+def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith, clock: Clock) -> None:
     api.add_pod("beside", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
         api,
+        clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
         own_host="127.0.0.1",
@@ -269,31 +294,28 @@ def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith) -> No
     api.pods.clear()
     api.add_pod("starts", "127.0.0.2", "")
     api.renewed = False
-    began = time.monotonic()
-    run_until(dog, lambda: time.monotonic() - began > 1.0)
+    run_for(dog, clock, 1.0)
     assert api.deleted == []
 
 
-def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith) -> None:
+def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, pod_port=free_port())
-    began = time.monotonic()
-    run_until(dog, lambda: time.monotonic() - began > 1.5)
+    dog = watchdog(api, clock, pod_port=free_port())
+    run_for(dog, clock, 1.5)
     assert api.deleted == []
 
 
-def test_an_api_server_that_is_away_makes_nobody_lost(api: ApiServerWith) -> None:
-    dog = watchdog(api, pod_port=free_port())
+def test_an_api_server_that_is_away_makes_nobody_lost(api: ApiServerWith, clock: Clock) -> None:
+    dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     dog.step()
     api.away = True
-    began = time.monotonic()
-    run_until(dog, lambda: time.monotonic() - began > 1.0)
+    run_for(dog, clock, 1.0)
     api.away = False
     dog.step()
     assert api.deleted == []
-    run_until(dog, lambda: api.deleted)
+    run_until(dog, clock, lambda: api.deleted)
 
 
 def test_a_machine_that_accepts_and_says_nothing_is_silent() -> None:

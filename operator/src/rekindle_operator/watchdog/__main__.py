@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -53,8 +53,14 @@ def read_settings(env: Mapping[str, str]) -> Settings:
 
 
 class Watchdog:
-    def __init__(self, api: ApiServer, settings: Settings) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._api = api
+        self._clock = clock
         self._settings = settings
         timing = settings.timing
         # It never writes; the candidate is used for how long the Lease has stood still.
@@ -89,16 +95,16 @@ class Watchdog:
         return timing.poll_s if quiet else self._watch.pause_s(timing)
 
     def _read_lease(self) -> None:
-        began = time.monotonic()
+        began = self._clock()
         path = lease_path(self._settings.namespace, self._settings.lease)
         # Of the API server's cache, until there is a reason for more.
         cached = self._lease.unchanged_s == 0 and not self._watch.sightings
         try:
             status, raw = self._api.call("GET", path + ("?resourceVersion=0" if cached else ""))
         except (OSError, http.client.HTTPException):
-            self._lease = self._lease.after_failure(Span(began, time.monotonic()))
+            self._lease = self._lease.after_failure(Span(began, self._clock()))
             raise
-        span = Span(began, time.monotonic())
+        span = Span(began, self._clock())
         if status not in (200, 404):
             logger.warning("the Lease cannot be read: HTTP %d %s", status, raw.get("message", ""))
             self._lease = self._lease.after_failure(span)
@@ -113,20 +119,20 @@ class Watchdog:
 
     def _learn(self) -> None:
         """While all is well, whether kubelets can be asked at all."""
-        now = time.monotonic()
+        now = self._clock()
         if self._learned_at is None or now - self._learned_at >= self._settings.timing.learn_s:
             self._learned_at = now
             self._ask(*self._list_pods())
 
     def _look(self) -> None:
         pods, hosts = self._list_pods()
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         answers = self._ask(pods, hosts)
         self._watch = self._watch.seen(pods, answers, asked_at)
         if self._lease.unchanged_s < self._stale_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
-        now, timing = time.monotonic(), self._settings.timing
+        now, timing = self._clock(), self._settings.timing
         for uid in self._watch.lost(pods, now, timing, hears=self._hears):
             self._delete(by_uid[uid])
 
