@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,8 +43,24 @@ class LeaseServer:
         return self.lease
 
 
-def make_leader(server: LeaseServer, name: str, monkeypatch: pytest.MonkeyPatch) -> Leader:
-    leader = Leader(None, Election(identity=name, timing=TIMING), lambda: None)  # type: ignore[arg-type]
+class Clock:
+    """Of all leaders of a test; it goes on with each look at it."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+CLOCK = Clock()
+
+
+def make_leader(
+    server: LeaseServer, name: str, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> Leader:
+    election = Election(identity=name, timing=TIMING)
+    leader = Leader(None, election, lambda: None, **{"clock": CLOCK, **more})  # type: ignore[arg-type]
     monkeypatch.setattr(leader, "_request", server.request)
     return leader
 
@@ -52,6 +69,16 @@ def lead(leader: Leader) -> None:
     for _ in range(2):  # it reads, and then writes
         leader.step()
     assert leader.leading
+
+
+def pass_until(condition: Callable[[], bool], *steps: Leader) -> None:
+    """Let time pass, in which these leaders take their steps."""
+    end = CLOCK.now + 10
+    while not condition():
+        assert CLOCK.now < end
+        for leader in steps:
+            leader.step()
+        CLOCK.now += 0.02
 
 
 def test_who_lost_the_lease_waits_and_may_lead_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,17 +103,11 @@ def test_decisions_of_an_earlier_term_are_not_acted_on(monkeypatch: pytest.Monke
     leader.begin_pass()
     assert leader.may_act()
     other = make_leader(server, "b", monkeypatch)
-    deadline = time.monotonic() + 10
-    while not other.leading and time.monotonic() < deadline:  # `a` does not renew meanwhile
-        other.step()
-        time.sleep(0.02)
+    pass_until(lambda: other.leading, other)  # `a` does not renew meanwhile
     leader.step()
     assert not leader.may_act()
     other.release()
-    while not leader.leading and time.monotonic() < deadline:
-        leader.step()
-        time.sleep(0.02)
-    assert leader.leading
+    pass_until(lambda: leader.leading, leader)
     assert not leader.may_act(), "the pass began in another term"
     leader.begin_pass()
     assert leader.may_act()
@@ -98,10 +119,7 @@ def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch
     lead(leader)
     leader.begin_pass()
     server.away = True
-    deadline = time.monotonic() + 10
-    while leader.leading and time.monotonic() < deadline:
-        leader.step()
-        time.sleep(0.02)
+    pass_until(lambda: not leader.leading, leader)
     assert not leader.may_act()
     server.away = False
     leader.step()
@@ -110,9 +128,7 @@ def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch
 
 def test_who_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     server, ready = LeaseServer(), False
-    election = Election(identity="a", timing=TIMING)
-    leader = Leader(None, election, lambda: None, lambda: ready)  # type: ignore[arg-type]
-    monkeypatch.setattr(leader, "_request", server.request)
+    leader = make_leader(server, "a", monkeypatch, ready=lambda: ready)
     for _ in range(3):
         leader.step()
     assert server.lease is None
@@ -122,7 +138,7 @@ def test_who_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LeaseServer()
-    leader = make_leader(server, "a", monkeypatch)
+    leader = make_leader(server, "a", monkeypatch, clock=time.monotonic)
     leader.start()
     deadline = time.monotonic() + 10
     while not leader.leading and time.monotonic() < deadline:
@@ -138,16 +154,9 @@ def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_leader_that_is_stuck_lets_its_lease_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     server, healthy = LeaseServer(), True
-    election = Election(identity="a", timing=TIMING)
-    stuck = Leader(None, election, lambda: None, healthy=lambda: healthy)  # type: ignore[arg-type]
-    monkeypatch.setattr(stuck, "_request", server.request)
+    stuck = make_leader(server, "a", monkeypatch, healthy=lambda: healthy)
     lead(stuck)
     healthy = False
     other = make_leader(server, "b", monkeypatch)
-    deadline = time.monotonic() + 10
-    while not other.leading and time.monotonic() < deadline:
-        stuck.step()
-        other.step()
-        time.sleep(0.02)
-    assert other.leading
+    pass_until(lambda: other.leading, stuck, other)
     assert not stuck.leading

@@ -50,7 +50,9 @@ class Leader:
         returned: Callable[[], None],
         ready: Callable[[], bool] = lambda: True,
         healthy: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = monotonic_s,
     ) -> None:
+        self._clock = clock
         self._healthy = healthy
         self._ready = ready
         self._api = api
@@ -73,7 +75,7 @@ class Leader:
         if not self._election.enabled:
             return True
         with self._lock:
-            return not self._released and self._candidate.leads(monotonic_s())
+            return not self._released and self._candidate.leads(self._clock())
 
     def wait_leading(self, timeout_s: float) -> bool:
         if not self._election.enabled:
@@ -132,13 +134,13 @@ class Leader:
     def step(self) -> None:
         """One call to the API server, and what follows from it."""
         before = self._candidate
-        began = monotonic_s()
+        began = self._clock()
         try:
             after = self._call(before)
         except (ApiException, HTTPError) as error:
             if self._away_since is None:
                 self._away_since = began
-            after = before.after_failure(Span(began, monotonic_s()))
+            after = before.after_failure(Span(began, self._clock()))
             if before.holds:
                 logger.warning("the Lease could not be renewed: %s", _reason(error))
         else:
@@ -148,25 +150,25 @@ class Leader:
         self._announce(before, after)
 
     def _call(self, before: Candidate) -> Candidate:
-        began = monotonic_s()
+        began = self._clock()
         if before.wants_to_write() and self._healthy() and (before.holds or self._ready()):
             wanted = before.record_to_write()
             raw = self._put(wanted) if wanted.version else self._create(wanted)
-            span = Span(began, monotonic_s())
+            span = Span(began, self._clock())
             if raw is None:
                 return before.after_conflict()
             return before.after_write(read_lease(raw), span)
         raw = self._request("GET", lease_path(self._election.namespace, self._election.name))
-        span = Span(began, monotonic_s())
+        span = Span(began, self._clock())
         return before.after_read(None if raw is None else read_lease(raw), span)
 
     def _note_answer(self) -> None:
         since, self._away_since = self._away_since, None
-        if since is not None and monotonic_s() - since > _AWAY_S:
+        if since is not None and self._clock() - since > _AWAY_S:
             self._returned()
 
     def _announce(self, before: Candidate, after: Candidate) -> None:
-        led, leads = self._leading_event.is_set(), after.leads(monotonic_s())
+        led, leads = self._leading_event.is_set(), after.leads(self._clock())
         if leads and after.term != before.term:
             silence = f", {before.unchanged_s:.1f} s after its holder's last renewal was seen"
             logger.info("%s leads (term %d%s)", after.identity, after.term, silence)
