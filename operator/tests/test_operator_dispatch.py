@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.model import SlotRef
-from rekindle_operator.dispatch import Dispatcher, Outcome
+from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
 from rekindle_operator.reconcile.actions import CreatePod, DeleteConfig, Turn, WriteStatus
 from rekindle_operator.reconcile.schedule import Stage, Step, schedule
 
@@ -57,7 +57,9 @@ def doer() -> Iterator[Doer]:
 def dispatcher(
     doer: Doer, workers: int = 8, clock: Callable[[], float] = lambda: 0.0
 ) -> Dispatcher:
-    return Dispatcher(doer, doer.skip, clock, lambda: True, Backoff(lambda: 1.0), workers)
+    """A call may take a twentieth of the usual time."""
+    backoff = Backoff(lambda: 1.0)
+    return Dispatcher(doer, doer.skip, clock, lambda: True, backoff, workers, STALL_S / 20)
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
@@ -122,7 +124,7 @@ def test_a_fault_of_the_operator_is_a_failure_with_back_off(doer: Doer) -> None:
 
 def test_dependents_start_after_what_they_need(doer: Doer) -> None:
     steps = [step("hang", stage=Stage.PREPARE), step("pod", after="hang")]
-    threading.Timer(0.1, doer.released.set).start()
+    threading.Timer(STALL_S / 100, doer.released.set).start()
     dispatcher(doer).run(steps)
     assert doer.done == ["hang", "pod"]
 

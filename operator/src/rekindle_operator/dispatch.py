@@ -23,7 +23,7 @@ from rekindle_operator.reconcile.schedule import Stage, Step
 
 WORKERS = 8
 _WORKERS_OF_ONE = 3  # topology
-_STALL_S = 1.0  # a call that takes longer holds up no pass
+STALL_S = 1.0  # a call that takes longer holds up no pass
 _MOST_EVENTS = 5000  # kept for the next pass; the oldest go first
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Dispatcher:
         allowed: Callable[[], bool],
         backoff: Backoff,
         workers: int = WORKERS,
+        stall_s: float = STALL_S,
     ) -> None:
         self._do = do
         self._skipped = skipped
@@ -59,6 +60,7 @@ class Dispatcher:
         self._allowed = allowed
         self._backoff = backoff
         self._workers = workers
+        self._stall_s = stall_s
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="action")
         self._changed = threading.Condition()
         self._queue: list[Step] = []
@@ -72,7 +74,7 @@ class Dispatcher:
             self._begin(list(steps))
             self._fill()
             while not self._is_over():
-                self._changed.wait(_STALL_S / 4)
+                self._changed.wait(self._stall_s / 4)
                 self._fill()  # should a worker have failed to
             self._keep_events()
             self._queue = []
@@ -95,7 +97,7 @@ class Dispatcher:
     def _is_over(self) -> bool:
         """Or what is left can only wait for calls that hang."""
         now = time.monotonic()
-        hanging = all(now - f.since >= _STALL_S for f in self._flying.values())
+        hanging = all(now - f.since >= self._stall_s for f in self._flying.values())
         return hanging and (not self._queue or self._next() is None)
 
     def _keep_events(self) -> None:
