@@ -162,7 +162,7 @@ class ModelOperator:
             known,
             silent_since=dict(model.silent),
             kubelets=model.replies(),
-            pod_replies=model.pod_replies(),
+            pod_replies=model.pod_replies(model.pods()),
         )
 
     def deliver(self) -> None:

@@ -118,7 +118,7 @@ class ModelState:
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""
-        views = self.views()
+        views = self.views(self.pods())
         self.stalled |= {kind: views[kind] for kind in kinds}
 
     def resume(self) -> None:
@@ -157,12 +157,12 @@ class ModelState:
     # --- what there is ----------------------------------------------------------
 
     def pods(self) -> list[PodView]:
-        return [_view_of(marshal.dumps(raw)) for raw in self.raw_pods.values()]
+        return [view_of(raw) for raw in self.raw_pods.values()]
 
-    def views(self) -> dict[str, tuple[Any, ...]]:
+    def views(self, pods: Iterable[PodView]) -> dict[str, tuple[Any, ...]]:
         return {
             "topologies": tuple(self.topologies.values()),
-            "pods": tuple(self.pods()),
+            "pods": tuple(pods),
             "nodes": tuple(self.nodes.values()),
             "leases": tuple(self.leases.values()),
         }
@@ -177,14 +177,14 @@ class ModelState:
             for name, node in self.nodes.items()
         }
 
-    def pod_replies(self) -> dict[str, KubeletReplies]:
+    def pod_replies(self, pods: Iterable[PodView]) -> dict[str, KubeletReplies]:
         """By the pod's uid, of all that have a node."""
         if not self.pods_answer:
             return {}
         heard = KubeletReplies(self.now, self.now)
         return {
             p.uid: self._unanswered(p.node) if p.node in self.dead else heard
-            for p in self.pods()
+            for p in pods
             if p.node is not None
         }
 
@@ -197,7 +197,11 @@ class ModelState:
         return self.version
 
 
+def view_of(raw: dict[str, Any]) -> PodView:
+    """Pods are looked at far more often than they change."""
+    return _view_of(marshal.dumps(raw))
+
+
 @functools.lru_cache(4096)
 def _view_of(raw: bytes) -> PodView:
-    """Pods are looked at far more often than they change."""
     return pod_view(marshal.loads(raw))

@@ -250,7 +250,10 @@ def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
     running.silent.clear()
     for _ in range(10):
         running.pass_time(0.5)
-        replies = {**running.pod_replies(), heard.uid: KubeletReplies(running.now, running.now)}
+        replies = {
+            **running.pod_replies(running.pods()),
+            heard.uid: KubeletReplies(running.now, running.now),
+        }
         snapshot = replace(running.snapshot(), pod_replies=replies)
         assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from model_objects import allows, rfc3339, shares
-from model_state import KUBERNETES_GRACE_S, ModelState
+from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import troubled_since
-from rekindle_operator.cluster.convert import config_view, pod_view
+from rekindle_operator.cluster.convert import config_view
 from rekindle_operator.cluster.model import (
     LeaseView,
     PodView,
@@ -82,15 +82,16 @@ class ModelCluster(ModelState):
         return [e.reason for e in self.events]
 
     def snapshot(self) -> Snapshot:
-        self.phases = stamp_phases(self.phases, self.pods(), self.now)
-        self.troubled = troubled_since(self.troubled, self.pods(), self.now)
+        pods = self.pods()
+        self.phases = stamp_phases(self.phases, pods, self.now)
+        self.troubled = troubled_since(self.troubled, pods, self.now)
         return Snapshot(
-            **{**self.views(), **self.stalled},
+            **{**self.views(pods), **self.stalled},
             configs=tuple(config_view(c) for c in self.configs.values()),
             silent_since=dict(self.silent),
             reports=dict(self.reports),
             kubelets=self.replies(),
-            pod_replies=self.pod_replies(),
+            pod_replies=self.pod_replies(pods),
             phase_since={uid: stamp.at for uid, stamp in self.phases.items()},
             shunned=dict(self.shunned),
             trials=dict(self.trials),
@@ -139,7 +140,7 @@ class ModelCluster(ModelState):
     def kubelets_and_scheduler(self) -> bool:
         changed = False
         for name, raw in list(self.raw_pods.items()):
-            pod = pod_view(raw)
+            pod = view_of(raw)
             if pod.terminating and pod.node not in self.dead:
                 del self.raw_pods[name]
                 changed = True

@@ -356,7 +356,7 @@ def test_a_pod_that_its_kubelet_refuses_is_said_and_tried_less_and_less(
     began = running.now
     while running.now - began < 600.0:
         running.settle()
-        running.pass_time(0.5)
+        running.pass_time(2.0)
     tried = [p.incarnation for p in running.tasks().values() if p.segment_name == "storms"]
     assert 6 < max(tried) < 18
     waiting = next(q for q in running.status()["queries"] if q["name"] == "storm-watch")
