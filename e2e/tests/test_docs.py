@@ -212,3 +212,31 @@ def test_documents_repeat_no_version_of_the_embedded_cluster() -> None:
         if f" v{version}\n" not in built
     ]
     assert not other, "\n".join(other)
+
+
+def test_contributing_lists_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = {".".join(m.split(".")[:2]) for m in modules() if m.count(".") >= 2}
+    assert not [p for p in sorted(packages) if f"`{p}`" not in text]
+
+
+def test_paths_that_contributing_names_exist() -> None:
+    """Whole, or from any folder of the repository on."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    known = {"/" + str(path.relative_to(ROOT)) for path in tracked()}
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]*)+)`", text)
+    missing = [
+        n for n in named if not any(k.endswith(f"/{n}") or f"/{n.rstrip('/')}/" in k for k in known)
+    ]
+    assert not missing
+
+
+def test_papers_are_cited_with_authors_and_year() -> None:
+    name = re.compile(r"\b(DPC|Flux|CEC|FlameStream|[Pp]rogressive recovery),? [Ss]ection")
+    bare = [
+        where(path, found)
+        for path, text in tracked().items()
+        if path.suffix == ".py"
+        for found in name.findall(text)
+    ]
+    assert not bare
