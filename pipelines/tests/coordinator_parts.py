@@ -11,6 +11,7 @@ from rekindle.coordinator.model import Generation, partition_of
 from rekindle.protocol import (
     Answer,
     CheckpointDone,
+    Contradiction,
     Poll,
     SinkAssignment,
     SinkProgress,
@@ -124,6 +125,7 @@ class FakeTask:
     logged: dict[int, str] = field(default_factory=dict)
     entries: dict[str, tuple[str, str]] = field(default_factory=dict)  # the store: wrong, chain
     engine: str = "e1"
+    took_back: Contradiction | None = None  # what an earlier life had in its log
     deaf: bool = False  # answers, and does nothing that it is told
 
     def poll(self, poll: Poll) -> Answer | None:
@@ -194,6 +196,7 @@ class FakeTask:
             log_base=self.log_base,
             digests={e: digest for e, (digest, _) in said.items()},
             chained={e: chain for e, (_, chain) in said.items()},
+            contradiction=self.took_back,
             checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
             sinks=tuple(self._progress(s) for s in self.wish.sinks) if self.wish else (),
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rekindle.coordinator.divergence import Claim, Computation, DigestComparison, claims_of
 from rekindle.coordinator.model import Partition
-from rekindle.protocol import Answer
+from rekindle.protocol import Answer, Contradiction
 from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.topology.model import Slot
 
@@ -228,6 +228,21 @@ def test_what_read_a_wrong_epoch_computes_again(liar: int) -> None:
     world = lied(liar)
     assert world.tasks[BOTH].boot == 1
     assert world.tasks[BOTH].wrong == ""
+
+
+def test_what_read_a_result_that_was_taken_back_computes_again() -> None:
+    world = started()
+    newest = world.tasks[REPLICAS[0]].position
+    said = Contradiction(epoch=newest, message="epoch differs")
+    world.tasks[REPLICAS[0]].took_back = said
+    world.rounds(8)
+    assert world.tasks[BOTH].boot == 1, "once, however often it is said"
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
+    assert world.statuses[-1].data_plane["inconsistent"] == ["left/0: epoch differs"]
+    world.tasks[REPLICAS[0]].took_back = None
+    world.run(8)
+    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.store[-1].epoch > newest
 
 
 def test_sinks_wait_while_replicas_disagree() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.streams.log import READ_EPOCHS, OutputLog
+from rekindle.streams.log import READ_EPOCHS, OutputLog, Result
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -54,7 +54,7 @@ def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:
     assert [b.epoch for b in got] == [1, 2, 3, 4]
     assert got[0].rows.equals(batch(1).rows)
     assert (got[0].watermark, got[0].digest) == (1000, batch(1).digest)
-    assert log.newest(2) == {3: batch(3).digest, 4: batch(4).digest}
+    assert log.results(4) == {4: Result(batch(4).digest, 4000)}
 
 
 def test_an_epoch_without_rows_is_a_boundary(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_slow_store_does_not_hold_up_who_asks_or_appends(tmp_path: Path) -> No
     log = filled(tmp_path, 60, budget=8000, spill=spill)
     truncating = in_background(lambda: log.truncate(log.last))
     assert spill.asked["delete"].wait(5)
-    asking = in_background(lambda: (log.base, log.newest(3), log.append(batch(60))))
+    asking = in_background(lambda: (log.base, log.results(57), log.append(batch(60))))
     asking.join(5)
     assert not asking.is_alive()
     assert (log.base, log.last) == (60, 60)

@@ -81,6 +81,10 @@ class Diverged(RekindleError):
     """The same epoch was computed twice with different results: a broken determinism."""
 
 
+class NotDeterministic(Diverged):
+    """Each computation of an epoch gave another result: computing it again decides nothing."""
+
+
 class SourceFailed(RekindleError):
     """A source's input is missing or cannot be read; names file, row and column."""
 

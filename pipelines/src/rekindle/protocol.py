@@ -167,6 +167,14 @@ class TaskProblem(_Message):
     refused: str | None = None  # the source or operator whose definition is at fault
 
 
+class Contradiction(_Message):
+    """The first epoch for which an earlier life of a task had another result in its log: readers
+    may have taken that."""
+
+    epoch: int
+    message: str
+
+
 class Answer(_Versioned):
     task: TaskRef
     boot_id: str
@@ -184,5 +192,6 @@ class Answer(_Versioned):
     sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
+    contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     epoch_p99_s: float = 0.0
     log_bytes: int = 0

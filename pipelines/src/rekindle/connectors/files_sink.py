@@ -71,10 +71,16 @@ class FilesSink:
         if definition is not None:
             self._ranges = EpochRanges(self._objects, self._retry, query, definition)
 
+    def first_epoch(self) -> int:
+        try:
+            return self._ranges.first_epoch() if self._ranges is not None else 0
+        except OSError as e:
+            raise self._refused("cannot be listed", e) from e
+
     def last_epoch(self) -> int:
         prefix = f"{self._query}-p{self._partition:03d}-e"
+        first = self.first_epoch()
         try:
-            first = self._ranges.first_epoch() if self._ranges is not None else 0
             infos = self._retry.run(lambda: self._objects.list(prefix))
         except OSError as e:
             raise self._refused("cannot be listed", e) from e

@@ -21,6 +21,10 @@ class Sink(Protocol):
 
     conflict: str | None
 
+    def first_epoch(self) -> int:
+        """The first epoch that this definition may write."""
+        ...
+
     def last_epoch(self) -> int:
         """The newest epoch that needs no writing, asked of the outside: one that it holds, or the
         last before this definition's first (`rekindle.connectors.epoch_ranges`); NO_EPOCH if

@@ -124,6 +124,7 @@ class DigestComparison:
         self._restarts: dict[Slot, Computation] = {}
         self._asked_at: dict[Partition, float] = {}
         self._doubts: list[Doubt] = []
+        self._took_back: dict[Slot, Computation] = {}
         self._replicas: Mapping[Partition, int] | None = None  # as configured; None: not known
 
     # --- what others may rely on ---
@@ -196,6 +197,15 @@ class DigestComparison:
                 self._judge(partition, epoch)
         return before != (self._found, self._disputes, self._restarts)
 
+    def took_back(self, by: Computation, epoch: int) -> bool:
+        """A replica computed something else than an earlier life of it had given out: what reads it
+        may have taken that. True if it is news."""
+        if self._took_back.get(by.slot) == by:
+            return False
+        self._took_back[by.slot] = by
+        self._doubts.append(Doubt(partition_of(by.slot), epoch - 1))
+        return True
+
     def contradicted(self, slot: Slot, incarnation: int, epoch: int) -> None:
         """A replica saved another state at `epoch` than the checkpoint that is trusted."""
         message = f"its state after epoch {epoch} differs from the checkpoint's"
@@ -216,6 +226,7 @@ class DigestComparison:
         partition = partition_of(slot)
         self._records.get(partition, {}).pop(slot, None)
         self._found.pop(slot, None)
+        self._took_back.pop(slot, None)
         self._restarts.pop(slot, None)
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:

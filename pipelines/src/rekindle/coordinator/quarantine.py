@@ -19,7 +19,7 @@ from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.routes import Judge
 from rekindle.protocol import Answer, CheckpointDone
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Segment, Slot
 
 _WAIT_EPOCHS = 16
 """How far a replica may stand behind another one whose checkpoint waits for its agreement."""
@@ -65,6 +65,8 @@ class Quarantine:
         """Compare what a task says; True if this changed what is known of anybody."""
         by = Computation(slot, answer.task.incarnation, answer.boot_id)
         changed = self.comparison.observed(by, claims_of(answer), answer.restored_from)
+        if answer.contradiction is not None:
+            changed |= self.comparison.took_back(by, answer.contradiction.epoch)
         for done in answer.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.found:
                 self.comparison.contradicted(slot, by.incarnation, done.epoch)
@@ -121,8 +123,14 @@ class Quarantine:
         return found + [_said(d, generation) for d in self.comparison.disputes.values()]
 
     def inconsistent(self, generation: Generation | None, tasks: Iterable[Task]) -> tuple[str, ...]:
-        """Disputes, and files that were written with other rows."""
+        """Disputes, logs that were wrong, and files that were written with other rows."""
+        tasks = tuple(tasks)
         disputes = [_said(d, generation) for d in self.comparison.disputes.values()]
+        disputes += [
+            f"{_where(task.partition, generation)}: {task.answer.contradiction.message}"
+            for task in tasks
+            if task.answer is not None and task.answer.contradiction is not None
+        ]
         conflicts = {
             f"query {sink.assigned.query}: {sink.conflict}"
             for task in tasks
@@ -168,13 +176,10 @@ def _computation(task: Task) -> list[Computation]:
 
 
 def _said(dispute: Dispute, generation: Generation | None) -> str:
-    topology = generation.topology if generation is not None else None
-    segments = topology.segments if topology is not None else ()
-    segment = next((s for s in segments if s.id == dispute.partition.segment), None)
-    name = segment.name if segment is not None else dispute.partition.segment
-    where = f"{name}/{dispute.partition.index}"
+    where = _where(dispute.partition, generation)
     if dispute.unresolved:
-        operators = ", ".join(segment.nodes) if segment is not None else name
+        segment = _segment(dispute.partition, generation)
+        operators = ", ".join(segment.nodes) if segment is not None else where
         return (
             f"{where}: epoch {dispute.epoch} was computed {len(dispute.claims)} times with other "
             f"results each time; operator {operators} is not deterministic: change its definition. "
@@ -184,3 +189,13 @@ def _said(dispute: Dispute, generation: Generation | None) -> str:
         f"{where}: replicas disagree on epoch {dispute.epoch}; it is computed again from the "
         f"committed checkpoint, and nothing is written after epoch {dispute.after} meanwhile"
     )
+
+
+def _where(partition: Partition, generation: Generation | None) -> str:
+    segment = _segment(partition, generation)
+    return f"{segment.name if segment is not None else partition.segment}/{partition.index}"
+
+
+def _segment(partition: Partition, generation: Generation | None) -> Segment | None:
+    segments = generation.topology.segments if generation is not None else ()
+    return next((s for s in segments if s.id == partition.segment), None)

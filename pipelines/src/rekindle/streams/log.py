@@ -18,6 +18,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +44,14 @@ class Spill(Protocol):
     def put(self, name: str, data: bytes) -> object: ...
     def get(self, name: str) -> bytes: ...
     def delete(self, name: str) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What identifies the content of an epoch."""
+
+    digest: str
+    watermark: int
 
 
 class OutputLog:
@@ -102,11 +111,12 @@ class OutputLog:
         with self._changed:
             return sum(s.size for s in self._segments if s.spilled is None)
 
-    def newest(self, count: int) -> dict[int, str]:
-        """Digests of the newest epochs."""
+    def results(self, from_epoch: int) -> dict[int, Result]:
+        """What it holds, from an epoch on."""
         with self._changed:
-            first = max(self.base, self._next - count)
-            return {e: self._find(e).digest for e in range(first, self._next)}
+            epochs = range(max(self.base, from_epoch), self._next)
+            found = {e: self._find(e) for e in epochs}
+        return {e: Result(record.digest, record.watermark) for e, record in found.items()}
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
         """Wait until `epoch` is in the log (or no longer); False at the time-out or at closing."""
@@ -144,11 +154,12 @@ class OutputLog:
 
     # -- what changes it -------------------------------------------------------------------------
 
-    def start_at(self, epoch: int) -> None:
+    def start_at(self, epoch: int, *, keep: bool = True) -> None:
         """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
-        emptied. A log that already holds more stays, and is compared with what is appended."""
+        emptied. A log that already holds more stays, and is compared with what is appended, or with
+        `keep=False` is emptied as well."""
         with self._appending, self._writing, self._changed:
-            if self._next >= epoch:
+            if keep and self._next >= epoch:
                 return
             gone, self._segments = self._segments, []
             self._remove_files(gone)

@@ -30,6 +30,7 @@ from rekindle.streams.digest import chain_digest, chain_from, digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.attempts import Attempt, Attempts
+from rekindle.task.earlier import EarlierLives
 from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
 from rekindle.task.saver import Snapshot
@@ -83,6 +84,7 @@ class EpochLoop:
         sizes: CallSizes | None = None,
         engine: Restarts | None = None,
         attempts: Attempts | None = None,
+        earlier: EarlierLives | None = None,
     ) -> None:
         self._chain = chain
         self.position = position
@@ -95,6 +97,7 @@ class EpochLoop:
         self._sizes = sizes or CallSizes.of(plan_memory())
         self._engine = engine
         self._attempts = attempts
+        self._earlier = earlier
         self._taken: deque[EpochInput] = deque()  # and not yet in the log
 
     def run(self) -> None:
@@ -128,6 +131,7 @@ class EpochLoop:
                 output.rows,
                 digest,
             )
+            self._compare(batch)
             if not self._append(batch):
                 return 0
             chain = chain_digest(chain, batch.epoch, batch.watermark, digest)
@@ -217,6 +221,12 @@ class EpochLoop:
                 if self._wait(back_off):
                     return
         self._report.dropped = self._chain.dropped
+
+    def _compare(self, batch: EpochBatch) -> None:
+        said = self._earlier.check(batch) if self._earlier is not None else None
+        if said is not None:
+            _log.error("%s", said)
+            self._report.contradicted(batch.epoch, said)
 
     def _append(self, batch: EpochBatch) -> bool:
         """Append, as soon as it can be; False if the task is to stop before that."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import Answer, TaskPhase, TaskProblem, TaskRef
+from rekindle.protocol import Answer, Contradiction, TaskPhase, TaskProblem, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.log import OutputLog
 from rekindle.task.inputs import Inputs
@@ -64,6 +64,8 @@ class Report:
         self._durations: deque[float] = deque(maxlen=512)
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
         self._asked: frozenset[int] = frozenset()
+        self._committed = NO_EPOCH
+        self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
 
     # -- filled in -------------------------------------------------------------------------------
 
@@ -90,6 +92,21 @@ class Report:
         self._computed[epoch] = (digest, chain)
         if epoch - KEPT_DIGESTS not in self._asked:
             self._computed.pop(epoch - KEPT_DIGESTS, None)
+
+    def contradicted(self, epoch: int, message: str) -> None:
+        """An earlier life may have given out another result for an epoch. What is said first
+        stays, until a checkpoint that has the epoch is committed."""
+        if self._contradiction is None:
+            said = Contradiction(epoch=epoch, message=message)
+            self._contradiction = (said, self._committed)
+
+    def committed(self, epoch: int) -> None:
+        """The newest committed checkpoint of this partition."""
+        self._committed = epoch
+        if self._contradiction is not None:
+            said, before = self._contradiction
+            if epoch > before and epoch >= said.epoch:
+                self._contradiction = None
 
     def ask(self, epochs: Iterable[int]) -> None:
         """Say, and keep, the digests of these epochs too."""
@@ -130,6 +147,7 @@ class Report:
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
             problem=self._problem(parts),
+            contradiction=self._contradiction[0] if self._contradiction is not None else None,
             epoch_p99_s=self.epoch_p99_s(),
         )
         if parts is None:

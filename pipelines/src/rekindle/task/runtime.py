@@ -27,7 +27,7 @@ from rekindle.connectors.sink import Sink
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import (
-    Diverged,
+    NotDeterministic,
     OperatorRefused,
     RekindleError,
     SourceFailed,
@@ -42,6 +42,7 @@ from rekindle.protocol import (
     SinkAssignment,
     TaskProblem,
 )
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.flight import StreamClient, StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.task.attempts import Attempts
@@ -49,6 +50,7 @@ from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk
 from rekindle.task.discard import discard_marked, mark
+from rekindle.task.earlier import take_over_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
@@ -83,6 +85,7 @@ class TaskRuntime:
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
         self._failed = threading.Event()
+        self._stays = False  # failed, and to start again would change nothing
         self._discards = False
         self._wish: Poll | None = None
         self._states = TaskStates(config)
@@ -93,7 +96,7 @@ class TaskRuntime:
             config.bind,
             CONTROL_PORT,
             self.desk,
-            alive=lambda: self.report.phase != "Failed",
+            alive=lambda: self.report.phase != "Failed" or self._stays,
             ready=lambda: self.report.phase in ("CatchingUp", "Live"),
             registry=make_registry(
                 self.report, config.topology.name, config.segment.name, config.ref
@@ -122,9 +125,10 @@ class TaskRuntime:
         except Exception as error:
             _log.exception("the task cannot start")
             refused = error.operator if isinstance(error, OperatorRefused) else None
+            self._stays = isinstance(error, NotDeterministic)
             self._fail(str(error), refused=refused)
         if self._failed.is_set() and not self._stopping.is_set():
-            self.desk.wait_until_failure_is_known(SAY_FAILURE_S)
+            self._stay_failed()
         self._shut_down()
         return 1 if self._failed.is_set() else 0
 
@@ -139,11 +143,13 @@ class TaskRuntime:
         inputs.route((self.desk.wish or poll).upstreams)
         chain = self._wait_for_chain(inputs)
         position.state = chain.adopt(position.state)
-        log = self._open_log(chain, position)
+        log = self._open_log(chain)
+        alone = self._config.segment.replicas == 1
+        earlier = take_over_log(log, self._log_directory, position.epoch, alone)
         parts = Parts(
             log,
             inputs,
-            SinkWriters(log, position.epoch, self._open_sink),
+            SinkWriters(log, position.epoch, self._open_sink, earlier.disputed),
             CheckpointSaver(self._states),
         )
         self.report.engine_epoch = position.epoch
@@ -165,6 +171,7 @@ class TaskRuntime:
             sizes=self._call_sizes(attempts),
             engine=self._engine,
             attempts=attempts,
+            earlier=earlier,
         )
         self._loop_thread = threading.Thread(
             target=self._run_loop, args=(loop,), name="engine", daemon=True
@@ -249,11 +256,11 @@ class TaskRuntime:
 
         return self._wait(started, "the engine", TICK_S)
 
-    def _open_log(self, chain: Chain, position: Position) -> OutputLog:
+    def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
         if discard_marked(self._log_directory):
             _log.warning("the output log was discarded: its epochs are computed again")
-        log = OutputLog(
+        return OutputLog(
             self._log_directory,
             config.segment.stream,
             config.ref.partition,
@@ -262,8 +269,6 @@ class TaskRuntime:
             spill=self._states,
             spill_prefix=self._states.spill_prefix,
         )
-        log.start_at(position.epoch + 1)
-        return log
 
     @property
     def _log_directory(self) -> Path:
@@ -302,6 +307,7 @@ class TaskRuntime:
             parts.sinks.assign(wish.sinks)
             self.report.ask(wish.digests_of)
             parts.saver.commit(wish.committed)
+            self.report.committed(wish.committed.epoch if wish.committed else NO_EPOCH)
             self._wish = wish
         if wish.floor is not None:
             parts.log.truncate(min([wish.floor, *(s.durable for s in parts.sinks.progress())]))
@@ -316,13 +322,6 @@ class TaskRuntime:
         mark(self._log_directory)
         self._discards = True
         return True
-
-    def _give_up_log(self) -> None:
-        """A log that differs from what is computed now would end every life to come."""
-        try:
-            mark(self._log_directory)
-        except OSError as error:
-            _log.warning("the output log cannot be given up: %s", error)
 
     def _route(self, inputs: Inputs) -> None:
         wish = self.desk.wish
@@ -350,8 +349,7 @@ class TaskRuntime:
         except BaseException as error:
             if not self._stopping.is_set():
                 _log.exception("the engine's loop ended")
-                if isinstance(error, Diverged) and self._config.segment.replicas > 1:
-                    self._give_up_log()  # whether it was right is decided with the other replicas
+                self._stays = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.position.epoch + 1)
 
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
@@ -360,6 +358,16 @@ class TaskRuntime:
         said = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
         self.report.fail(said)
         self._failed.set()
+
+    def _stay_failed(self) -> None:
+        """Write nothing more, and say why to whoever asks: for a while, or until it is ended."""
+        if self.report.parts is not None:
+            self.report.parts.sinks.stop()
+        if not self._stays:
+            self.desk.wait_until_failure_is_known(SAY_FAILURE_S)
+            return
+        while not self._recomputes() and not self._stopping.wait(TICK_S):
+            continue
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -35,10 +35,17 @@ OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
 
 class SinkWriter:
     """Writes one query's epochs from `from_epoch` on; those at or below `restored_from` are known
-    to be durable, because an entry is committed only when its partition's sinks are."""
+    to be durable, because an entry is committed only when its partition's sinks are. Bundles that
+    an earlier life has written are passed over, but from `compare_from` on compared: that life's
+    log may have been wrong."""
 
     def __init__(
-        self, assigned: SinkAssignment, restored_from: int, log: OutputLog, open_sink: OpenSink
+        self,
+        assigned: SinkAssignment,
+        restored_from: int,
+        log: OutputLog,
+        open_sink: OpenSink,
+        compare_from: int | None = None,
     ) -> None:
         self.assigned = assigned
         self.problem: str | None = None
@@ -48,6 +55,7 @@ class SinkWriter:
         self._next = max(assigned.from_epoch, restored_from + 1)
         self._log = log
         self._open = open_sink
+        self._compare_from = compare_from
         self._stopping = threading.Event()
         self._worker = Worker(f"sink-{assigned.query}", self._run).start()
 
@@ -74,7 +82,7 @@ class SinkWriter:
             try:
                 if sink is None:
                     sink = self._open(self.assigned, self._log.schema)
-                    self._next = max(self._next, sink.last_epoch() + 1)
+                    self._next = max(self._next, self._first_to_write(sink))
                 self._write_some(sink)
                 self._worker.progressed()
                 self.problem, back_off = None, FIRST_BACK_OFF_S
@@ -84,6 +92,12 @@ class SinkWriter:
                 self.problem = self._describe(error)
                 self._stopping.wait(back_off)
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
+
+    def _first_to_write(self, sink: Sink) -> int:
+        after = sink.last_epoch() + 1
+        if self._compare_from is None:
+            return after
+        return min(after, max(self._compare_from, sink.first_epoch()))
 
     def _write_some(self, sink: Sink) -> None:
         if self._held(self._next):
@@ -112,8 +126,15 @@ class SinkWriter:
 class SinkWriters:
     """The sinks that the coordinator has assigned to this task."""
 
-    def __init__(self, log: OutputLog, restored_from: int, open_sink: OpenSink) -> None:
+    def __init__(
+        self,
+        log: OutputLog,
+        restored_from: int,
+        open_sink: OpenSink,
+        compare_from: int | None = None,
+    ) -> None:
         self._log = log
+        self._compare_from = compare_from
         self._restored_from = restored_from
         self._open = open_sink
         self._through: int | None = None
@@ -126,7 +147,9 @@ class SinkWriters:
             if writer.assigned != wanted.get(query):
                 writers.pop(query).stop()
         for query in set(wanted) - set(writers):
-            writers[query] = SinkWriter(wanted[query], self._restored_from, self._log, self._open)
+            writers[query] = SinkWriter(
+                wanted[query], self._restored_from, self._log, self._open, self._compare_from
+            )
             writers[query].through = self._through
         self._writers = writers
 
