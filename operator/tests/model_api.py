@@ -152,7 +152,7 @@ class ModelOperator:
         self.model = model
         self.api = ModelApi(model)
         self.store = Cluster(self.api, None, lambda: model.now)
-        self.live = LiveCheck(self.api, self.store)
+        self.live = LiveCheck(self.api, self.store, stall_s=0.05)
         self.executor = Executor(self.api, self.store, "me", 2.0, lambda: model.now, lambda: True)
 
     def snapshot(self) -> Snapshot:

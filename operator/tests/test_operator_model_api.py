@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 from urllib3.exceptions import ReadTimeoutError
 
+from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import take_turns
@@ -181,15 +183,69 @@ def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOper
     started.deliver()
     turns = take_turns(started.snapshot(), started.model.now, started.model.settings)
     asked: list[str] = []
+    now = [0.0]
 
     def hang(method: str, url: str, *_: Any, **__: Any) -> Any:
         asked.append(url)
+        now[0] += 5.0
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
     started.api.call_api = hang  # type: ignore[method-assign]
-    why = started.live.unconfirmed(turns, started.snapshot())
+    live = LiveCheck(started.api, started.store, readers=1, monotonic=lambda: now[0])
+    why = live.unconfirmed(turns, started.snapshot())
     assert "does not answer" in why["default/flights"]
-    assert len(asked) <= 2, "those that were asked at once"
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def two(started: ModelOperator) -> ModelOperator:
+    """Two topologies that run, and have both lost node b."""
+    for name in "de":
+        started.model.add_node(name)
+    started.model.add_topology("second", flights_spec())
+    started.run(12.0)
+    assert started.model.status("second")["phase"] == "Running"
+    started.model.remove_node("b")
+    return started
+
+
+class HangingReads:
+    """Reads of the pods of one topology are not answered until released."""
+
+    def __init__(self, operator: ModelOperator, topology: str) -> None:
+        self.asked = 0
+        self.released = threading.Event()
+        answer = operator.api.call_api
+
+        def call_api(method: str, url: str, *args: Any, **how: Any) -> Any:
+            if method == "GET" and url.endswith(f"%3D{topology}"):
+                self.asked += 1
+                self.released.wait(10.0)
+                raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
+            return answer(method, url, *args, **how)
+
+        operator.api.call_api = call_api  # type: ignore[method-assign]
+
+
+def places(operator: ModelOperator, topology: str) -> set[str | None]:
+    return {p.node for p in operator.model.tasks(topology).values()}
+
+
+def test_a_read_that_times_out_postpones_its_topology_alone(two: ModelOperator) -> None:
+    HangingReads(two, "flights").released.set()
+    two.run(3.0)
+    assert "b" in places(two, "flights")
+    assert "b" not in places(two, "second")
+    assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
+
+
+def test_a_read_that_hangs_holds_up_no_other_topology(two: ModelOperator) -> None:
+    reads = HangingReads(two, "flights")
+    two.run(3.0)
+    assert "b" not in places(two, "second")
+    assert reads.asked == 1, "it is not put again while it hangs"
+    assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
+    reads.released.set()
 
 
 def test_a_pod_that_changes_after_the_decision_is_not_deleted(started: ModelOperator) -> None:

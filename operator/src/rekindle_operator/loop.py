@@ -48,16 +48,18 @@ def decide(
 ) -> tuple[Snapshot, list[Turn]]:
     """What to do, and what that rests on. Turns that would destroy something for a reason that the
     API server does not confirm are decided anew; if that does not help, they wait for the next
-    pass. Where the API server cannot be asked, nobody knows how the topology is."""
+    pass. Where the API server cannot be asked, nobody knows how the topology is: it waits, too."""
+    unread: dict[str, str] = {}  # owner -> why
     for _ in range(_DECISIONS):
         snapshot = look()
-        turns = take_turns(snapshot, clock(), settings)
+        turns = [t for t in take_turns(snapshot, clock(), settings) if t.owner not in unread]
         unconfirmed = live.unconfirmed(turns, snapshot)
-        if not unconfirmed:
+        unread |= {owner: why for owner, why in unconfirmed.items() if why}
+        if unconfirmed.keys() <= unread.keys():
             break
     confirmed = [turn for turn in turns if turn.owner not in unconfirmed]
     for view in snapshot.topologies:
-        if why := unconfirmed.get(view.key):
+        if why := unread.get(view.key):
             confirmed.append(undecided(view, Trouble("ReadFailed", why), clock()))
     return snapshot, confirmed
 

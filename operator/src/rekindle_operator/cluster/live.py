@@ -1,15 +1,17 @@
 """Reading from the API server, before anything is destroyed, what the decision rests on.
 
-What is read goes into the mirrors, so a pass that is decided anew sees it. An API server that does
-not answer costs one timeout and not one for each object.
+What is read goes into the mirrors, so a pass that is decided anew sees it. A read that fails or
+hangs concerns the topologies that rest on it and no others. An API server that answers nothing
+costs one timeout and not one for each object.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -24,8 +26,10 @@ from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.reconcile.actions import DeletePod, Turn
 from rekindle_operator.reconcile.confirm import Premises, premises_of
 
-_READERS = 8
+_READERS = 32  # one that hangs is occupied until its timeout
 _TIMEOUT_S = (2, 5)
+_AWAY_S = 2.0  # without any answer; then no more is asked
+_STALL_S = 1.0  # since the last answer; what is still open then is not waited for
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +41,35 @@ class Unread(Exception):
 class LiveCheck:
     """`api` should not retry: whoever asks waits."""
 
-    def __init__(self, api: client.ApiClient, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        cluster: Cluster,
+        *,
+        readers: int = _READERS,
+        stall_s: float = _STALL_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._api = api
         self._cluster = cluster
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="live")
+        self._monotonic = monotonic
+        self._stall_s = stall_s
+        self._pool = ThreadPoolExecutor(readers, thread_name_prefix="live")
+        self._open: dict[str, Future[str | None]] = {}  # that hung, by what they read
 
     def unconfirmed(self, turns: Iterable[Turn], snapshot: Snapshot) -> Mapping[str, str]:
         """Owners of the turns that rest on something that is not so (""), or that cannot be read
         (why)."""
         premises = premises_of(turns, snapshot)
-        if not premises:
-            return {}
-        check = _Check(self._api, self._cluster)
+        check = _Check(self._api, self._cluster, self._monotonic)
         nodes = {name: node for p in premises for name, node in p.nodes.items()}
-        said = self._pool.map(check.node, nodes, nodes.values())
-        of_node = dict(zip(nodes, said, strict=True))
+        said = self._ask(
+            {f"node {name}": partial(check.node, name, node) for name, node in nodes.items()}
+            | {f"pods of {p.owner}": partial(check.others, p) for p in premises}
+        )
         found = {}
-        for one, word in zip(premises, self._pool.map(check.others, premises), strict=True):
-            words = [word, *(of_node[name] for name in one.nodes)]
+        for one in premises:
+            words = [said[f"pods of {one.owner}"], *(said[f"node {name}"] for name in one.nodes)]
             wrong = [w for w in words if w is not None]
             if wrong:
                 found[one.owner] = max(wrong)
@@ -62,15 +77,42 @@ class LiveCheck:
             logger.warning("nothing is deleted or replaced: %s", why)
         return found
 
+    def _ask(self, questions: Mapping[str, Callable[[], str | None]]) -> dict[str, str | None]:
+        """What came of each. One that hangs while others are answered is not waited for, and is
+        not put again until it has ended."""
+        self._open = {key: asked for key, asked in self._open.items() if not asked.done()}
+        asked = {
+            key: self._pool.submit(ask) for key, ask in questions.items() if key not in self._open
+        }
+        self._wait(asked.values())
+        self._open |= {key: answer for key, answer in asked.items() if not answer.done()}
+        return {
+            key: f"{key} cannot be read: the API server does not answer"
+            if key in self._open
+            else asked[key].result()
+            for key in questions
+        }
+
+    def _wait(self, asked: Collection[Future[str | None]]) -> None:
+        left = set(asked)
+        while left:
+            timeout_s = self._stall_s if len(left) < len(asked) else None
+            done, left = wait(left, timeout_s, return_when=FIRST_COMPLETED)
+            if not done:
+                return
+
 
 class _Check:
     """Of one pass. Its questions return None for what is as expected, "" for what is not, else why
-    it could not be read; after the first that nobody answered, nothing more is asked."""
+    it could not be read. While the API server answers nothing at all, nothing more is asked."""
 
-    def __init__(self, api: client.ApiClient, cluster: Cluster) -> None:
+    def __init__(
+        self, api: client.ApiClient, cluster: Cluster, monotonic: Callable[[], float]
+    ) -> None:
         self._api = api
         self._cluster = cluster
-        self._unanswered = Event()
+        self._monotonic = monotonic
+        self._answered_at = monotonic()  # the last of all reads; at first, when this began
 
     def node(self, name: str, expected: NodeView | None) -> str | None:
         try:
@@ -132,12 +174,14 @@ class _Check:
         return version_of(raw) == action.version
 
     def _read(self, path: str, query: Iterable[tuple[str, str]] = ()) -> dict[str, Any] | None:
-        if self._unanswered.is_set():
+        if self._monotonic() - self._answered_at >= _AWAY_S:
             raise Unread(f"{path} cannot be read: the API server does not answer")
         try:
-            return call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
+            answer = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
         except ApiException as error:
+            self._answered_at = self._monotonic()
             raise Unread(f"{path} cannot be read: {error.status} {error.reason}") from error
         except HTTPError as error:
-            self._unanswered.set()
             raise Unread(f"{path} cannot be read: the API server does not answer") from error
+        self._answered_at = self._monotonic()
+        return answer
