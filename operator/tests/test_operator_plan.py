@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -118,6 +119,70 @@ def test_a_query_that_no_node_could_ever_hold_keeps_no_spare_waiting() -> None:
     spare = Spare(item("spare", 1), 5, "")
     plan = make_plan([demand("Q", 1, "a")], items, [spare], room(node("n", 6)))
     assert dict(plan.nodes) == {"spare": "n"}
+
+
+def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
+    """Of nodes that the query cannot go to, and of what is left beside all that it misses."""
+    big = Item("big", Amounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
+    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
+    used = Bin(ssd, ssd.allocatable - Amounts(4, 1, 1))
+    nodes = Room({"plain": Bin(plain, Amounts(1, 9, 9)), "ssd": used}, ssd.allocatable)
+    plan = make_plan([demand("Q", 1, "big")], {"big": big}, [spare], nodes)
+    assert dict(plan.nodes) == {"spare": "plain"}
+
+
+def test_a_query_that_lacks_a_device_holds_no_cpu_back() -> None:
+    gpu = Item("g", Amounts(1, 1, 1, (("gpu", 1),)), "g", 0)
+    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    whole = Amounts(8, 100, 10, (("gpu", 1),))
+    taken = Bin(replace(node("n", 8), allocatable=whole), Amounts(4, 99, 9))
+    plan = make_plan([demand("Q", 1, "g")], {"g": gpu}, [spare], Room({"n": taken}, whole))
+    assert dict(plan.nodes) == {"spare": "n"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    missing=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    bins=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), min_size=1, max_size=3
+    ),
+    spares=st.lists(st.integers(1, 3), max_size=3),
+    data=st.data(),
+)
+def test_no_spare_takes_what_a_waiting_query_may_need(
+    missing: list[int], bins: Any, spares: list[int], data: Any
+) -> None:
+    """Whatever room the nodes get: what would fit without the spares fits beside them."""
+    items = {
+        f"i{n}": Item(f"i{n}", Amounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),))
+        for n, cpu in enumerate(missing)
+    }
+    made = {}
+    for n, (free, used, has_ssd) in enumerate(bins):
+        labels = {"disk": "ssd"} if has_ssd else {}
+        made[f"n{n}"] = Bin(node(f"n{n}", free + used, labels=labels), Amounts(free, 90, 9))
+    nodes = Room(made, total(b.node.allocatable for b in made.values()))
+    extra = [Spare(item(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
+    plan = make_plan([demand("Q", 1, *items)], items, extra, nodes)
+    if plan.order:
+        return  # nothing waits
+    if not all(nodes.could_ever_hold(i) for i in items.values()):
+        return  # it waits for more than room
+    taken = dict.fromkeys(made, 0)
+    for n, cpu in enumerate(spares):
+        if (place := plan.nodes.get(f"s{n}")) is not None:
+            taken[place] += cpu
+    freed = {
+        name: data.draw(st.integers(0, used)) for name, (_, used, _) in zip(made, bins, strict=True)
+    }
+    later = {
+        name: made[name].free.cpu_m + freed[name]
+        for name, (_, _, ssd) in zip(made, bins, strict=True)
+        if ssd
+    }
+    if _fits(missing, list(later.values())):
+        assert _fits(missing, [free - taken[name] for name, free in later.items()])
 
 
 def test_quantities_read_as_kubernetes_writes_them() -> None:

@@ -115,6 +115,16 @@ class Amounts:
         have = dict(self.others)
         return all(amount == 0 or amount <= have.get(name, 0) for name, amount in asked)
 
+    def restricted_to(self, ask: Amounts) -> Amounts:
+        """Without the resources that are not asked for."""
+        asked = {name for name, amount in ask.others if amount}
+        return Amounts(
+            self.cpu_m if ask.cpu_m else 0,
+            self.memory if ask.memory else 0,
+            self.pods if ask.pods else 0,
+            tuple((name, amount) for name, amount in self.others if name in asked),
+        )
+
     def share_of(self, whole: Amounts) -> float:
         """Sum of the shares of each resource: one figure for the cost of several."""
         share = self.basic_share_of(whole)

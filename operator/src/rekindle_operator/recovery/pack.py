@@ -70,6 +70,10 @@ class Bin:
             and self.admits(item)
         )
 
+    def could_ever_hold(self, item: Item) -> bool:
+        """Whether the node would take the item if nothing else were on it."""
+        return self.node.allocatable.covers(item.ask) and self.admits(item)
+
     def with_item(self, item: Item) -> Bin:
         return Bin(self.node, self.free - item.ask, self.holds | {(item.group, item.replica)})
 
@@ -108,9 +112,7 @@ class Room:
 
     def could_ever_hold(self, item: Item) -> bool:
         """Whether some usable node would take the item if nothing else were on it."""
-        return any(
-            b.node.allocatable.covers(item.ask) and b.admits(item) for b in self.bins.values()
-        )
+        return any(b.could_ever_hold(item) for b in self.bins.values())
 
 
 @dataclass(frozen=True, slots=True)

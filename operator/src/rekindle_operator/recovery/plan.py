@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
+from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.recovery.pack import Item, Packed, Room, Rule, pack
 
 
@@ -83,14 +84,15 @@ def make_plan(
         order, waiting, packed = _best_greedy(demands, items, room)
     nodes = dict(packed.nodes)
     over = frozenset(d.key for d in waiting if not _is_granted(d, items, packed))
-    saving = (d for d in waiting if d.key not in over and not d.patient)
-    if not any(_only_lacks_room(d, items, room) for d in saving):
-        met = {need for d in demands if d not in waiting for need in d.needs}
-        nodes = _with_spares(packed, spares, met)
-        tight = pack(needed.values(), room) if len(met) == len(needed) else None
-        if tight is not None and len(nodes) < len(met) + len(spares):
-            closer = _with_spares(tight, spares, met)
-            nodes = closer if len(closer) > len(nodes) else nodes
+    saving = [d for d in waiting if d.key not in over and not d.patient]
+    missing = {n for d in saving if _only_lacks_room(d, items, room) for n in d.needs}
+    saved = [items[n] for n in sorted(missing) if items[n].key not in nodes]
+    met = {need for d in demands if d not in waiting for need in d.needs}
+    nodes = _with_spares(packed, spares, met, saved)
+    tight = pack(needed.values(), room) if len(met) == len(needed) else None
+    if tight is not None and len(nodes) < len(met) + len(spares):
+        closer = _with_spares(tight, spares, met, saved)
+        nodes = closer if len(closer) > len(nodes) else nodes
     short = {n for d in waiting for n in d.needs if items[n].key not in nodes}
     return Plan(tuple(order), tuple(_ranked(waiting, short, items, room)), nodes, over)
 
@@ -170,12 +172,62 @@ def _only_lacks_room(demand: Demand, items: Mapping[str, Item], room: Room) -> b
     return all(room.could_ever_hold(items[need]) for need in demand.needs)
 
 
-def _with_spares(packed: Packed, spares: Sequence[Spare], met: set[str]) -> dict[str, str]:
+def _with_spares(
+    packed: Packed, spares: Sequence[Spare], met: set[str], saved: Sequence[Item]
+) -> dict[str, str]:
+    """`saved`: what waiting queries miss; no spare takes what one of them may need."""
     room, nodes = packed.room, dict(packed.nodes)
+    kept = _Kept.of(saved, room)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.item.replica, s.item.key)):
         if spare.needs and spare.needs not in met:
             continue  # a second replica of what has no first
-        placed = pack([spare.item], room, Rule.SPREAD)
+        if (barred := kept.bars(spare.item, room)) is None:
+            continue
+        item = replace(spare.item, avoid=spare.item.avoid | barred) if barred else spare.item
+        placed = pack([item], room, Rule.SPREAD)
         if placed is not None:
             room, nodes = placed.room, nodes | dict(placed.nodes)
     return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is kept for queries that wait: by node all of it that the node could ever hold, and by
+    namespace all of it that counts to the share of one. Where a spare leaves so much of each
+    resource that it takes, it is never the reason that such a query has no room."""
+
+    by_node: Mapping[str, Amounts]
+    by_namespace: Mapping[str, Amounts]
+
+    @classmethod
+    def of(cls, saved: Sequence[Item], room: Room) -> _Kept:
+        alike = Counter(replace(item, key="", group="", replica=0) for item in saved)
+        by_node = {
+            name: total(
+                item.ask.scaled(number) for item, number in alike.items() if b.could_ever_hold(item)
+            )
+            for name, b in room.bins.items()
+        }
+        by_namespace = {
+            name: total(item.ask for item in saved if item.namespace == name) for name in room.left
+        }
+        return cls(
+            {name: ask for name, ask in by_node.items() if ask != Amounts()},
+            {name: ask for name, ask in by_namespace.items() if ask != Amounts()},
+        )
+
+    def bars(self, spare: Item, room: Room) -> frozenset[str] | None:
+        """Nodes on which it would take something of that; None: wherever it goes."""
+        share = self.by_namespace.get(spare.namespace)
+        if share is not None and not room.left[spare.namespace].covers(_with(spare.ask, share)):
+            return None
+        return frozenset(
+            name
+            for name, ask in self.by_node.items()
+            if not room.bins[name].free.covers(_with(spare.ask, ask))
+        )
+
+
+def _with(ask: Amounts, kept: Amounts) -> Amounts:
+    """Both, of the resources that `ask` takes."""
+    return ask + kept.restricted_to(ask)
