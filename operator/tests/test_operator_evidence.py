@@ -92,6 +92,45 @@ def test_most_nodes_dead_without_a_report_are_lost_once_a_report_comes(
     assert {p.node for p in running.tasks().values()} <= {"c", None}
 
 
+# --- a coordinator against a kubelet ------------------------------------------
+
+
+def test_a_coordinator_condemns_no_node_whose_kubelet_answers(running: ModelCluster) -> None:
+    """Its own tasks are replaced, elsewhere; to everybody else the node is as good as before."""
+    (victim, *_) = nodes_with_two_tasks(running)
+    told = {p.name for p in running.tasks().values() if p.node == victim}
+    for pod in running.tasks().values():
+        if pod.name in told:
+            running.silent[pod.ref] = running.now
+    running.pass_time(3.5)
+    judgement = judge_nodes(running.snapshot(), running.now, running.settings.timing)
+    assert not judgement.lost_nodes
+    assert victim in judgement.usable
+    done = changes(running)
+    assert {a.name for a in done if isinstance(a, DeletePod)} == told
+    assert not [a for a in done if isinstance(a, DeletePod) and a.grace_s == 0]
+    running.settle()
+    assert {p.node for p in running.tasks().values()} <= set(running.nodes) - {victim}
+    assert running.status()["redundancy"] == "8/8"
+
+
+def test_a_kubelet_that_may_have_died_with_its_tasks_outweighs_nobody(
+    running: ModelCluster,
+) -> None:
+    (victim, *_) = nodes_with_two_tasks(running)
+    running.freeze_node(victim)
+    running.pass_time(0.2)
+    snapshot = replace(
+        running.snapshot(),
+        kubelets={**running.replies(), f"uid-{victim}": KubeletReplies(running.now, running.now)},
+        reports=dict.fromkeys(running.reports, running.now + 2.9),
+    )
+    now = running.now + 2.9
+    assert not judge_nodes(snapshot, now, running.settings.timing).cut_off
+    later = judge_nodes(snapshot, now + 0.2, running.settings.timing)
+    assert later.newly_silent == {victim}
+
+
 # --- the age of a report ---------------------------------------------------------
 
 
@@ -326,6 +365,28 @@ def test_an_old_report_condemns_no_node_whose_kubelet_answers(
         pod_replies={p.uid: heard for p in pods},
     )
     assert not judge_nodes(snapshot, now, running.settings.timing).lost_nodes
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(silent=st.frozensets(st.integers(0, 7)), for_s=st.floats(0, 60), ago_s=st.floats(0, 2.9))
+def test_no_report_takes_a_node_whose_kubelet_answers(
+    running: ModelCluster, silent: frozenset[int], for_s: float, ago_s: float
+) -> None:
+    pods = sorted(running.tasks().values(), key=lambda p: p.name)
+    now = running.now
+    snapshot = replace(
+        running.snapshot(),
+        silent_since={pods[i].ref: now - for_s for i in silent},
+        shunned=dict.fromkeys(running.nodes, now - 10.0),
+        kubelets={n.uid: KubeletReplies(now, now - ago_s) for n in running.nodes.values()},
+    )
+    judgement = judge_nodes(snapshot, now, running.settings.timing)
+    assert not judgement.lost_nodes
+    assert judgement.usable.keys() == running.nodes.keys()
 
 
 # --- whose report it is ------------------------------------------------------------

@@ -35,6 +35,8 @@ def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[Av
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, pod.trouble
+            case Loss.SILENT if judgement.is_cut_off(pod):
+                node, why = pod.node, "its tasks are silent while its kubelet answers"
             case _:
                 continue
         lasts = bool(why) and not any(words in why for words in _OF_THE_MOMENT)

@@ -3,12 +3,12 @@
 Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone, or
 not Ready and its tasks not heard, every task of its node has been silent for 3 s, or it alone for
 10 s. One silent task says little of its node: that takes two of them, or the kubelet's silence
-beside it. Evictions are not waited for, and neither is a Terminating pod (I7). A coordinator that
-hears none of its tasks is itself the suspect: its word on silence counts only where the kubelet is
-silent too. What a coordinator reports counts as long as the report is fresh (`recovery.evidence`).
-
-Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts.
-Paper: Progressive recovery (Su and Zhou 2017), section 4.
+beside it. A kubelet that answers outweighs what coordinators say of its node: then the node's
+silent tasks are lost and the node is not. Evictions are not waited for, and neither is a
+Terminating pod (I7). A coordinator that hears none of its tasks is itself the suspect: its word on
+silence counts only where the kubelet is silent too. What a coordinator reports counts as long as
+the report is fresh (`recovery.evidence`). Design: docs/design/recovery.md#loss,
+docs/design/recovery.md#bursts. Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from enum import StrEnum
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.recovery.evidence import Evidence, proven_silence_s, weigh
-from rekindle_operator.recovery.kubelets import doubtful_nodes, silent_kubelets
+from rekindle_operator.recovery.kubelets import (
+    answers_now,
+    doubtful_nodes,
+    last_answer,
+    silent_kubelets,
+)
 from rekindle_operator.recovery.unready import judge_unready
 from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
@@ -37,7 +42,7 @@ class Loss(StrEnum):
     FAILED = "its pod has failed"
     TERMINATING = "its pod is being deleted"
     NODE = "its node is lost"
-    SILENT = "it alone is silent"
+    SILENT = "it is silent, and its node is not"
     UNBOUND = "its gate is open and no node took it"
     REFUSED = "its node's kubelet would not start it"
     CANNOT_START = "its containers cannot start on its node"
@@ -54,13 +59,16 @@ class Loss(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
-    nothing else tells that they are dead until Kubernetes says NotReady. `trouble`: why nodes that
-    are NotReady are not believed to be lost; empty: there is nothing of that kind."""
+    nothing else tells that they are dead until Kubernetes says NotReady. `cut_off`: uid of a
+    topology and a node on which none of its tasks is heard while the kubelet answers. `trouble`:
+    why nodes that are NotReady are not believed to be lost; empty: there is nothing of that
+    kind."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
     heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
+    cut_off: frozenset[tuple[str, str]] = frozenset()
     doubtful: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
     trouble: str = ""
@@ -72,6 +80,10 @@ class Judgement:
 
     def loss_of_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
+
+    def is_cut_off(self, pod: PodView) -> bool:
+        """Its coordinator hears none of the topology's tasks there."""
+        return (pod.owner_uid, pod.node) in self.cut_off
 
     def is_out_of_reach(self, pod: PodView) -> bool:
         """It never ran: the scheduler chose a node whose kubelet has not taken notice of it, and
@@ -85,6 +97,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = weigh(snapshot, ours, now, timing)
     quiet_kubelets = silent_kubelets(snapshot, now, timing)
+    answering = {n.name for n in snapshot.nodes if answers_now(n, snapshot, now, timing)}
     occupied = {p.node for p in ours if p.node is not None}
     unready = judge_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
@@ -93,7 +106,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         name
         for name, at in snapshot.shunned.items()
         if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
-    } - evidence.heard_nodes
+    } - (evidence.heard_nodes | answering)
     credible = [
         p
         for p in running
@@ -102,6 +115,9 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
     ]
     # A coordinator there that reports says that the node lives, whatever it says of the tasks.
     silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.heard_nodes
+    # A coordinator is a tenant's own: it decides over the tenant's tasks, and over no node.
+    cut_off = _cut_off(credible, silent & answering, evidence, snapshot, timing)
+    silent -= answering
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | shunned
     lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
@@ -116,6 +132,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         newly_silent=frozenset(silent),
         heard=evidence.heard,
         usable=usable,
+        cut_off=cut_off,
         doubtful=doubtful,
         fresh=evidence.fresh,
         trouble=unready.trouble,
@@ -138,6 +155,29 @@ def _silent_nodes(
     }
 
 
+def _cut_off(
+    pods: Iterable[PodView],
+    silent: Set[str],
+    evidence: Evidence,
+    snapshot: Snapshot,
+    timing: Timing,
+) -> frozenset[tuple[str, str]]:
+    """Uid and node, of the silent ones, where two tasks of one topology are silent and the kubelet
+    has answered so long after the last word of any that it did not die with them."""
+    here: dict[tuple[str, str], list[PodView]] = defaultdict(list)
+    for pod in pods:
+        if pod.owner_uid is not None and pod.node is not None and pod.node in silent:
+            here[pod.owner_uid, pod.node].append(pod)
+    outlived = timing.kubelet_silent_s
+    answered = {n.name: last_answer(n, snapshot) for n in snapshot.nodes if n.name in silent}
+    return frozenset(
+        (uid, node)
+        for (uid, node), found in here.items()
+        if _silent_nodes(found, frozenset(), evidence, timing)
+        and all(answered[node] - snapshot.silent_since[p.ref] >= outlived for p in found)
+    )
+
+
 def judge_pod(
     pod: PodView, judgement: Judgement, snapshot: Snapshot, now: float, timing: Timing
 ) -> Loss | None:
@@ -154,8 +194,9 @@ def judge_pod(
         return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
     if pod.node is None:
         return _judge_open(pod, judgement, now, timing)
+    patience_s = timing.node_silent_s if judgement.is_cut_off(pod) else timing.task_silent_s
     credible = pod.owner_uid in judgement.heard
-    if credible and proven_silence_s(pod, snapshot) >= timing.task_silent_s:
+    if credible and proven_silence_s(pod, snapshot) >= patience_s:
         return Loss.SILENT
     return None
 

@@ -10,6 +10,7 @@ other either. The kubelet of the operator's own node proves nothing: no network 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from math import inf
 
 from rekindle_operator.cluster.model import KubeletReplies, NodeView, Snapshot
 from rekindle_operator.recovery.unreported import unreported_nodes
@@ -69,9 +70,13 @@ def doubtful_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[
 
 def answers_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """Its kubelet lives, whatever the API server thinks."""
+    return now - last_answer(node, snapshot) <= 2 * timing.kubelet_silent_s
+
+
+def last_answer(node: NodeView, snapshot: Snapshot) -> float:
+    """When the last question was put to its kubelet that it answered; long ago if none was."""
     replies = snapshot.kubelets.get(node.uid)
-    answered = replies.answered if replies is not None else None
-    return answered is not None and now - answered <= 2 * timing.kubelet_silent_s
+    return replies.answered if replies is not None and replies.answered is not None else -inf
 
 
 def kubelets_to_ask(
