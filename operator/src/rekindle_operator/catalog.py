@@ -1,6 +1,8 @@
 """Specs, judged and compiled once each. Pure but for its cache.
 
 A spec is compiled by what its JSON says, so the same spec of another generation costs nothing.
+
+Design: docs/design/compilation.md#validation.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `Unknown` is said where the coordinator's report is too old to prove anything, and while a check is
 under way; its message names what is missing. Messages change only when what they say does: a status
 is written when it differs.
+
+Design: docs/operations.md#watch.
 """
 
 from __future__ import annotations

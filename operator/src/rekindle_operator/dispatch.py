@@ -4,6 +4,8 @@ Each step has its own back-off, and the topologies share the workers: one whose 
 few of them at most. A pass ends when all is done, or when what is left only waits for calls that
 hang; those go on, their keys are not tried a second time meanwhile, and what had not begun is
 decided anew by the next pass. Only Events are kept for it: no later pass finds them again.
+
+Design: docs/design/recovery.md#order-of-actions.
 """
 
 from __future__ import annotations

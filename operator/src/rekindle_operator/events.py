@@ -3,6 +3,8 @@
 Events are the difference between the status that was and the one that is about to be written, so
 another operator, or this one after a restart, says nothing twice. `occasion` makes an Event's name:
 the API server refuses the same one again.
+
+Design: docs/operations.md#events.
 """
 
 from __future__ import annotations

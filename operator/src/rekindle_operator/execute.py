@@ -3,6 +3,8 @@
 Who is served in which order, and when again, is `dispatch`'s concern. A pod that is refused (a full
 quota), or of which nobody knows whether it was made, is remembered with its incarnation, so that
 the same one is tried again. Reads nothing to decide anything.
+
+Design: docs/design/recovery.md#order-of-actions.
 """
 
 from __future__ import annotations

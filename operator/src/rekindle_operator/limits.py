@@ -1,6 +1,8 @@
 """What the administrator grants the namespaces of a shared cluster: priorities and capacity. Pure.
 
 A limit shapes the plan and nothing else: what runs is not ended when a limit falls.
+
+Design: docs/design/recovery.md#plan.
 """
 
 from __future__ import annotations

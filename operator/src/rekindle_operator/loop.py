@@ -1,4 +1,7 @@
-"""The one level-triggered loop: snapshot, reconcile, execute; woken by changes and by time."""
+"""The one level-triggered loop: snapshot, reconcile, execute; woken by changes and by time.
+
+Design: docs/design/kubernetes.md#watching.
+"""
 
 from __future__ import annotations
 

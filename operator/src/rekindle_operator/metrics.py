@@ -1,4 +1,7 @@
-"""Prometheus metrics of the operator, and the health of its process, over HTTP."""
+"""Prometheus metrics of the operator, and the health of its process, over HTTP.
+
+Design: docs/operations.md#metrics-and-logs.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ A pod is asked for its /livez, whatever it answers. The question to a kubelet is
 which needs no right in the cluster. The kernel of a frozen process accepts a connection and cannot
 shake hands; a dead machine does neither. The certificate is not verified, since most kubelets sign
 their own: nothing is sent, and nothing is believed but that somebody answers.
+
+Design: docs/design/recovery.md#loss.
 """
 
 from __future__ import annotations

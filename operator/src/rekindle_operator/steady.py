@@ -4,6 +4,8 @@ Ages of Leases, reports and answers are differences of two readings. The machine
 between them (NTP after a start, a virtual machine that moved): a step of six seconds forward makes
 every coordinator look silent, and after a step back the dead look alive for as long as it was. So
 time passes here as it does for the processor, and only drifts towards the machine's clock.
+
+Design: docs/design/kubernetes.md#time.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A `Worker` owns a thread. What its work raises by mistake, as for a header with 
 not expect, is logged, stands in `problem` until the work goes on, and the work is called again
 after a back-off that grows to MAX_BACK_OFF_S. Only the work itself, by returning, ends its thread.
 What is expected to fail (a store, a replica, a disk) is for the work to handle.
+
+Design: docs/design/task.md#threads.
 """
 
 from __future__ import annotations

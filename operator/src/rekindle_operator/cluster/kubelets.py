@@ -1,6 +1,8 @@
 """The book of questions to kubelets: who was asked when, who answered, who still may.
 
 Written by the thread that asks (`probe`), read by the one that decides.
+
+Design: docs/design/recovery.md#loss.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 What is read goes into the mirrors, so a pass that is decided anew sees it. A read that fails or
 hangs concerns the topologies that rest on it and no others. An API server that answers nothing
 costs one timeout and not one for each object.
+
+Design: docs/design/kubernetes.md#before-anything-is-destroyed.
 """
 
 from __future__ import annotations

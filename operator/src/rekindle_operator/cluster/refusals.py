@@ -4,6 +4,8 @@ The incarnation that was reserved for such a pod is still unused, so the slot do
 one with each try: names are unique, so a pod that was made after all answers the next try. Known to
 this process while it leads, since another leader may have made the pod since; forgetting costs one
 incarnation.
+
+Design: docs/design/recovery.md#replacement.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Pure. A shape is a digest of what scheduler and kubelet look at (`resources.shape`). Each further
 refusal doubles the time; a node that ran well for an hour after that is as good as any other.
+
+Design: docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations

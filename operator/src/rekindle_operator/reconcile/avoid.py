@@ -1,4 +1,7 @@
-"""Which nodes would not run which shapes of pods, as the pods that are replaced tell. Pure."""
+"""Which nodes would not run which shapes of pods, as the pods that are replaced tell. Pure.
+
+Design: docs/design/recovery.md#gates.
+"""
 
 from __future__ import annotations
 

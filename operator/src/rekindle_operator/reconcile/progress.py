@@ -3,6 +3,8 @@
 All of it derives from the API's objects: the open entry of the history is the state, so another
 operator goes on with it. A recovery ends when every query that it concerns is live and every
 replacement that got a node is up; replicas that wait for capacity do not hold it open.
+
+Design: docs/design/recovery.md#report.
 """
 
 from __future__ import annotations

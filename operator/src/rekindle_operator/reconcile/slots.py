@@ -2,6 +2,8 @@
 
 A lost pod is replaced under a new incarnation and a new name at once; what becomes of the old one
 is never waited for (I7). Its successor is born gated.
+
+Design: docs/design/recovery.md#replacement, docs/design/fencing.md#incarnations.
 """
 
 from __future__ import annotations

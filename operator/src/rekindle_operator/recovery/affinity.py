@@ -1,6 +1,8 @@
 """Required node affinity, as the scheduler reads it. Pure.
 
 Terms are ORed, the requirements of a term ANDed, and a term without any matches no node.
+
+Design: docs/design/recovery.md#plan.
 """
 
 from __future__ import annotations

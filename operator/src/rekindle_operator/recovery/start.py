@@ -3,6 +3,8 @@
 A node that refused a shape of pod is avoided by its kind for a while. Once three nodes could not
 start it, the pod itself is at fault (a bad image, too little memory): it stays where it is, and the
 kubelet's back-off goes on.
+
+Design: docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The rights cannot follow labels, so they are those of the namespace; nothing but the Lease and the
 status of topologies may be written. The Lease is made here, owned and labelled, so that deleting
 the topology takes it along and the operator can watch it.
+
+Design: docs/design/kubernetes.md#objects.
 """
 
 from __future__ import annotations

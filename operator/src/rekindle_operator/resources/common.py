@@ -1,4 +1,7 @@
-"""What all made objects share: owner, labels, the record of a generation. Pure."""
+"""What all made objects share: owner, labels, the record of a generation. Pure.
+
+Design: docs/design/kubernetes.md#objects.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A topology's author needs no right to create pods: the operator creates them. So
 may put in `podTemplate`, and which image, ServiceAccount and Secrets pods have, is limited here.
 The default is the Pod Security Standards' baseline and no Secret but those that are named for it.
 The check is of the spec as written, not of merged pods: each problem has the path of its field.
+
+Design: docs/operations.md#what-topologies-may-ask-of-their-pods.
 """
 
 from __future__ import annotations

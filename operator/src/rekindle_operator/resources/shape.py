@@ -1,4 +1,7 @@
-"""What tells one kind of pod from another for scheduler and kubelet. Pure."""
+"""What tells one kind of pod from another for scheduler and kubelet. Pure.
+
+Design: docs/design/recovery.md#gates.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ It reads the same store from the same network, and is admitted by the same polic
 where a pod may run, as whom, with which labels, variables, certificates and pull secrets. It does
 not take what is a task's alone: its account, resources, further containers, disks, the image's
 command, and how tasks spread.
+
+Design: docs/operations.md#the-coordinators-pod.
 """
 
 from __future__ import annotations

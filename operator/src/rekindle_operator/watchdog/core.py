@@ -3,6 +3,8 @@
 The watchdog acts only while the Lease has stood still for longer than any election takes, with an
 API server that answers. Even then it deletes no more than pods whose machine does not answer: what
 crashed on a living node is its kubelet's business.
+
+Design: docs/decisions/0030.
 """
 
 from __future__ import annotations

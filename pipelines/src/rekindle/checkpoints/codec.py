@@ -10,6 +10,8 @@ Pure. Names carry what garbage collection has to know of an object without readi
 
 The token is the writer's: equal content saved twice lies in two objects, so that an object that a
 new entry names is never an old one that garbage collection is about to delete.
+
+Design: docs/design/checkpoints.md#formats.
 """
 
 from __future__ import annotations

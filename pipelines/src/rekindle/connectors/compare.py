@@ -4,6 +4,8 @@ Files are compared by (query, partition, epoch), row by row in order; a row that
 expected file is lost, one that is only in the actual file is extra, and where a lost and an extra
 row stand at the same position they are one that differs. Rows that occur in several epochs where
 the expected output has them once are repeated.
+
+Design: docs/design/exactly-once.md#proof.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A prepared source is an Arrow file of rows and an index of its epochs. Both reach the disk before
 they get their names, the index last, so that a power loss leaves no half. The index has a checksum
 of its own, and one for each epoch's rows, which is compared at each cut. Knows nothing of formats.
+
+Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations

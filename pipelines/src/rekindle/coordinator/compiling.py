@@ -5,6 +5,8 @@ in which a generation appears, and must not miss heartbeats in that moment.
 
 As a module (`python -m rekindle.coordinator.compiling`) it is that child: standard input is JSON
 `[[name, spec], ...]`, standard output the pickled list, for each a Topology or what is wrong.
+
+Design: docs/design/coordinator.md#start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The coordinator's process: feeds events into the core and performs its effects.
 
 All in one event loop, so that the core is never entered twice; the store has a thread of its own.
+
+Design: docs/design/coordinator.md#structure.
 """
 
 from __future__ import annotations

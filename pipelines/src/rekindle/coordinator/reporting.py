@@ -2,6 +2,8 @@
 
 Both are refused to a coordinator that was replaced; that is how it learns it, when no task tells
 it: the fence in the status never falls (a CEL rule), and the Lease names a later holder.
+
+Design: docs/design/coordinator.md#report.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 One thread keeps the order: a read that follows a write which did not answer in time sees what came
 of it. Clean-up, which may take long and which nothing waits for, has another.
+
+Design: docs/design/checkpoints.md#the-store.
 """
 
 from __future__ import annotations

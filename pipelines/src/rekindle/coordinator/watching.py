@@ -2,6 +2,8 @@
 
 Turns what it sees into events; decides nothing. While the API server is away it keeps trying and
 says so; what was seen last stays true for the cores.
+
+Design: docs/design/coordinator.md#environment.
 """
 
 from __future__ import annotations

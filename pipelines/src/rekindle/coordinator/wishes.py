@@ -1,4 +1,7 @@
-"""What one poll tells a task: the whole wish, level-triggered (rekindle.protocol). Pure."""
+"""What one poll tells a task: the whole wish, level-triggered (rekindle.protocol). Pure.
+
+Design: docs/design/task.md#passive.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Spark's order of doubles is total: −0.0 equals 0.0 and NaN equals itself above all else. Arrow's
 `min` and `max` skip NaN instead, so floats are compared as integers of the same order.
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

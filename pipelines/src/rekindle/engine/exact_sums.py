@@ -5,6 +5,8 @@ first, and how they are cut into epochs, would decide. So decimals of 28 digits 
 as two sums, of what stands before and behind the 20th digit from the right, neither of which can
 pass 38 digits before 10^10 rows. Where a window closes the two are put together; what has more
 than 38 digits then is NULL, as Spark's sum of all rows is.
+
+Design: docs/design/determinism.md#sources-of-difference.
 """
 
 from __future__ import annotations

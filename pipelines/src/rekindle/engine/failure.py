@@ -1,6 +1,8 @@
 """Failures of an engine itself, as opposed to those of an operator. No Spark here.
 
 State and inputs are untouched by each of them, so the same epochs can be run again.
+
+Design: docs/design/task.md#failures.
 """
 
 from __future__ import annotations

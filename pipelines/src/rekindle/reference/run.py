@@ -1,4 +1,7 @@
-"""`rekindle run`: a topology in one process with one Spark session, as fast as its input allows."""
+"""`rekindle run`: a topology in one process with one Spark session, as fast as its input allows.
+
+Design: docs/design/architecture.md#reference-execution.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 It tells whether what arrived is what was sent or written by the same layout, no more; whether rows
 are equal is said by their canonical digest (`rekindle.streams.digest`), at a quarter of the speed.
+
+Design: docs/design/streams.md#flight.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@
 
 Payloads start and records end on multiples of 64 bytes, so that a mapped file gives aligned
 buffers. Knows nothing of directories, floors or readers.
+
+Design: docs/design/streams.md#output-log.
 """
 
 from __future__ import annotations

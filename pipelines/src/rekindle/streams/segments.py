@@ -3,6 +3,8 @@
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
 `<first epoch>.spilled`, the name and the index of a file that went to the store. Knows no budget
 and no floor; `streams.log` holds whatever lock is needed.
+
+Design: docs/design/streams.md#output-log.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The kernel ends all of a container's processes when its memory is used up, so nobody is left to
 make the call smaller. A note on the task's disk, which a restart of the container finds, says what
 was under way. It is written only for calls that are larger than all that succeeded before.
+
+Design: docs/design/engine.md#memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a task is told before it starts: environment and topology file, parsed once (the edge)."""
+"""What a task is told before it starts: environment and topology file, parsed once (the edge).
+
+Design: docs/design/task.md#environment.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Answers while Spark starts and while the engine is busy; it touches only the desk and the report.
 Polls need the topology's token, where it has one; probes and metrics need none and say no secrets.
 `/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
+
+Design: docs/design/task.md#environment.
 """
 
 from __future__ import annotations

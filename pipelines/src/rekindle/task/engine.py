@@ -3,6 +3,8 @@
 Spark takes seconds to come up, and a new task has to wait for its first poll and load its state
 meanwhile. A segment without operators gets no JVM. The one place in the task that reaches into
 `rekindle.engine.spark`, and only when it is needed.
+
+Design: docs/design/task.md#start.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Written by the engine's and the supervisor's threads, read by the control server's. Reads of other
 parts (log, sinks, saver) take their short locks only; nothing here waits for the engine.
+
+Design: docs/design/task.md#passive.
 """
 
 from __future__ import annotations

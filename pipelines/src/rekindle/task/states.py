@@ -2,6 +2,8 @@
 
 The store is opened when it is first needed and never made: the coordinator has written the first
 manifest before a task is told to start, so an absent store is a store that is away.
+
+Design: docs/design/checkpoints.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 One walk in topological order, shared by validation and compilation. It goes on past what is wrong:
 a stream whose schema cannot be told is not judged further.
+
+Design: docs/design/compilation.md#event-time.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Follows Spark: names are found whatever their case, a struct's fields by dots, later items may use
 the aliases of earlier ones, and an output column is called as it was written.
+
+Design: docs/design/compilation.md#row-wise-sql.
 """
 
 from __future__ import annotations

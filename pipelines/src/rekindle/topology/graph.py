@@ -1,4 +1,7 @@
-"""The graph of a topology: nodes by name, order, cycles, who is read by whom. Pure functions."""
+"""The graph of a topology: nodes by name, order, cycles, who is read by whom. Pure functions.
+
+Design: docs/design/compilation.md#segments.
+"""
 
 from __future__ import annotations
 

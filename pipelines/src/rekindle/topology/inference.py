@@ -2,6 +2,8 @@
 
 The names of an inferred schema are right; a type that cannot be told is STRING and marked
 (`type_is_known`). Such a schema serves checks, never data: the engine asks Spark when it starts.
+
+Design: docs/design/compilation.md#row-wise-sql.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Manifest to spec: YAML or JSON (text, or a file's bytes), or an object of the API server's.
 
 What pydantic finds becomes problems with the field paths of the manifest.
+
+Design: docs/design/compilation.md#validation.
 """
 
 from __future__ import annotations

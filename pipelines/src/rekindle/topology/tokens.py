@@ -2,6 +2,8 @@
 
 sqlglot's tree gives one name to synonyms (`now()` is `CURRENT_TIMESTAMP()`), so it cannot say what
 the author wrote, nor whether Spark knows the word.
+
+Design: docs/design/compilation.md#row-wise-sql.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What v1alpha1 names and this version does not do: refused with a reason, never ignored."""
+"""What v1alpha1 names and this version does not do: refused with a reason, never ignored.
+
+Design: docs/design/compilation.md#resource.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The compiler infers types without Spark and may leave some open, so a chain asks Spark, from the
 sources on; every task gets the same answer.
+
+Design: docs/design/engine.md#sql.
 """
 
 from __future__ import annotations

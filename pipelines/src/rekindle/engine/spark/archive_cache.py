@@ -2,6 +2,8 @@
 
 `python -m rekindle.engine.spark.archive_cache DIR` prints the path of the archive that fits, and
 makes it first if there is none (about 30 s). Images have one archive, made when they are built.
+
+Design: docs/design/engine.md#jvm.
 """
 
 from __future__ import annotations

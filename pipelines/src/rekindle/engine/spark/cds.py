@@ -1,8 +1,10 @@
-"""AppCDS: the JVM's classes, parsed and verified once at image build (recipes: 8.0 s -> 3.8 s).
+"""AppCDS: the JVM's classes, parsed and verified once at image build.
 
 An archive, which `rekindle.engine.spark.training` makes, serves the same JVM, flags and class path
 only. Beside it stand a key of these, because the JVM itself would ignore an archive that does not
 fit without a word, and the copies that take the place of signed jars.
+
+Design: docs/design/engine.md#jvm.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ PySpark starts `spark-submit`, which runs a bash script, a first JVM that prints
 then the JVM proper. Here the command line is made directly (the flags are those of Spark's
 launcher; a test compares them), which saves a JVM start, fixes the class path for AppCDS, and gives
 us the process to watch. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
+
+Design: docs/design/engine.md#jvm.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Which epoch a row belongs to and the watermark it is judged by travel in columns, so that plans hold
 no literal of an epoch (compiled code is cached by plan). They are put in front of each select list
 and taken out of what `*` stands for, at the places where the tokens are.
+
+Design: docs/design/engine.md#sql.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 One JVM and one Spark context a process, as PySpark has it. `start_session` again after
 `stop_session(keep_jvm=True)` uses the same JVM.
+
+Design: docs/design/engine.md#jvm.
 """
 
 from __future__ import annotations

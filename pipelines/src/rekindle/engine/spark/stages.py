@@ -3,6 +3,8 @@
 A stage begins at the segment's inputs or at the windows that closed, goes through `sql` nodes, and
 ends in the segment's output or in the partial aggregates of the next window. Its text is constant:
 all that differs between epochs is in the rows (`rekindle.engine.spark.rewrite`).
+
+Design: docs/design/engine.md#windows.
 """
 
 from __future__ import annotations
