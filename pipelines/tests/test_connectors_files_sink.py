@@ -20,6 +20,7 @@ from rekindle.connectors.json_lines import json_line
 from rekindle.connectors.kinds import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import SinkRefused
+from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.spec import QuerySpec, SinkSpec
 
@@ -290,3 +291,27 @@ def test_a_file_that_is_there_with_the_same_rows_is_no_conflict(url: str, format
     yours.write(batch(3, rows("a", "b")))
     assert not mine.write(batch(3, pa.concat_tables([rows("a"), rows("b")])))
     assert mine.conflict is None
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_the_sign_of_zero_is_no_conflict(url: str, format: str) -> None:
+    mine, yours = sink_at(url, format), sink_at(url, format)
+    assert digest_table(rows("a", x=-0.0)) == digest_table(rows("a", x=0.0))
+    yours.write(batch(3, rows("a", x=-0.0)))
+    assert not mine.write(batch(3, rows("a", x=0.0)))
+    assert mine.conflict is None
+
+
+def test_a_file_of_an_older_release_with_negative_zero_is_no_conflict(tmp_path: Path) -> None:
+    sink = sink_at(f"file://{tmp_path}/o", "json")
+    sink.write(batch(3, rows("a", x=0.0)))
+    (path,) = (tmp_path / "o").glob("*.jsonl")
+    path.write_text(path.read_text().replace('"x":0.0', '"x":-0.0'))
+    assert not sink.write(batch(3, rows("a", x=0.0)))
+    assert sink.conflict is None
+
+
+def test_comparing_does_not_see_the_sign_of_zero(tmp_path: Path) -> None:
+    one = fill(f"file://{tmp_path}/e", "parquet", {1: rows("a", x=-0.0)})
+    other = fill(f"file://{tmp_path}/f", "parquet", {1: rows("a", x=0.0)})
+    assert not compare_sinks(one, other)

@@ -11,7 +11,6 @@ Design: docs/design/exactly-once.md#proof.
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from rekindle.connectors.files_read import decode_json
 from rekindle.connectors.files_sink import MARKER, SUFFIX, parse_name
-from rekindle.connectors.json_lines import json_line
+from rekindle.connectors.json_lines import json_line, parse_lines
 from rekindle.objects import Objects, open_objects
 from rekindle.topology.spec import QuerySpec
 
@@ -205,5 +204,4 @@ def _rows_as_lines(data: bytes, format: str) -> list[str]:
     if format == "parquet":
         rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data)).to_pylist()
         return [json_line(row) for row in rows]
-    # `str.splitlines` would also cut at U+2028 and the like, which stand inside JSON's strings
-    return [json_line(json.loads(line)) for line in data.split(b"\n") if line]
+    return parse_lines(data)
