@@ -315,3 +315,56 @@ def test_comparing_does_not_see_the_sign_of_zero(tmp_path: Path) -> None:
     one = fill(f"file://{tmp_path}/e", "parquet", {1: rows("a", x=-0.0)})
     other = fill(f"file://{tmp_path}/f", "parquet", {1: rows("a", x=0.0)})
     assert not compare_sinks(one, other)
+
+
+def other_rows(url: str, *epochs: int) -> Sink:
+    """A sink that has found the files of these epochs with other rows."""
+    sink = sink_at(url)
+    for epoch in epochs:
+        sink_at(url).write(batch(epoch, rows("wrong")))
+        sink.write(batch(epoch, rows("right")))
+    return sink
+
+
+def everywhere(epoch: int) -> bool:
+    return True
+
+
+def test_a_wrong_file_that_is_deleted_is_written_again(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/o"
+    sink = other_rows(url, 3)
+    sink.retry_conflicts(everywhere)
+    assert "delete it" in str(sink.conflict), "it is still there"
+    (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
+    sink.retry_conflicts(lambda epoch: epoch > 3)
+    assert sink.conflict is not None, "replicas disagree: the epoch must not be written"
+    sink.retry_conflicts(everywhere)
+    assert sink.conflict is None
+    assert read_sink(query(url))["k"].to_pylist() == ["right"]
+
+
+def test_a_file_that_was_put_right_is_no_conflict_any_more(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/o"
+    sink = other_rows(url, 3)
+    (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
+    sink_at(url).write(batch(3, rows("right")))
+    sink.retry_conflicts(everywhere)
+    assert sink.conflict is None
+
+
+def test_each_of_several_wrong_files_is_a_conflict_of_its_own(tmp_path: Path) -> None:
+    sink = other_rows(f"file://{tmp_path}/o", 3, 4)
+    assert "(and 1 more)" in str(sink.conflict)
+    (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
+    sink.retry_conflicts(everywhere)
+    assert file_name("q", 0, 4, "parquet") in str(sink.conflict)
+
+
+def test_what_is_kept_for_a_wrong_file_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_BYTES", 10)
+    sink = other_rows(f"file://{tmp_path}/o", 3)
+    assert "keeps its own rows no longer" in str(sink.conflict)
+    sink.retry_conflicts(everywhere)
+    assert sink.conflict is not None

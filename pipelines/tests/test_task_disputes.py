@@ -78,6 +78,17 @@ def test_a_file_with_other_rows_is_said_in_the_answer(world: World) -> None:
     eventually(lambda: world.report.answer(1).sinks[0].conflict == world.sink.conflict)
 
 
+def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
+    world.sink.conflict, world.sink.deleted = "epoch 0 is there with other rows", True
+    world.sinks.hold(-1)
+    world.sinks.assign([SINK])
+    world.run_to(5)
+    world.sinks.hold(4)
+    eventually(lambda: world.sinks.progress()[0].durable == 4)
+    eventually(lambda: world.report.answer(1).sinks[0].conflict is None)
+
+
 def test_a_log_that_was_marked_is_deleted_once(tmp_path: Path) -> None:
     directory = tmp_path / "log" / "s" / "0"
     World(directory).run_to(3)

@@ -95,10 +95,15 @@ class FakeStates:
 
 class MemorySink:
     conflict: str | None = None
+    deleted = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.refuse = 0
+
+    def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
+        if self.deleted and may_write(0):
+            self.conflict = None
 
     def first_epoch(self) -> int:
         return 0

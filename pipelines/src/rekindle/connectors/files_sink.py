@@ -16,6 +16,8 @@ import io
 import json
 import logging
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +33,8 @@ from rekindle.topology.spec import FilesSinkSpec
 _log = logging.getLogger(__name__)
 
 MARKER = "_rekindle.json"
+KEPT_BYTES = 16 << 20
+"""Of files that other ones stand in the place of: one that is deleted is written again."""
 SUFFIX = {"parquet": "parquet", "json": "jsonl"}
 _NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(parquet|jsonl)")
 
@@ -44,6 +48,14 @@ def parse_name(name: str) -> tuple[str, int, int] | None:
     """Query, partition and epoch of a file name; None if it is not a sink's file."""
     match = _NAME.fullmatch(name)
     return (match["query"], int(match["partition"]), int(match["epoch"])) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    """A file that is there with other rows; `data` is what was to be written, if it is kept."""
+
+    name: str
+    data: bytes | None
 
 
 class FilesSink:
@@ -65,7 +77,7 @@ class FilesSink:
         self._partition = partition
         self._schema = schema
         self._retry = retry or Retry()
-        self.conflict: str | None = None
+        self._conflicts: dict[int, _Conflict] = {}  # by epoch
         self._objects = _own(query, spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
@@ -88,6 +100,32 @@ class FilesSink:
         epochs = (p[2] for p in parsed if p and p[0] == self._query)
         return max((first - 1, *epochs), default=NO_EPOCH)
 
+    @property
+    def conflict(self) -> str | None:
+        if not self._conflicts:
+            return None
+        epoch = min(self._conflicts)
+        found, others = self._conflicts[epoch], len(self._conflicts) - 1
+        then = (
+            "if it is wrong, delete it while this task runs: then the task writes its own"
+            if found.data is not None
+            else "it stays as it is, for this task keeps its own rows no longer"
+        )
+        more = f" (and {others} more)" if others else ""
+        url = f"{self._objects.url}/{found.name}"
+        return f"{url}{more} is there with other rows than those of this replica; {then}"
+
+    def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
+        for epoch, found in list(self._conflicts.items()):
+            if found.data is None or not may_write(epoch):
+                continue
+            try:
+                if self._put_or_compare(found.name, epoch, found.data) is not None:
+                    del self._conflicts[epoch]
+                    _log.warning("query %s: %s is right now", self._query, found.name)
+            except OSError as e:
+                raise self._refused(f"cannot take epoch {epoch}", e) from e
+
     def write(self, batch: EpochBatch) -> bool:
         if batch.kind is not Kind.STABLE:
             raise ValueError(f"a sink takes stable epochs only, not {batch.kind} {batch.epoch}")
@@ -95,28 +133,31 @@ class FilesSink:
             return False
         name = file_name(self._query, self._partition, batch.epoch, self._format)
         try:
-            if self._ranges is not None:
-                self._ranges.acquire(batch.epoch)
             data = encode(batch.rows.cast(self._schema), self._format)
-            there = self._retry.run(lambda: self._objects.exists(name))
-            if not there and self._retry.run(lambda: self._objects.put(name, data)):
-                return True
-            self._compare(name, data)
-            return False
+            created = self._put_or_compare(name, batch.epoch, data)
         except OSError as e:
             raise self._refused(f"cannot take epoch {batch.epoch}", e) from e
         except (NotJson, pa.ArrowException) as e:
             raise self._refused(f"cannot hold the rows of epoch {batch.epoch}", e) from e
+        if created is None:
+            self._remember_conflict(batch.epoch, name, data)
+        return created is True
 
-    def _compare(self, name: str, data: bytes) -> None:
-        """Another replica's file, or an earlier life's, has to have the rows of ours."""
+    def _put_or_compare(self, name: str, epoch: int, data: bytes) -> bool | None:
+        """True if the file was created, False if it is there with these rows (another replica's, or
+        an earlier life's), None if it is there with others. Raises OSError, SinkRefused."""
+        if self._ranges is not None:
+            self._ranges.acquire(epoch)
+        there = self._retry.run(lambda: self._objects.exists(name))
+        if not there and self._retry.run(lambda: self._objects.put(name, data)):
+            return True
         found = self._retry.run(lambda: self._objects.get(name))
-        if found == data or _same_rows(found, data, self._format):
-            return
-        self.conflict = (
-            f"{self._objects.url}/{name} is there with other rows than those of this replica; "
-            "it stays as it is"
-        )
+        return False if found == data or _same_rows(found, data, self._format) else None
+
+    def _remember_conflict(self, epoch: int, name: str, data: bytes) -> None:
+        kept = sum(len(c.data) for c in self._conflicts.values() if c.data is not None)
+        room = kept + len(data) <= KEPT_BYTES
+        self._conflicts[epoch] = _Conflict(name, data if room else None)
         _log.error("query %s: %s", self._query, self.conflict)
 
     def _refused(self, what: str, error: Exception) -> SinkRefused:

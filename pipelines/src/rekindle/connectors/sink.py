@@ -10,16 +10,25 @@ Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rekindle.streams.epochs import EpochBatch
 
 
 class Sink(Protocol):
-    """One query's output from one partition of its stream. `conflict` says which bundle was found
-    to be there with other rows than those that were to be written; None: none."""
+    """One query's output from one partition of its stream."""
 
-    conflict: str | None
+    @property
+    def conflict(self) -> str | None:
+        """Which bundles are there with other rows than those that were to be written, in words;
+        None: none."""
+        ...
+
+    def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
+        """Look at those bundles again, where their epochs may be written: what was deleted is
+        written, what has the right rows now is no conflict. Raises SinkRefused."""
+        ...
 
     def first_epoch(self) -> int:
         """The first epoch that this definition may write."""

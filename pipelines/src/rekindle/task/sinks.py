@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ WAIT_S = 0.25
 HELD_S = 0.05
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 5.0
+RETRY_CONFLICTS_S = 5.0
+"""How often a file is looked at that is there with other rows: somebody may have deleted it."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class SinkWriter:
         self._log = log
         self._open = open_sink
         self._compare_from = compare_from
+        self._retry_at = 0.0
         self._stopping = threading.Event()
         self._worker = Worker(f"sink-{assigned.query}", self._run).start()
 
@@ -84,6 +88,7 @@ class SinkWriter:
                     sink = self._open(self.assigned, self._log.schema)
                     self._next = max(self._next, self._first_to_write(sink))
                 self._write_some(sink)
+                self._retry_conflicts(sink)
                 self._worker.progressed()
                 self.problem, back_off = None, FIRST_BACK_OFF_S
             except Exception as error:
@@ -109,8 +114,16 @@ class SinkWriter:
             if self._stopping.is_set() or self._held(batch.epoch):
                 return
             sink.write(batch)
-            self.conflict = sink.conflict or self.conflict
+            self.conflict = sink.conflict
             self._next = batch.epoch + 1
+
+    def _retry_conflicts(self, sink: Sink) -> None:
+        now = time.monotonic()
+        if self.conflict is None or now < self._retry_at:
+            return
+        self._retry_at = now + RETRY_CONFLICTS_S
+        sink.retry_conflicts(lambda epoch: not self._held(epoch))
+        self.conflict = sink.conflict
 
     def _held(self, epoch: int) -> bool:
         return self.through is not None and epoch > self.through
