@@ -251,6 +251,17 @@ def test_an_output_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+def test_an_earlier_output_is_refused_before_any_chain_is_made(tmp_path: Path) -> None:
+    run(tmp_path)
+    name, spec = manifest(MANIFEST)
+
+    def never(segment: Segment) -> Chain:
+        raise AssertionError("Spark would have started")
+
+    with pytest.raises(RekindleError, match="holds output of an earlier run"):
+        run_reference(spec, name, output=tmp_path, make_chain=never)
+
+
 def test_places_are_rewritten_by_name() -> None:
     text = (Path(__file__).parents[2] / "examples/flights/topology.yaml").read_text()
     _, spec = load_topology(text)
@@ -303,6 +314,18 @@ def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    "words", [("--until-epoch", "-3"), ("--until-epoch", "x"), ("--epochs-per-job", "0")]
+)
+def test_numbers_that_are_none_are_refused(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        arguments("t.yaml", *words)
+    assert end.value.code == 2
+    assert f"{words[0]}: {words[1]} is no whole number from" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
 import sys
 import tempfile
@@ -86,6 +87,7 @@ def run_reference(
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
         sources = _open_sources(topology, work, stack)
         last = end_of(sources, until_epoch)
+        _require_no_output(topology)  # before Spark starts, which takes seconds
         make = make_chain or stack.enter_context(_spark_chains(topology, master, work))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
@@ -120,17 +122,22 @@ def _sinks(topology: Topology) -> OpenSink:
     queries = {query.name: query for query in topology.spec.queries}
 
     def opened(name: str, partition: int, schema: pa.Schema) -> Sink:
-        spec = queries[name].sink
-        sink = open_sink(name, spec, partition, f"reference-{topology.name}", schema)
-        if sink.last_epoch() != NO_EPOCH:
-            url = spec.files.url if spec.files is not None else "its sink"
-            raise RekindleError(
-                f"query {name}: {url} holds output of an earlier run, which is never "
-                "replaced; choose another --output, or remove it"
-            )
-        return sink
+        return open_sink(name, queries[name].sink, partition, f"reference-{topology.name}", schema)
 
     return opened
+
+
+def _require_no_output(topology: Topology) -> None:
+    urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
+    opened = _sinks(topology)
+    for segment in topology.segments:
+        schema = topology.nodes[segment.name].schema
+        for query, partition in itertools.product(segment.queries, range(segment.partitions)):
+            if opened(query, partition, schema).last_epoch() != NO_EPOCH:
+                raise RekindleError(
+                    f"query {query}: {urls.get(query, 'its sink')} holds output of an earlier "
+                    "run, which is never replaced; choose another --output, or remove it"
+                )
 
 
 @contextlib.contextmanager
@@ -175,11 +182,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, help="write each query's files to DIR/<query>, not to its sink"
     )
-    parser.add_argument("--until-epoch", type=int, help="stop after this epoch")
     parser.add_argument(
-        "--epochs-per-job", type=int, default=EPOCHS_PER_JOB, help="at most so many in one job"
+        "--until-epoch", type=_number_from(0), metavar="N", help="stop after this epoch, from 0 on"
+    )
+    parser.add_argument(
+        "--epochs-per-job",
+        type=_number_from(1),
+        default=EPOCHS_PER_JOB,
+        metavar="N",
+        help="at most so many in one job",
     )
     parser.add_argument("--master", default="local[2]", help="Spark's master: local[n] or local[*]")
+
+
+def _number_from(least: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
+        return number
+
+    return parsed
 
 
 def run_command(args: argparse.Namespace) -> int:
