@@ -52,6 +52,7 @@ class ModelState:
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
         self.troubled: dict[str, float] = {}  # pod uid -> since when
+        self.preparing: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
         self.binding = True
         self.died_at: dict[str, float] = {}

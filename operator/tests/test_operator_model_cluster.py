@@ -16,7 +16,7 @@ from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import total
-from rekindle_operator.cluster.containers import troubled_since
+from rekindle_operator.cluster.containers import preparing_since, troubled_since
 from rekindle_operator.cluster.convert import config_view
 from rekindle_operator.cluster.model import (
     LeaseView,
@@ -85,6 +85,7 @@ class ModelCluster(ModelState):
         pods = self.pods()
         self.phases = stamp_phases(self.phases, pods, self.now)
         self.troubled = troubled_since(self.troubled, pods, self.now)
+        self.preparing = preparing_since(self.preparing, pods, self.now)
         return Snapshot(
             **{**self.views(pods), **self.stalled},
             configs=tuple(config_view(c) for c in self.configs.values()),
@@ -98,6 +99,7 @@ class ModelCluster(ModelState):
             refusals=self.refused.by_ref,
             unsuitable=self.unsuitable.by_shape(self.now),
             troubled_since=self.troubled,
+            preparing_since=self.preparing,
         )
 
     # --- time goes on -----------------------------------------------------------

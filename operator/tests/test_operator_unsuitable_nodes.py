@@ -10,7 +10,7 @@ import pytest
 from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
-from rekindle_operator.cluster.containers import container_trouble
+from rekindle_operator.cluster.containers import container_trouble, is_preparing
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.resources.shape import shape_of
@@ -136,6 +136,62 @@ def test_a_bad_image_is_not_tried_on_every_node(picky: PickyCluster) -> None:
     highest = max(s["incarnation"] for s in picky.status()["slots"])
     assert highest <= 4
     assert picky.condition("Ready")["status"] == "False"
+
+
+CREATING = {"waiting": {"reason": "ContainerCreating"}}
+
+
+def test_a_pod_whose_containers_are_never_made_is_replaced_elsewhere(picky: PickyCluster) -> None:
+    """A volume that cannot be mounted, a Secret that is not there, no network: no container says
+    so."""
+    for name in "abc":
+        picky.add_node(name, cpu_m=16000, memory=64 << 30)
+    picky.broken["a"] = CREATING
+    picky.settle()
+    picky.go_on(295.0)
+    assert picky.places()["a"] > 0, "a large image takes its time"
+    picky.go_on(300.0)
+    assert "a" not in picky.places()
+    assert picky.status()["phase"] == "Running"
+
+
+def test_a_query_says_that_it_waits_for_containers_to_be_made(picky: PickyCluster) -> None:
+    picky.add_node("a", cpu_m=16000, memory=64 << 30)
+    picky.broken["a"] = CREATING
+    picky.settle()
+    picky.go_on(55.0)
+    assert not [q for q in picky.status()["queries"] if "not created" in q["waitingFor"]]
+    picky.go_on(10.0)
+    waiting = [q["waitingFor"] for q in picky.status()["queries"]]
+    assert all("on a: containers: not created after 60 s: its volumes" in w for w in waiting)
+    assert "TaskCannotStart" in picky.reasons()
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "preparing"),
+    [
+        ({}, {}, False),
+        ({"nodeName": "a"}, {}, True),
+        ({"nodeName": "a"}, {"containerStatuses": [{"state": CREATING}]}, True),
+        ({"nodeName": "a"}, {"containerStatuses": [{"state": PULL}]}, False),
+        ({"nodeName": "a"}, {"phase": "Running"}, False),
+        ({"nodeName": "a"}, {"phase": "Failed"}, False),
+        (
+            {"nodeName": "a", "initContainers": [{"name": "i"}]},
+            {"initContainerStatuses": [{"name": "i", "state": {"running": {}}}]},
+            False,
+        ),
+        (
+            {"nodeName": "a", "initContainers": [{"name": "i", "restartPolicy": "Always"}]},
+            {"initContainerStatuses": [{"name": "i", "state": {"running": {}}}]},
+            True,
+        ),
+    ],
+)
+def test_a_node_prepares_a_pod_until_a_container_of_it_runs_or_fails(
+    spec: Any, status: Any, preparing: bool
+) -> None:
+    assert is_preparing(spec, status) == preparing
 
 
 def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -> None:

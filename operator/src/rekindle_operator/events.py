@@ -180,15 +180,15 @@ def _queries(change: Change) -> Iterator[Words]:
 def _troubles(change: Change) -> Iterator[Words]:
     """Containers that cannot run, once for each pod and reason that a query waits for."""
     before = {q["name"]: str(q.get("waitingFor", "")) for q in change.old.get("queries") or ()}
-    troubled = [s for s in change.states if s.pod is not None and s.pod.trouble]
+    troubled = [(s.pod, s.trouble) for s in change.states if s.pod is not None and s.trouble]
     for query in change.new.get("queries") or ():
         name, waits = query["name"], str(query.get("waitingFor", ""))
-        for pod in (s.pod for s in troubled if s.pod is not None):
-            container, _, said = pod.trouble.partition(": ")
+        for pod, trouble in troubled:
+            container, _, said = trouble.partition(": ")
             reason = said.partition(":")[0].partition(",")[0]
             head = f"{pod.name} on {pod.node}: {container}: {reason}"
             if head in waits and head not in before.get(name, ""):
-                note = f"{name} waits for {pod.name} on {pod.node}: {pod.trouble}"
+                note = f"{name} waits for {pod.name} on {pod.node}: {trouble}"
                 yield True, "TaskCannotStart", "Start", note, f"{name} {pod.name} {reason}"
 
 

@@ -30,6 +30,7 @@ class Timing:
     coordinator_pull_s: float = 300.0  # its node still prepares it: a large image over a slow line
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
     trouble_s: float = 60.0  # containers wait with an error; kubelets try thrice in that time
+    preparation_s: float = 300.0  # no container is made: longer than a large image takes to pull
     refusal_s: float = 120.0  # a pod that fails later than that had started, whatever is left of it
     shun_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
     redundancy_hold_s: float = 60.0  # how long capacity is saved up for a query that waits

@@ -43,6 +43,31 @@ def _ending(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     return f"{said}: {ended['message']}" if ended.get("message") else said
 
 
+def is_preparing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Its node has yet to make a container: volumes, network or image are not there, and no
+    container says why. Only Events tell which. An init container that works is none of that."""
+    if not spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
+        return False
+    sidecars = {
+        container.get("name")
+        for container in spec.get("initContainers") or ()
+        if container.get("restartPolicy") == "Always"
+    }
+    initial: Iterable[Mapping[str, Any]] = status.get("initContainerStatuses") or ()
+    works = any(
+        "running" in (container.get("state") or {}) and container.get("name") not in sidecars
+        for container in initial
+    )
+    return not works and not container_trouble(status)
+
+
+def preparing_since(
+    before: Mapping[str, float], pods: Iterable[PodView], now: float
+) -> dict[str, float]:
+    """By uid of our pods, since when without a pause: by this process's clock."""
+    return {p.uid: before.get(p.uid, now) for p in pods if p.topology is not None and p.preparing}
+
+
 def troubled_since(
     before: Mapping[str, float], pods: Iterable[PodView], now: float
 ) -> dict[str, float]:

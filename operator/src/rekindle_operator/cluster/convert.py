@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.topology.model import Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts, total
-from rekindle_operator.cluster.containers import container_trouble
+from rekindle_operator.cluster.containers import container_trouble, is_preparing
 from rekindle_operator.cluster.model import (
     ConfigView,
     Endpoint,
@@ -118,6 +118,7 @@ def pod_view(raw: Json) -> PodView:
         template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
         trouble=container_trouble(status),
+        preparing=is_preparing(spec, status),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),

@@ -94,6 +94,7 @@ class PodView:
     template: str = ""  # digest of what it was made from
     shape: str = ""  # digest of what scheduler and kubelet look at
     trouble: str = ""  # why its containers do not run, and are not ready
+    preparing: bool = False  # its node has yet to make a container, and none says why
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires
@@ -234,6 +235,7 @@ class Snapshot:
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    preparing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has not been heard for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails
 

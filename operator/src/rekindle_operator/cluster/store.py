@@ -22,7 +22,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
-from rekindle_operator.cluster.containers import troubled_since
+from rekindle_operator.cluster.containers import preparing_since, troubled_since
 from rekindle_operator.cluster.convert import (
     Json,
     config_view,
@@ -90,6 +90,7 @@ class Cluster:
         self._unsuitable = UnsuitableNodes({})
         self._phases: Mapping[str, Stamp] = {}
         self._troubled_since: dict[str, float] = {}
+        self._preparing_since: dict[str, float] = {}
         self._excused_until = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         ours = {"label_selector": names.LABEL_TOPOLOGY}
@@ -259,6 +260,11 @@ class Cluster:
             self._troubled_since = troubled_since(self._troubled_since, pods, self._clock())
             return self._troubled_since
 
+    def _stamp_preparing(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+        with self._lock:
+            self._preparing_since = preparing_since(self._preparing_since, pods, self._clock())
+            return self._preparing_since
+
     def _stamp_phases(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
             self._phases = stamp_phases(self._phases, pods, self._clock())
@@ -302,6 +308,7 @@ class Cluster:
             unsuitable=self._unsuitable.by_shape(self._clock()),
             phase_since=self._stamp_phases(pods),
             troubled_since=self._stamp_troubled(pods),
+            preparing_since=self._stamp_preparing(pods),
         )
 
 

@@ -37,7 +37,7 @@ def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[Av
             case Loss.REFUSED:
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:
-                node, why = pod.node, pod.trouble
+                node, why = pod.node, state.trouble
             case Loss.SILENT if judgement.is_cut_off(pod):
                 node, why = pod.node, "its tasks are silent while its kubelet answers"
             case _:

@@ -45,6 +45,7 @@ class SlotState:
     taken: int = 0  # the highest incarnation in a pod name that could be the same
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
+    trouble: str = ""  # why the containers of its pod do not run
     refused: Refusal | None = None  # of the reserved incarnation, which was never made
     outdated: bool = False  # it would be made differently today
 
@@ -67,8 +68,8 @@ class SlotState:
         """Who will not have its pod or cannot run it, and why."""
         if self.refused is not None:
             return f"API server: {self.refused.message}"
-        if self.pod is not None and self.pod.node is not None and self.pod.trouble:
-            return f"{self.pod.name} on {self.pod.node}: {self.pod.trouble}"
+        if self.pod is not None and self.pod.node is not None and self.trouble:
+            return f"{self.pod.name} on {self.pod.node}: {self.trouble}"
         if self.pod is None or self.pod.was_ready or not self.pod.refusal:
             return ""
         if self.stand is Stand.OPEN:
@@ -121,7 +122,8 @@ def census(
             )
             if loss is None and outdated and not _has_started(case, pod):
                 loss = Loss.OUTDATED  # what the edit mends may be why it does not start
-            state = replace(state, pod=pod, loss=loss, outdated=outdated)
+            trouble = starting.trouble(pod)
+            state = replace(state, pod=pod, loss=loss, trouble=trouble, outdated=outdated)
         elif _had_pod(case, state):
             state = replace(state, loss=Loss.GONE)
         states.append(state)

@@ -2,7 +2,8 @@
 
 A node that refused a shape of pod is avoided by its kind for a while. Once three nodes could not
 start it, the pod itself is at fault (a bad image, too little memory): it stays where it is, and the
-kubelet's back-off goes on.
+kubelet's back-off goes on. While the node still prepares a pod (volumes, network, image) no
+container says why, and a large image takes its time: that has a longer patience.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -15,6 +16,7 @@ from rekindle_operator.settings import Timing
 
 _MOST_NODES = 3
 _MOST_DOUBLINGS = 4
+_SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
 class StartJudge:
@@ -30,13 +32,26 @@ class StartJudge:
 
     def judge(self, pod: PodView) -> Loss | None:
         """None: it runs, or starts, or no other node is worth a try."""
-        since = self._snapshot.troubled_since.get(pod.uid)
-        if pod.node is None or since is None or not (pod.trouble and pod.shape):
+        if pod.node is None or not pod.shape or not self._is_patience_over(pod):
             return None
-        patience_s = self._timing.trouble_s * 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
-        if self._now - since < patience_s or not self._is_worth_another(pod, pod.node):
+        if not self._is_worth_another(pod, pod.node):
             return None
         return Loss.CRASHING if pod.was_ready else Loss.CANNOT_START
+
+    def trouble(self, pod: PodView) -> str:
+        """Why it does not run: what its containers say, or that there are none yet."""
+        since = self._snapshot.preparing_since.get(pod.uid)
+        if pod.trouble or since is None or self._now - since < self._timing.trouble_s:
+            return pod.trouble
+        return f"containers: not created after {self._timing.trouble_s:.0f} s: {_SEE_EVENTS}"
+
+    def _is_patience_over(self, pod: PodView) -> bool:
+        if pod.trouble:
+            since, patience_s = self._snapshot.troubled_since, self._timing.trouble_s
+        else:
+            since, patience_s = self._snapshot.preparing_since, self._timing.preparation_s
+        patience_s *= 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
+        return pod.uid in since and self._now - since[pod.uid] >= patience_s
 
     def _is_worth_another(self, pod: PodView, node: str) -> bool:
         bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
