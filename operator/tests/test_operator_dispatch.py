@@ -22,9 +22,9 @@ _DEADLINE_S = 10.0
 
 
 def step(name: str, owner: str = "t", stage: Stage = Stage.PLACE, after: str = "") -> Step:
-    return Step(
-        owner, DeleteConfig("default", name), name, stage, (0, 0), (after,) if after else ()
-    )
+    """Of a topology in a namespace of its own, unless `owner` names both."""
+    action = DeleteConfig(owner.partition("/")[0], name)
+    return Step(owner, action, name, stage, (0, 0), (after,) if after else ())
 
 
 @dataclass
@@ -78,6 +78,53 @@ def test_calls_that_hang_hold_up_no_other_topology(doer: Doer) -> None:
     assert sorted(doer.done) == sorted(s.key for s in others)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    hanging=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    good=st.integers(1, 3),
+    data=st.data(),
+)
+def test_however_many_namespaces_hang_the_others_are_served(
+    hanging: list[int], good: int, data: Any
+) -> None:
+    """`hanging`: topologies in each namespace all of whose calls hang, whatever comes first."""
+    steps = [
+        step(f"hang{space}-{topology}-{n}", f"bad{space}/t{topology}")
+        for space, topologies in enumerate(hanging)
+        for topology in range(topologies)
+        for n in range(4)
+    ]
+    wanted = [step(f"ok{n}", f"good{n % good}/t") for n in range(2 * good)]
+    doer = Doer()
+    try:
+        dispatcher(doer).run(data.draw(st.permutations([*steps, *wanted])))
+        assert sorted(doer.done) == sorted(s.key for s in wanted)
+    finally:
+        doer.released.set()
+
+
+def test_a_namespace_that_hangs_takes_two_workers_of_those_that_others_wait_for(
+    doer: Doer,
+) -> None:
+    bad = [step(f"hang{n}", f"bad/t{n}") for n in range(8)]
+    good = [step(f"ok{n}", f"good/t{n}") for n in range(8)]
+    begun: list[str] = []
+
+    def do(step: Step) -> Outcome:
+        begun.append(step.key)
+        doer.released.wait(_DEADLINE_S)
+        return doer(step)
+
+    doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), 8, 60.0)
+    running = threading.Thread(target=doing.run, args=([*bad, *good],))
+    running.start()
+    until("eight are begun", lambda: len(begun) == 8)
+    assert sorted(begun)[:2] == ["hang0", "hang1"]
+    assert len([key for key in begun if key.startswith("ok")]) >= 2
+    doer.released.set()
+    running.join(_DEADLINE_S)
+
+
 def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
     doing = dispatcher(doer)
     doing.run([step("hang")])
@@ -89,7 +136,7 @@ def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
-    doing.run([step("hang"), step("event", stage=Stage.TELL), step("status", stage=Stage.REPORT)])
+    doing.run([step("hang"), step("event", stage=Stage.TELL, after="hang")])
     doer.released.set()
     until("the call ends", lambda: doer.done == ["hang"])
     doing.run([])

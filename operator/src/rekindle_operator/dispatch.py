@@ -1,9 +1,11 @@
 """Doing the steps of a pass, several at a time, so that none holds up another.
 
-Each step has its own back-off, and the topologies share the workers: one whose calls hang takes a
-few of them at most. A pass ends when all is done, or when what is left only waits for calls that
-hang; those go on, their keys are not tried a second time meanwhile, and what had not begun is
-decided anew by the next pass. Only Events are kept for it: no later pass finds them again.
+Each step has its own back-off. A topology, and a namespace while others wait, has a few of the
+workers at most; a call that hangs is counted no more, and where some hang nothing more is begun in
+that namespace. So however many namespaces hang, the others wait for moments. A pass ends when all
+is done, or when what is left only waits for calls that hang; those go on, their keys are not tried
+a second time meanwhile, and what had not begun is decided anew by the next pass. Only Events are
+kept for it: no later pass finds them again.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -14,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -25,6 +27,9 @@ from rekindle_operator.reconcile.schedule import Stage, Step
 
 WORKERS = 8
 _WORKERS_OF_ONE = 3  # topology
+_WORKERS_BESIDE_OTHERS = 2  # of a namespace while another one waits
+_MOST_HANGING = 2  # calls of a namespace, that no more is begun in
+_THREADS_OF_A_WORKER = 16  # of which all but one hang: a call ends after 13 s at most
 STALL_S = 1.0  # a call that takes longer holds up no pass
 _MOST_EVENTS = 5000  # kept for the next pass; the oldest go first
 
@@ -40,6 +45,7 @@ class Outcome(Enum):
 @dataclass(slots=True)
 class _Flight:
     owner: str
+    namespace: str
     since: float  # monotonic
 
 
@@ -63,7 +69,8 @@ class Dispatcher:
         self._backoff = backoff
         self._workers = workers
         self._stall_s = stall_s
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="action")
+        self._threads = _THREADS_OF_A_WORKER * workers
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="action")
         self._changed = threading.Condition()
         self._queue: list[Step] = []
         self._flying: dict[str, _Flight] = {}
@@ -112,28 +119,43 @@ class Dispatcher:
     # --- with the lock --------------------------------------------------------
 
     def _fill(self) -> None:
-        while len(self._flying) < self._workers:
-            step = self._next()
-            if step is None:
-                return
+        while (step := self._next()) is not None:
             self._queue.remove(step)
-            self._flying[step.key] = _Flight(step.owner, time.monotonic())
+            flight = _Flight(step.owner, step.namespace, time.monotonic())
+            self._flying[step.key] = flight
             self._pool.submit(self._work, step)
 
     def _next(self) -> Step | None:
-        if len(self._flying) >= self._workers:
+        flights, now = self._flying.values(), time.monotonic()
+        hanging = [f for f in flights if now - f.since >= self._stall_s]
+        if len(flights) - len(hanging) >= self._workers or len(flights) >= self._threads:
             return None
-        busy = Counter(f.owner for f in self._flying.values())
+        hangs = Counter(f.namespace for f in hanging)
+        busy = Counter(f.owner for f in flights)
+        used = Counter(f.namespace for f in flights)
+        waiting = {s.namespace for s in self._queue if hangs[s.namespace] < _MOST_HANGING}
+        first = {name for name in waiting if used[name] < _WORKERS_BESIDE_OTHERS}
+        other: Step | None = None  # what is begun if those that come first have nothing to begin
+        for step in self._ready():
+            if step.namespace not in waiting or busy[step.owner] >= _WORKERS_OF_ONE:
+                continue
+            if step.namespace in first:
+                return step
+            other = other or step
+            if not first:
+                break
+        return other
+
+    def _ready(self) -> Iterator[Step]:
+        """Those that wait for nothing else, in their order."""
         placing: set[str] = set()  # owners whose replacements wait for something in flight
         for step in self._queue:
-            ready = not any(key in self._blocked for key in step.after)
             if step.stage <= Stage.PLACE:
                 placing.add(step.owner)
             elif step.owner in placing:
                 continue
-            if ready and busy[step.owner] < _WORKERS_OF_ONE and step.key not in self._flying:
-                return step
-        return None
+            if step.key not in self._flying and not any(k in self._blocked for k in step.after):
+                yield step
 
     def _drop_dependents(self, key: str) -> None:
         dependents = [s for s in self._queue if key in s.after]

@@ -64,6 +64,11 @@ class Step:
     after: tuple[str, ...] = ()
 
     @property
+    def namespace(self) -> str:
+        """Whose calls these are: what is wrong with a namespace concerns all of its topologies."""
+        return getattr(self.action, "namespace", "")
+
+    @property
     def order(self) -> tuple[int, Rank, int]:
         return max(self.stage, Stage.PLACE), self.rank, self.stage
 
