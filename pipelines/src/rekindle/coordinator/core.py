@@ -197,7 +197,8 @@ class Coordinator:
         return self._assign_restore(task)
 
     def _compare(self, slot: Slot, answer: Answer) -> None:
-        mixed = partition_of(slot) in uncompared(self._replicas)
+        partition = partition_of(slot)
+        mixed = bool(uncompared({partition: self._replicas.get(partition, ())}))
         if not mixed and self.quarantine.observed(
             slot, answer, self.membership, self._graph, self.committer
         ):
