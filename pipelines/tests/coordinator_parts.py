@@ -176,9 +176,8 @@ class FakeTask:
     def answer(self) -> Answer:
         assert self.wish is not None or self.fence
         asked = self.wish.digests_of if self.wish else ()
-        said = {
-            e: both for e, both in self.computed.items() if e > self.position - 16 or e in asked
-        }
+        epochs = (*sorted(asked), *range(self.position - 15, self.position + 1))
+        said = {e: self.computed[e] for e in epochs if e in self.computed}
         return Answer(
             task={
                 "segment": self.slot.segment,
