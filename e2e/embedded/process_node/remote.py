@@ -65,7 +65,8 @@ class JsonApi:
         try:
             return urllib.request.urlopen(request, timeout=10, context=context)
         except urllib.error.HTTPError as error:
-            raise ApiRefusal(error.code, error.read().decode(errors="replace")) from error
+            answer = error.read().decode(errors="replace")
+            raise ApiRefusal(error.code, _message_of(answer)) from error
 
     def _connect(self) -> tuple[str, ssl.SSLContext]:
         if self._connection is None:
@@ -81,6 +82,14 @@ class JsonApi:
                 context.load_cert_chain(pair.name)
             self._connection = cluster["server"], context
         return self._connection
+
+
+def _message_of(answer: str) -> str:
+    """That of a Status; what comes from elsewhere as it is."""
+    try:
+        return str(json.loads(answer)["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer
 
 
 class NodeInApi:
