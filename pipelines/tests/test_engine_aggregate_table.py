@@ -92,8 +92,9 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    session = sessions.start_session("table", data_dir=Path(tmp_path_factory.mktemp("table")))
+def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
+    data = tmp_path_factory.mktemp("table")
+    session = sessions.start_session("table", data_dir=data, cds_archive=cds_archive)
     yield session
     sessions.stop_session(session)
 

@@ -43,9 +43,9 @@ AGGREGATES = (
 class Spark:
     """One JVM for the module; its Spark context can be started anew with other cores."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, cds_archive: Path) -> None:
         self.data_dir = data_dir
-        self.session = sessions.start_session("test", data_dir=data_dir)
+        self.session = sessions.start_session("test", data_dir=data_dir, cds_archive=cds_archive)
 
     def restart(self, master: str = "local[1]", conf: Mapping[str, str] | None = None) -> None:
         sessions.stop_session(self.session, keep_jvm=True)
@@ -55,8 +55,8 @@ class Spark:
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    started = Spark(tmp_path_factory.mktemp("engine"))
+def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Spark]:
+    started = Spark(tmp_path_factory.mktemp("engine"), cds_archive)
     yield started
     sessions.stop_session(started.session)
 
@@ -172,13 +172,16 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(spark: Spark) -> None:
 
 
 def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:
+    """Jobs of all sizes on two cores; of mixed ones on fewer and on more."""
     epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
     digests, states = [], []
-    for master in ("local[1]", "local[2]", "local[4]"):
+    mixed = [3, 1, 7]
+    runs = {"local[1]": [mixed], "local[2]": [[1], [14], mixed], "local[4]": [mixed]}
+    for master, ways in runs.items():
         spark.restart(master)
         for fold in Fold:
             chain = chain_of(LONG, "end", spark, fold=fold)
-            for sizes in ([1], [14], [3, 1, 7]):
+            for sizes in ways:
                 outputs, state = run(chain, epochs, sizes)
                 digests.append(outputs)
                 states.append(state_digests(state))

@@ -138,11 +138,12 @@ def test_flags_are_those_of_sparks_launcher(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.spark
-def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) -> None:
     from rekindle.engine.spark.chain import SparkChain
 
     died = threading.Event()
-    spark = sessions.start_session("test", data_dir=tmp_path, on_death=lambda _: died.set())
+    use = {"data_dir": tmp_path, "cds_archive": cds_archive}
+    spark = sessions.start_session("test", **use, on_death=lambda _: died.set())
     compiled = topology('- {name: a, inputs: [rows], sql: "SELECT * FROM rows"}', "a")
     chain = SparkChain(compiled.segments[0], compiled, spark)
     epochs = nasty_epochs(1, 1, 10)
@@ -156,6 +157,6 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path) -> None:
         chain.process(State(), epochs)
     assert time.monotonic() - killed < 5
     sessions.stop_session(spark)
-    again = sessions.start_session("test", data_dir=tmp_path)
+    again = sessions.start_session("test", **use)
     assert again.range(3).count() == 3
     sessions.stop_session(again)

@@ -63,8 +63,9 @@ def test_a_stage_that_folds_rows_is_never_run_in_parts() -> None:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    made = sessions.start_session("test", data_dir=tmp_path_factory.mktemp("spark"))
+def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
+    data_dir = tmp_path_factory.mktemp("spark")
+    made = sessions.start_session("test", data_dir=data_dir, cds_archive=cds_archive)
     yield made
     if sessions.current_jvm() is not None:
         sessions.stop_session(made)
@@ -115,9 +116,9 @@ def test_a_full_disk_is_no_failure_of_the_operator(
 
 
 @pytest.mark.spark
-def test_a_jvm_without_memory_is_said_to_have_none() -> None:
+def test_a_jvm_without_memory_is_said_to_have_none(tmp_path: Path, cds_archive: Path) -> None:
     sql = "SELECT n, size(sequence(1, n + 200000000)) AS s, t FROM rows"
-    spark = sessions.start_session("test", data_dir=Path(tempfile.mkdtemp()))
+    spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
     epochs = wide_epochs(1, 1000, 10)
     chain = chain_of(sql, spark)
     with pytest.raises(EngineLost, match=r"memory.*512m.*operator a, epochs 0 to 0") as lost:
@@ -126,8 +127,10 @@ def test_a_jvm_without_memory_is_said_to_have_none() -> None:
 
 
 @pytest.mark.spark
-def test_a_result_too_large_for_one_job_fits_into_several() -> None:
-    spark = sessions.start_session("test", data_dir=Path(tempfile.mkdtemp()))
+def test_a_result_too_large_for_one_job_fits_into_several(
+    tmp_path: Path, cds_archive: Path
+) -> None:
+    spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
     large = "SELECT n, repeat(s, 10000) AS s, t FROM rows"
     result = chain_of(large, spark, job_bytes=1_000).process(State(), wide_epochs(1, 1000, 10))
     assert result.outputs[0].rows.nbytes > 150_000_000

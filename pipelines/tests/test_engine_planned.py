@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -55,8 +56,9 @@ def rows(first: int, count: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    started = start_session("test", data_dir=tmp_path_factory.mktemp("engine"))
+def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[SparkSession]:
+    data_dir = tmp_path_factory.mktemp("engine")
+    started = start_session("test", data_dir=data_dir, cds_archive=cds_archive)
     yield started
     stop_session(started)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -66,17 +67,16 @@ AGGREGATES = [
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
+def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
+    """The engine's own session, as it runs a topology's SQL."""
+    from rekindle.engine.spark.session import start_session, stop_session
 
-    conf = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
-    builder = SparkSession.builder.master("local[1]").appName("sql")
-    for key, value in (conf | {"spark.sql.shuffle.partitions": "1"}).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    data_dir = tmp_path_factory.mktemp("sql")
+    conf = {"spark.sql.shuffle.partitions": "1"}
+    session = start_session("sql", conf=conf, data_dir=data_dir, cds_archive=cds_archive)
     session.createDataFrame([], DDL).createOrReplaceTempView("rows")
     yield session
-    session.stop()
+    stop_session(session)
 
 
 def arrow(frame: Any) -> pa.Schema:

@@ -102,7 +102,10 @@ def make_spec(directory: Path) -> dict[str, Any]:
 class Task:
     """One task process, its directory and what it last said."""
 
-    def __init__(self, directory: Path, segment: Segment, partition: int, address: str) -> None:
+    def __init__(
+        self, directory: Path, segment: Segment, partition: int, address: str, archive: Path
+    ) -> None:
+        self.archive = archive
         self.segment, self.partition, self.address = segment, partition, address
         self.home = directory / f"{segment.name}-{partition}"
         self.home.mkdir()
@@ -129,6 +132,7 @@ class Task:
             "REKINDLE_INCARNATION": "1",
             "REKINDLE_BIND": self.address,
             "REKINDLE_DATA": str(self.home / "data"),
+            "REKINDLE_CDS_ARCHIVE": str(self.archive),
         }
         self.answer = None
         with self.output.open("ab") as out:
@@ -217,7 +221,7 @@ def stable(task: Task) -> int:
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> Iterator[tuple[Topology, list[Task]]]:
+def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
     spec = make_spec(tmp_path)
     Store(spec["checkpoint"]["store"])
     topology = compile_topology(load_spec(spec), "test", local=True)
@@ -225,7 +229,7 @@ def tasks(tmp_path: Path) -> Iterator[tuple[Topology, list[Task]]]:
     document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
     (tmp_path / "topology.json").write_text(json.dumps({**document, "spec": spec}))
     made = [
-        Task(tmp_path, segment, partition, f"127.0.43.{10 * at + partition + 1}")
+        Task(tmp_path, segment, partition, f"127.0.43.{10 * at + partition + 1}", cds_archive)
         for at, segment in enumerate(topology.segments)
         for partition in range(segment.partitions)
     ]
