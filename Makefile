@@ -1,6 +1,8 @@
 # The doors of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
+# A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
+PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
 export PYTHONPATH := e2e
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,7 +26,8 @@ unit: setup       ## pure cores: milliseconds each
 
 test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
 	$(PY) -m pytest -q $(UNIT)
-	$(PY) -m pytest -m "process or spark or cluster"
+	$(PY) -m pytest $(PROGRAMS)
+	$(PY) -m pytest -m cluster
 
 failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
 	$(PY) -m pytest -m failures
