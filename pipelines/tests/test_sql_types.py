@@ -106,6 +106,14 @@ def test_other_aggregates_are_not_refused(item: str) -> None:
         "from_json(s, 'at TIMESTAMP')",
         "from_csv(s, 'at timestamp, n INT')",
         "variant_get(parse_json(s), '$.at', 'timestamp')",
+        "'5:17'::TIMESTAMP",
+        "CAST(split(s, ',') AS ARRAY<TIMESTAMP>)",
+        "split(s, ',')::ARRAY<TIMESTAMP>",
+        "TRY_CAST(struct(s AS x) AS STRUCT<x: TIMESTAMP>)",
+        "'2020' '-01'::TIMESTAMP",
+        "t > '5:17'",
+        "upper(s) = t",
+        "t BETWEEN '2020-01-01' AND s",
     ],
 )
 def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
@@ -120,6 +128,13 @@ def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
         "TIMESTAMP '2020-01-01 05:17:00'",
         "from_json(s, 'at TIMESTAMP', map('timestampFormat', 'yyyy-MM-dd HH:mm'))",
         "from_json(s, 'at STRING')",
+        "s::TIMESTAMP",
+        "CAST(NULL AS ARRAY<TIMESTAMP>)",
+        "array(d)::ARRAY<TIMESTAMP>",
+        "t > '2020-01-01'",
+        "s > '5:17'",
+        "t = to_timestamp(s)",
+        "t BETWEEN '2020-01-01' AND b",
     ],
 )
 def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
@@ -129,6 +144,37 @@ def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
 def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
     sql = "SELECT CAST(s AS DATE), to_timestamp(s, 'HH'), struct(1 AS timestamp), 'cast(s as x)'"
     assert only_dated(sql) == sql
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ("s::TIMESTAMP", "s"),
+        ("n + s::timestamp", "s"),
+        ("a[0]::timestamp", "a[0]"),
+        ("x.y.z::timestamp_ltz", "x.y.z"),
+        ("upper(concat(s, ')'))::timestamp", "upper(concat(s, ')'))"),
+        ("(s || s)::timestamp", "(s || s)"),
+        ("CASE WHEN ok THEN s END::timestamp", "CASE WHEN ok THEN s END"),
+        ("s::decimal(10, 2)::timestamp", "s::decimal(10, 2)"),
+        ("from_json(s, 'x STRING').x::timestamp", "from_json(s, 'x STRING').x"),
+        ("DATE '2020-01-01'::timestamp", "DATE '2020-01-01'"),
+        ("`a b`::timestamp", "`a b`"),
+        ("transform(a, x -> x::timestamp)", "x"),
+        ("ok IN (s::timestamp)", "s"),
+    ],
+)
+def test_a_cast_by_colons_guards_its_operand(item: str, text: str) -> None:
+    guard = f"(CASE WHEN typeof({text}) LIKE 'string%' AND NOT"
+    before, found, after = only_dated(f"SELECT {item} FROM rows").partition(guard)
+    assert found, only_dated(item)
+    assert f"ELSE {text} END)::" in after
+    assert before + text == f"SELECT {item}"[: len(before) + len(text)]
+
+
+def test_casts_inside_each_other_are_each_guarded() -> None:
+    guarded = only_dated("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
+    assert guarded.count("typeof(s)") == 3, "what is around it has it three times"
 
 
 def test_an_alias_names_the_column_of_an_outer_generator() -> None:

@@ -8,18 +8,26 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from sqlglot import exp
 
+from rekindle.topology.dated import may_lack_date
 from rekindle.topology.ddl import hint_for
 from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, nearest
 from rekindle.topology.functions import WITHOUT_PARENTHESES
-from rekindle.topology.inference import field_of, infer_types, known_type, refused_type
+from rekindle.topology.inference import (
+    field_of,
+    infer_types,
+    is_timestamp,
+    known_type,
+    refused_type,
+)
 from rekindle.topology.tokens import DIALECT
 
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
 """Outer ones are kinds of these, and `posexplode` one of `explode`."""
 
@@ -72,6 +80,40 @@ def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
             continue
         found += _missing(scope, parts)
     return found
+
+
+def check_casts(select: exp.Select, scope: Scope) -> list[Finding]:
+    """Texts inside a larger value that are cast to TIMESTAMP: they cannot be guarded one by one, as
+    a text by itself is (`rekindle.topology.dated`). Where types are unknown the engine judges."""
+    found = []
+    for cast in select.find_all(exp.Cast):
+        nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]
+        if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, scope)):
+            what = f"{cast.sql(dialect=DIALECT)} reads texts as TIMESTAMP, and those without a date"
+            hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
+            found.append(Finding("NonDeterministic", f"{what} as of today", hint))
+    for node in select.find_all(*_COMPARISONS):
+        found += _compared_texts(node, scope)
+    return found
+
+
+def _compared_texts(node: exp.Expr, scope: Scope) -> Iterator[Finding]:
+    """Texts that Spark takes for a TIMESTAMP because they are compared with one."""
+    sides = {side: _type_of(side, scope) for side in node.iter_expressions()}
+    if not any(kind is not None and pa.types.is_timestamp(kind) for kind in sides.values()):
+        return
+    for side, kind in sides.items():
+        if kind is not None and pa.types.is_string(kind) and may_lack_date(side):
+            text = side.sql(dialect=DIALECT)
+            what = f"{text} is a text taken for a TIMESTAMP, and without a date for one of today"
+            yield Finding("NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
+
+
+def _has_text(kind: pa.DataType | None) -> bool:
+    if kind is None:
+        return False
+    inside = [kind.field(i).type for i in range(kind.num_fields)]
+    return pa.types.is_string(kind) or any(map(_has_text, inside))
 
 
 def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Finding]:

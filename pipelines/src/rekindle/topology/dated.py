@@ -10,13 +10,16 @@ Design: docs/design/determinism.md#sources-of-difference.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology.findings import Finding
-from rekindle.topology.tokens import tokenize
+from rekindle.topology.inference import is_timestamp
+from rekindle.topology.tokens import first_of_operand, is_clock, tokenize
 
 STARTS_WITH_YEAR = "^[^!-~]*[+-]?[0-9]{4}"
 """Spark takes a year of four digits or more, behind blanks; hours have two at most."""
@@ -27,8 +30,6 @@ _CASTS = frozenset({"cast", "try_cast"})
 _TYPES = frozenset({"timestamp", "timestamp_ltz"})
 _READS_ANY_FORM = frozenset({"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"})
 """With one argument; with a second one, the format, a missing date is always 1970-01-01."""
-_T = exp.DataType.Type
-_TIMED = (_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ)
 _READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 
@@ -36,7 +37,15 @@ _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 def only_dated(sql: str) -> str:
     """`sql` with NULL for texts without a date where they are read as a TIMESTAMP."""
     tokens = tokenize(sql)
-    return _render(sql, tokens, 0, len(tokens), 0, len(sql))
+    return _render(sql, tokens, _reads(tokens), 0, len(sql))
+
+
+def may_lack_date(text: exp.Expr) -> bool:
+    """Whether it is no literal that begins with a date, or one that is refused by its word."""
+    inner = text.unnest()
+    if not isinstance(inner, exp.Literal) or not inner.is_string:
+        return True
+    return re.match(STARTS_WITH_YEAR, inner.name) is None and not is_clock(inner.name)
 
 
 def check_dates(sql: str, tree: exp.Expr) -> list[Finding]:
@@ -44,23 +53,60 @@ def check_dates(sql: str, tree: exp.Expr) -> list[Finding]:
     undated = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
     what = "as a TIMESTAMP has no date, and Spark would take that of the clock"
     found = [Finding("NonDeterministic", f"'{text}' {what}", "write its date") for text in undated]
-    return found + [_without_format(name) for name in _nested_reads(sql)]
+    found += [_without_format(name) for name in _nested_reads(sql)]
+    tokens = tokenize(sql)
+    unread = (at for at in _colon_casts(tokens) if first_of_operand(tokens, at - 1) is None)
+    return found + [_unclear(sql[tokens[at].start :]) for at in unread]
 
 
-def _render(sql: str, tokens: Sequence[Token], at: int, end: int, start: int, stop: int) -> str:
-    """The text from `start` to `stop`, which the tokens from `at` to `end` cover."""
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The tokens of what is read as a TIMESTAMP; `by_colons`: by `::`, not inside a call."""
+
+    first: int
+    last: int
+    by_colons: bool = False
+
+
+def _reads(tokens: Sequence[Token]) -> list[_Read]:
+    """In the order of the text, outer ones first."""
+    spans = (_argument(tokens, at) for at in range(len(tokens)))
+    found = [_Read(*span) for span in spans if span is not None]
+    for at in _colon_casts(tokens):
+        first = first_of_operand(tokens, at - 1)
+        if first is not None:
+            found.append(_Read(first, at, by_colons=True))
+    return sorted(found, key=lambda read: (read.first, -read.last))
+
+
+def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
+    """Each `::` before a TIMESTAMP."""
+    for at in range(1, len(tokens) - 1):
+        timed = tokens[at + 1].text.lower() in _TYPES
+        if tokens[at].token_type is TokenType.DCOLON and timed:
+            yield at
+
+
+def _render(
+    sql: str, tokens: Sequence[Token], reads: Sequence[_Read], start: int, stop: int
+) -> str:
+    """The text from `start` to `stop`, in which these are read."""
     parts: list[str] = []
-    while at < end:
-        span = _argument(tokens, at)
-        if span is None:
-            at += 1
-            continue
-        first, last = span
-        begins, ends = tokens[first].start, tokens[last - 1].end + 1
+    left = deque(reads)
+    while left:
+        read = left.popleft()
+        begins, ends = tokens[read.first].start, tokens[read.last - 1].end + 1
         parts.append(sql[start:begins])
-        inner = _render(sql, tokens, first, last, begins, ends)
-        parts.append(inner if _is_call_alone(tokens, first, last) else _guarded(inner))
-        at, start = last, ends
+        inside = []
+        while left and left[0].first < read.last:
+            inside.append(left.popleft())
+        inner = _render(sql, tokens, inside, begins, ends)
+        if read.by_colons:
+            parts.append(f"({_guarded(inner)})")
+        else:
+            alone = _is_call_alone(tokens, read.first, read.last)
+            parts.append(inner if alone else _guarded(inner))
+        start = ends
     return "".join([*parts, sql[start:stop]])
 
 
@@ -94,6 +140,11 @@ def _is_call_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
     return _argument(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
 
 
+def _unclear(text: str) -> Finding:
+    what = f"it cannot be told what is cast at {text[:40]!r}, and whether that has a date"
+    return Finding("NonDeterministic", what, "write CAST(... AS TIMESTAMP)")
+
+
 def _closing(tokens: Sequence[Token], opening: int) -> int | None:
     depth = 0
     for at in range(opening, len(tokens)):
@@ -121,7 +172,7 @@ def _step(token: Token) -> int:
 def _cast_texts(tree: exp.Expr) -> Iterator[str]:
     for node in tree.find_all(exp.Cast):
         inner = node.this.unnest()
-        if node.to.is_type(*_TIMED) and isinstance(inner, exp.Literal) and inner.is_string:
+        if is_timestamp(node.to) and isinstance(inner, exp.Literal) and inner.is_string:
             yield str(inner.this)
 
 

@@ -57,6 +57,10 @@ def known_type(field: pa.Field) -> pa.DataType | None:
     return field.type if type_is_known(field) else None
 
 
+def is_timestamp(kind: exp.DataType) -> bool:
+    return bool(kind.is_type(_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ))
+
+
 def infer_types(
     expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]
 ) -> list[pa.DataType | None]:

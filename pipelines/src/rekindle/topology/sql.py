@@ -16,7 +16,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.topology import functions
-from rekindle.topology.columns import Scope, check_columns, output_columns
+from rekindle.topology.columns import Scope, check_casts, check_columns, output_columns
 from rekindle.topology.dated import check_dates
 from rekindle.topology.findings import Finding, InvalidSql, nearest
 from rekindle.topology.tokens import calls, check_functions, parse
@@ -74,7 +74,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
         if schema is not None and not _looks_beyond_a_row(branch):
             scope = Scope.of(branch, name, schema)
             wrong = check_columns(branch, scope)
-            findings += wrong
+            findings += wrong or check_casts(branch, scope)
             outputs[-1] = None if wrong else output_columns(branch, scope, findings)
     unread = [name for name in inputs if name not in reads]
     if unread and all(f.reason != "InvalidFrom" for f in findings):

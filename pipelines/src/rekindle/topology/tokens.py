@@ -8,7 +8,7 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlglot
@@ -29,6 +29,7 @@ _WITH_LENGTH = frozenset({"char", "character", "varchar"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
 _LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is no aggregate
 _ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+_TYPED_LITERALS = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz", "x"})
 _NOT_CALLS = frozenset(
     """
     all and as between by case distinct div else end escape except exists filter from group having
@@ -133,6 +134,53 @@ def bare_words(sql: str) -> Iterator[str]:
             yield token.text.lower()
 
 
+def first_of_operand(tokens: Sequence[Token], last: int) -> int | None:
+    """Where the operand begins of a `::` that follows the token `last`; None if that is unclear. It
+    binds closer than all but dots, calls, subscripts and other `::`."""
+    first = _first_of_primary(tokens, last)
+    while first is not None and first >= 2:
+        if tokens[first - 1].token_type is TokenType.COLON:
+            return None
+        if tokens[first - 1].token_type not in (TokenType.DOT, TokenType.DCOLON):
+            break
+        first = _first_of_primary(tokens, first - 2)
+    return first
+
+
+def _first_of_primary(tokens: Sequence[Token], last: int) -> int | None:
+    match tokens[last].token_type:
+        case TokenType.R_PAREN:
+            opening = _opening(tokens, last, TokenType.L_PAREN, TokenType.R_PAREN)
+            called = opening is not None and opening > 0 and _is_called(tokens[opening - 1])
+            return opening - 1 if opening is not None and called else opening
+        case TokenType.R_BRACKET:
+            opening = _opening(tokens, last, TokenType.L_BRACKET, TokenType.R_BRACKET)
+            return first_of_operand(tokens, opening - 1) if opening else None
+        case TokenType.END:
+            return _opening(tokens, last, TokenType.CASE, TokenType.END)
+        case TokenType.STRING:
+            typed = last > 0 and tokens[last - 1].text.lower() in _TYPED_LITERALS
+            beside = last > 0 and tokens[last - 1].token_type is TokenType.STRING
+            return None if beside else last - typed
+        case TokenType.NUMBER | TokenType.IDENTIFIER:
+            return last
+        case _:
+            return last if _is_word(tokens[last]) else None
+
+
+def _opening(tokens: Sequence[Token], last: int, opens: TokenType, closes: TokenType) -> int | None:
+    depth = 0
+    for at in range(last, -1, -1):
+        depth += (tokens[at].token_type is closes) - (tokens[at].token_type is opens)
+        if depth == 0:
+            return at
+    return None
+
+
+def _is_called(token: Token) -> bool:
+    return _is_word(token) and token.text.lower() not in _NOT_CALLS
+
+
 def _is_word(token: Token) -> bool:
     if token.token_type in (TokenType.STRING, TokenType.NUMBER):
         return False
@@ -158,7 +206,7 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Fi
     ]
     texts = [*_arguments_of_times(sql), *_taken_for_times(tree)]
     found += [
-        _non_deterministic(f"'{text}' as a point in time") for text in texts if _is_clock(text)
+        _non_deterministic(f"'{text}' as a point in time") for text in texts if is_clock(text)
     ]
     found += [_without_length(text) for text in _lengths(sql)]
     return list(dict.fromkeys(found))
@@ -179,7 +227,7 @@ def _without_length(text: str) -> Finding:
     return Finding(NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 
 
-def _is_clock(text: str) -> bool:
+def is_clock(text: str) -> bool:
     """Spark reads such a word in any case, amid blanks, and with a time zone behind it."""
     return text.strip().lower().partition(" ")[0] in CLOCK_LITERALS
 
