@@ -35,7 +35,8 @@ class Server:
         if wanted.version != current:
             raise Conflict
         self.versions += 1
-        self.record = replace(wanted, version=str(self.versions))
+        uid = self.record.uid if self.record is not None else f"made as {self.versions}"
+        self.record = replace(wanted, version=str(self.versions), uid=uid)
         return self.record
 
 
@@ -47,6 +48,7 @@ class Faults:
     lost_answer: float = 0.0
     slow: float = 0.0
     pause: float = 0.0
+    deletion_s: float = 0.0  # mean time between two; 0: nobody deletes the Lease
 
 
 @dataclass
@@ -86,6 +88,16 @@ class World:
         ]
         for process in self.processes:
             self.after(self.random.uniform(0, 1), lambda p=process: self.call(p))
+        self.after(0.0, lambda: self.delete(is_first=True))
+
+    def delete(self, is_first: bool = False) -> None:
+        """By hand; whoever leads is not asked."""
+        if self.faults.deletion_s == 0:
+            return
+        if not is_first:
+            self.server.record = None
+            self.history.append((self.now, "the Lease is deleted"))
+        self.after(self.random.expovariate(1 / self.faults.deletion_s), self.delete)
 
     def after(self, delay_s: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay_s, next(self._numbers), event))
@@ -168,6 +180,7 @@ FAULTS = st.builds(
     lost_answer=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
     slow=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     pause=st.sampled_from([0.0, 0.02, 0.1]),
+    deletion_s=st.sampled_from([0.0, 0.2, 1.0, 3.0, 10.0]),
 )
 
 
@@ -175,6 +188,15 @@ FAULTS = st.builds(
 @given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
 def test_never_two_processes_lead_at_once(seed: int, processes: int, faults: Faults) -> None:
     World(seed, processes, faults).run(until=60)  # asserts after each event
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) -> None:
+    world = World(seed, 3, Faults())
+    world.run(until=10 + seed / 50)
+    world.server.record = None
+    world.run(until=world.now + 3)
+    assert len(world.leaders()) == 1
 
 
 @settings(max_examples=50, deadline=None)
@@ -216,7 +238,13 @@ def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
 
 
 def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
-    return LeaseRecord(holder, f"process of {holder}", lease_s, 0, version)
+    return LeaseRecord(holder, f"process of {holder}", lease_s, 0, version, "uid")
+
+
+def leading(name: str = "a") -> Candidate:
+    """It took a Lease that was given back; its renewal took from 0 to 0.1 s."""
+    free = candidate(name, released(record()))
+    return free.after_write(record(name, "2"), Span(0.0, 0.1))
 
 
 def watched(made: Candidate, for_s: float, version: str = "1") -> Candidate:
@@ -257,22 +285,41 @@ def test_a_holder_of_the_same_name_is_another_process() -> None:
 
 
 def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
-    leader = candidate().after_write(record("a"), Span(0.0, 0.1))
+    leader = leading()
     leader = leader.after_failure(Span(0.5, 1.5))
     assert leader.leads(1.5)
     assert not leader.leads(TIMING.act_s)
     assert leader.holds
-    again = leader.after_write(record("a", "2"), Span(5.0, 5.1))
+    again = leader.after_write(record("a", "3"), Span(5.0, 5.1))
     assert again.leads(5.2)
     assert again.term == leader.term, "nobody led in between"
 
 
 def test_leading_anew_after_another_is_another_term() -> None:
-    first = candidate().after_write(record("a"), Span(0.0, 0.1))
+    first = leading()
     lost = first.after_conflict().after_read(record("b", "2"), Span(0.5, 0.6))
     assert not lost.leads(0.6)
     again = watched(lost, 4, version="2").after_write(record("a", "3"), Span(5.0, 5.1))
     assert again.term == first.term + 1
+
+
+def test_who_makes_a_lease_leads_once_an_earlier_leader_has_ceased() -> None:
+    made = candidate().after_read(None, Span(0.0, 0.1))
+    assert made.wants_to_write()
+    made = made.after_write(record("a", "1"), Span(0.2, 0.3))
+    for at, leads in ((0.7, False), (2.2, False), (2.4, True)):
+        made = made.after_write(record("a", str(at)), Span(at, at + 0.1))
+        assert made.leads(at + 0.1) == leads
+    assert made.term == 1
+
+
+def test_a_leader_whose_lease_is_deleted_goes_on_and_makes_another() -> None:
+    deleted = leading().after_conflict().after_read(None, Span(0.5, 0.6))
+    assert deleted.leads(0.6)
+    made = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
+    assert made.leads(0.8), "by its last renewal"
+    assert not made.leads(TIMING.act_s), "another may have led by a third Lease"
+    assert not made.has_led
 
 
 def test_timing_that_lets_two_lead_is_refused() -> None:

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from rekindle_operator.election import ElectionTiming
+from rekindle_operator.election import ElectionTiming, LeaseRecord
 from rekindle_operator.leader import Leader
+from rekindle_operator.lease import lease_body
 from rekindle_operator.settings import Election
 
 TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
 
 
 class LeaseServer:
-    """One Lease, behind `Leader`'s calls; `away`: it answers nobody."""
+    """One Lease, behind `Leader`'s calls, that is free at first; `away`: it answers nobody."""
 
     def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
+        free = LeaseRecord("", "", 1.0, 0, "0")
+        self.lease: dict[str, Any] | None = lease_body("default", "rekindle-operator", free, 0, 0)
+        self.lease["metadata"]["uid"] = "uid"
         self.away = False
         self._version = 0
 
@@ -38,7 +41,8 @@ class LeaseServer:
                 if current != body["metadata"].get("resourceVersion"):
                     return None
         self._version += 1
-        meta = {**body["metadata"], "resourceVersion": str(self._version)}
+        uid = f"uid-{self._version}" if self.lease is None else self.lease["metadata"]["uid"]
+        meta = {**body["metadata"], "resourceVersion": str(self._version), "uid": uid}
         self.lease = {**body, "metadata": meta}
         return self.lease
 
@@ -131,7 +135,8 @@ def test_who_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> Non
     leader = make_leader(server, "a", monkeypatch, ready=lambda: ready)
     for _ in range(3):
         leader.step()
-    assert server.lease is None
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == ""
     ready = True
     lead(leader)
 

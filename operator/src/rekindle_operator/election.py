@@ -6,6 +6,9 @@ paused, as long as all clocks run at about the same rate:
 - A leader leads for `act_s` from the moment at which its last successful renewal *began*.
 - Another candidate writes its name only after it has itself seen the same version of the Lease for
   `lease_s`, which is longer, and on the condition that the version is still the same.
+- A Lease that was deleted says nothing of who leads. Whoever makes a new one leads only by a
+  renewal that begins `lease_s` after it first knew of it: by then everyone has ceased whose last
+  renewal was of an earlier one.
 
 A read that is slow or fails says nothing about the leader: the time that it took does not count as
 silence. So an API server that is slow or away makes nobody a leader, and the old one goes on.
@@ -14,6 +17,7 @@ silence. So an API server that is slow or away makes nobody a leader, and the ol
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 _LONGEST_LEASE_S = 60.0  # whatever an edited Lease claims
 
@@ -37,13 +41,15 @@ class ElectionTiming:
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """What the Lease says. `process` tells two processes of one name apart; `version` is the
-    object's resourceVersion. No `holder`: it was given back in order."""
+    object's resourceVersion, `uid` is the object's own. No `holder`: somebody who led by it gave it
+    back in order."""
 
     holder: str
     process: str
     lease_s: float
     transitions: int
     version: str
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,12 @@ class Candidate:
     timing: ElectionTiming
     seen: LeaseRecord | None = None
     absent: bool = False  # the last read found no Lease
+    known_uid: str | None = None  # of the Lease that it saw last
+    known_since: float = -inf
+    led_uid: str | None = None  # by which it led last
     unchanged_s: float = 0.0
     last_read_ended: float | None = None
-    renewed_at: float | None = None  # when the last successful write as the holder began
+    renewed_at: float | None = None  # when the last write began by which it leads
     term: int = 0
 
     def leads(self, now: float) -> bool:
@@ -76,6 +85,11 @@ class Candidate:
     def holds(self) -> bool:
         """The Lease bears its name, as far as it knows; it may be too old to act on."""
         return self.seen is not None and self._is_mine(self.seen)
+
+    @property
+    def has_led(self) -> bool:
+        """By the Lease that it holds."""
+        return self.holds and self.led_uid == self.known_uid
 
     def wants_to_write(self) -> bool:
         """Whether the next call is a write: to renew, or to take a Lease that is free."""
@@ -108,6 +122,9 @@ class Candidate:
             return replace(
                 self, seen=None, absent=True, unchanged_s=0.0, last_read_ended=span.ended
             )
+        known_since = span.ended if record.uid != self.known_uid else self.known_since
+        if not record.holder:
+            known_since = -inf  # somebody has led by it, and ceased
         same = self.seen is not None and self.seen.version == record.version
         unchanged_s = 0.0
         if same and self.last_read_ended is not None:
@@ -120,6 +137,8 @@ class Candidate:
             self,
             seen=record,
             absent=False,
+            known_uid=record.uid,
+            known_since=known_since,
             unchanged_s=unchanged_s,
             last_read_ended=span.ended,
         )
@@ -127,15 +146,16 @@ class Candidate:
 
     def after_write(self, written: LeaseRecord, span: Span) -> Candidate:
         """The API server has stored it. `written` has the new version."""
-        began_term = self.renewed_at is None
+        kept = replace(
+            self, seen=written, absent=False, unchanged_s=0.0, last_read_ended=span.ended
+        )
+        if written.uid != self.known_uid:
+            return replace(kept, known_uid=written.uid, known_since=span.ended)
+        if span.began - self.known_since < self.timing.lease_s:
+            return kept
+        began_term = self.renewed_at is None or self.led_uid != written.uid
         return replace(
-            self,
-            seen=written,
-            absent=False,
-            unchanged_s=0.0,
-            last_read_ended=span.ended,
-            renewed_at=span.began,
-            term=self.term + began_term,
+            kept, renewed_at=span.began, led_uid=written.uid, term=self.term + began_term
         )
 
     def after_conflict(self) -> Candidate:

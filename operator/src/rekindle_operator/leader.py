@@ -112,7 +112,8 @@ class Leader:
         LEADER.set(0)
         if self._thread is not None:
             self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be under way
-        if self._candidate.seen is None or not self._candidate.holds:
+        # One that was made anew and has no leader yet is not free: an earlier leader may act still.
+        if self._candidate.seen is None or not self._candidate.has_led:
             return
         try:
             self._put(released(self._candidate.seen))

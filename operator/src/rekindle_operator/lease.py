@@ -26,6 +26,7 @@ def read_lease(raw: Mapping[str, Any]) -> LeaseRecord:
         lease_s=float(spec.get("leaseDurationSeconds") or 0),
         transitions=int(spec.get("leaseTransitions") or 0),
         version=str(meta["resourceVersion"]),
+        uid=str(meta.get("uid", "")),
     )
 
 
@@ -56,7 +57,7 @@ def lease_body(
 
 
 def released(record: LeaseRecord) -> LeaseRecord:
-    return LeaseRecord("", "", _RELEASED_S, record.transitions, record.version)
+    return LeaseRecord("", "", _RELEASED_S, record.transitions, record.version, record.uid)
 
 
 def _text(at: float) -> str:
