@@ -9,6 +9,8 @@ A task without a partner serves its log at once, for there is nothing else. Wher
 differs from it, the log is given up and the epoch is computed once more, from the checkpoint, and
 two of the three results decide. A note in the log's directory keeps them for the next life. Where
 all three differ the task stays failed: nothing of the epoch, or after it, is served or written.
+
+Design: docs/design/task.md#the-log-of-earlier-lives.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""A task whose results differ each time stays, says why, and gives nothing out."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_task_loop import eventually
+
+from rekindle.protocol import Poll, RestorePoint
+from rekindle.task.config import TaskConfig
+from rekindle.task.runtime import TaskRuntime
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+
+pytestmark = pytest.mark.process
+
+ADDRESS = "127.0.47.1"
+
+
+def config_of(directory: Path) -> TaskConfig:
+    """Of a source by itself, which needs no JVM."""
+    spec = {
+        "checkpoint": {"store": f"file://{directory}/store", "volume": "v"},
+        "sources": [
+            {
+                "name": "numbers",
+                "schema": "n BIGINT",
+                "generator": {"rowsPerSecond": 1, "columns": {"n": "sequence"}},
+            }
+        ],
+        "queries": [
+            {"name": "q", "from": "numbers", "sink": {"files": {"url": f"file://{directory}/out"}}}
+        ],
+    }
+    (segment,) = compile_topology(load_spec(spec), "t", local=True).segments
+    file = directory / "topology.json"
+    head = {"name": "t", "uid": "uid-1", "generation": 1, "origin": "2026-01-01T00:00:00Z"}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    return TaskConfig.from_environment(
+        {
+            "REKINDLE_TOPOLOGY_FILE": str(file),
+            "REKINDLE_SEGMENT": segment.id,
+            "REKINDLE_PARTITION": "0",
+            "REKINDLE_REPLICA": "0",
+            "REKINDLE_INCARNATION": "1",
+            "REKINDLE_BIND": ADDRESS,
+            "REKINDLE_DATA": str(directory / "data"),
+        }
+    )
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
+    """A task that finds three results of one epoch noted."""
+    config = config_of(tmp_path)
+    log = config.data / "log" / config.uid / config.segment.stream / "0"
+    log.mkdir(parents=True)
+    noted = {"epoch": 3, "results": [["a", 0], ["b", 0], ["c", 0]]}
+    (log / "disputed.json").write_text(json.dumps(noted))
+    runtime = TaskRuntime(config)
+    thread = threading.Thread(target=runtime.run, daemon=True)
+    thread.start()
+    poll = Poll(
+        topology="uid-1", fence=1, generation=1, task=config.ref, restore=RestorePoint(epoch=-1)
+    )
+    runtime.desk.poll(poll)
+    eventually(lambda: runtime.desk.poll(poll).phase == "Failed", 10)
+    yield runtime
+    assert thread.is_alive(), "it has not ended by itself"
+    runtime.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_it_says_why_and_its_probe_is_well(failed: TaskRuntime) -> None:
+    answer = failed.report.answer(1)
+    assert answer.problem is not None
+    assert answer.problem.message.startswith("epoch 3 of stream")
+    assert "3 different results" in answer.problem.message
+    with urllib.request.urlopen(f"http://{ADDRESS}:8080/livez", timeout=5) as live:
+        assert live.status == 200
+
+
+def test_nothing_of_it_is_written(failed: TaskRuntime, tmp_path: Path) -> None:
+    assert failed.report.answer(1).sinks == ()
+    assert not list(tmp_path.glob("out/*.parquet"))
