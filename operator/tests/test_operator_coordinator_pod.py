@@ -85,11 +85,11 @@ def test_the_coordinator_reads_the_store_as_tasks_do(cluster: ModelCluster) -> N
 
 
 def test_labels_and_annotations_are_shared_but_for_its_identity(cluster: ModelCluster) -> None:
-    labels = {"cost-centre": "7", "rekindle.dev/role": "task"}
+    labels = {"cost-centre": "7", "app.kubernetes.io/part-of": "mine"}
     template = {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}}
     meta = coordinator_with(cluster, template)["metadata"]
     assert meta["labels"]["cost-centre"] == "7"
-    assert meta["labels"]["rekindle.dev/role"] == "coordinator"
+    assert meta["labels"]["app.kubernetes.io/part-of"] == "rekindle"
     assert meta["annotations"]["sidecar.istio.io/inject"] == "false"
     assert meta["annotations"]["prometheus.io/port"] == "8080"
 

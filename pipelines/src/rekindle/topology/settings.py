@@ -48,6 +48,7 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
+_OWN_PREFIX = "rekindle.dev/"  # of labels and annotations
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
@@ -217,6 +218,21 @@ def _template(template: Mapping[str, object]) -> Iterator[Problem]:
                 where = ".".join(("spec.podTemplate", *path, str(field)))
                 hint = nearest(str(field), known)
                 yield Problem(where, "UnknownField", f"unknown field {field}", hint)
+    yield from _own_names(template)
+
+
+def _own_names(template: Mapping[str, object]) -> Iterator[Problem]:
+    """What the operator writes on pods and decides by: they tell it whose a pod is, and what has
+    become of it."""
+    for kind in _MERGED_FIELDS["metadata",]:
+        entries = _at(template, ("metadata", kind))
+        for key in entries if isinstance(entries, Mapping) else ():
+            if str(key).startswith(_OWN_PREFIX):
+                where = f"spec.podTemplate.metadata.{kind}[{key}]"
+                why = f"names that begin with {_OWN_PREFIX} are the operator's own"
+                yield Problem(
+                    where, "ReservedSetting", f"{key} cannot be set: {why}", "leave it out"
+                )
 
 
 def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
