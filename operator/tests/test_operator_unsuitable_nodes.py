@@ -13,7 +13,6 @@ from test_operator_model_cluster import ModelCluster
 from rekindle_operator.cluster.containers import container_trouble, is_preparing
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
-from rekindle_operator.resources.shape import shape_of
 
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}
 
@@ -254,12 +253,61 @@ def _record(number: int) -> Any:
     return record
 
 
-def test_one_shape_is_one_image_and_one_set_of_requests() -> None:
-    def shape(**container: Any) -> str:
-        spec = {"containers": [{"name": "task", "image": "one", "env": [], **container}]}
-        return shape_of("default", spec)
+def shapes(**fields: Any) -> set[str]:
+    """Of the first generation's pods and of those after an edit."""
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    cluster.settle()
+    before = {p.shape for p in cluster.tasks().values()}
+    cluster.edit("flights", **fields)
+    cluster.settle()
+    after = {p.shape for p in cluster.tasks().values()}
+    assert len(before) == len(after)
+    return before & after
 
-    assert shape() == shape(env=[{"name": "X", "value": "1"}])
-    assert shape() != shape(image="two")
-    assert shape() != shape(resources={"requests": {"cpu": "1"}})
-    assert shape() != shape(ports=[{"containerPort": 1, "hostPort": 1}])
+
+def in_pod(**fields: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": fields}}
+
+
+def in_container(**fields: Any) -> dict[str, Any]:
+    return in_pod(containers=[{"name": "task", **fields}])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"image": "two"},
+        {"sparkConf": {"spark.driver.extraJavaOptions": "-XX:+UseZGC"}},
+        {"resources": {"requests": {"cpu": "700m"}}},
+        {"checkpoint": {**flights_spec()["checkpoint"], "secretRef": "store-rekindle"}},
+        in_pod(volumes=[{"name": "extra", "configMap": {"name": "settings"}}]),
+        in_pod(volumes=[{"name": "extra", "secret": {"secretName": "key-rekindle"}}]),
+        in_pod(dnsPolicy="Default"),
+        in_container(env=[{"name": "X", "value": "1"}]),
+        in_container(envFrom=[{"configMapRef": {"name": "settings"}}]),
+        in_container(ports=[{"containerPort": 1}]),
+        in_container(startupProbe={"failureThreshold": 900}),
+        in_container(command=["sleep"]),
+    ],
+    ids=lambda edit: str(edit)[:60],
+)
+def test_an_edit_that_may_correct_a_pod_resets_what_nodes_refused(edit: dict[str, Any]) -> None:
+    assert not shapes(**edit)
+
+
+def test_an_edit_that_changes_no_pod_keeps_what_nodes_refused() -> None:
+    queries = flights_spec()["queries"]
+    for query in queries:
+        query["priority"] += 1
+    assert shapes(queries=queries)
+
+
+def test_tasks_of_two_topologies_that_are_alike_have_one_shape() -> None:
+    cluster = ModelCluster()
+    for name in ("flights", "second"):
+        cluster.add_topology(name, flights_spec())
+    cluster.settle()
+    first, second = ({p.shape for p in cluster.tasks(n).values()} for n in cluster.topologies)
+    assert first == second
+    assert cluster.coordinator("flights").shape == cluster.coordinator("second").shape

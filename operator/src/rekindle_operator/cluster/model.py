@@ -92,7 +92,7 @@ class PodView:
     incarnation: int = 0
     generation: int = 0
     template: str = ""  # digest of what it was made from
-    shape: str = ""  # digest of what scheduler and kubelet look at
+    shape: str = ""  # digest of its spec, see `resources.shape`
     trouble: str = ""  # why its containers do not run, and are not ready
     preparing: bool = False  # its node has yet to make a container, and none says why
     gates: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Which nodes would not bind, admit or start pods of one shape, and for how long they are avoided.
 
-Pure. A shape is a digest of what scheduler and kubelet look at (`resources.shape`). Each further
+Pure. A shape is a digest of a pod's spec (`resources.shape`). Each further
 refusal doubles the time; a node that ran well for an hour after that is as good as any other.
 
 Design: docs/design/recovery.md#gates.

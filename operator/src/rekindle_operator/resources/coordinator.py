@@ -76,7 +76,9 @@ def coordinator_template(topology: TopologyView, lost: Iterable[str], defaults: 
 
 def coordinator_shape(topology: TopologyView, defaults: PodDefaults) -> str:
     """What nodes are remembered by that would not run it."""
-    return shape_of(topology.namespace, _spec(topology, (), defaults))
+    spec = _spec(topology, (), defaults)
+    del spec["serviceAccountName"]  # the topology's own
+    return shape_of(topology.namespace, spec)
 
 
 def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> Manifest:

@@ -38,6 +38,7 @@ from rekindle_operator.settings import PodDefaults
 
 CONTAINER = "task"
 GRACE_S = 60
+_RECORD_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREPARED_SOURCES = 1024**3  # beside the log, on the same volume
 
@@ -70,7 +71,7 @@ def task_pod(
     meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
     annotations = dict(own.get("annotations") or {})
     annotations[names.ANNOTATION_TEMPLATE] = task_template(view, topology, segment, defaults)
-    annotations[names.ANNOTATION_SHAPE] = shape_of(view.namespace, merged["spec"])
+    annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
     if lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
     if attempt:
@@ -78,6 +79,12 @@ def task_pod(
     meta["annotations"] = annotations
     spec = _with_identity(merged["spec"], view, slot, incarnation)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _shape(view: TopologyView, spec: Manifest) -> str:
+    """Without the record, whose name is another one in each generation."""
+    volumes = [v for v in spec["volumes"] if v["name"] != _RECORD_VOLUME]
+    return shape_of(view.namespace, {**spec, "volumes": volumes}, view.spec.get("sparkConf"))
 
 
 def task_template(
@@ -115,7 +122,7 @@ def _base_spec(
         "tolerations": list(STAY),
         "securityContext": secure_pod(),
         "volumes": [
-            {"name": "topology", "configMap": record},
+            {"name": _RECORD_VOLUME, "configMap": record},
             {"name": "data", "emptyDir": scratch},
             *volumes,
         ],
@@ -132,7 +139,7 @@ def _base_spec(
                     {"name": "control", "containerPort": CONTROL_PORT},
                 ],
                 "volumeMounts": [
-                    {"name": "topology", "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
+                    {"name": _RECORD_VOLUME, "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
                     {"name": "data", "mountPath": DATA_MOUNT},
                     *mounts,
                 ],
