@@ -18,7 +18,7 @@ from pyarrow import flight
 from rekindle import identity
 from rekindle.coordinator.model import PollFailed
 from rekindle.identity import Identity, Versions, incompatible
-from rekindle.protocol import Answer, Poll, TaskRef
+from rekindle.protocol import FLIGHT_PORT, Answer, Endpoint, Poll, TaskRef
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
@@ -73,6 +73,21 @@ def post(control: ControlServer, body: dict[str, object], token: str | None) -> 
 def poll(topology: str = "uid-a", fence: int = 1, **changes: object) -> dict[str, object]:
     message = Poll(topology=topology, fence=fence, generation=1, task=REF)
     return {**message.model_dump(mode="json"), **changes}
+
+
+def test_a_poll_that_names_eight_thousand_replicas_is_taken(control: ControlServer) -> None:
+    """A topology has no more tasks; 64 partitions of 8 replicas, with the longest addresses."""
+    address = f"[{':'.join(['fd00'] * 8)}]:{FLIGHT_PORT}"
+    replicas = [
+        Endpoint(address=address, replica=n, incarnation=10**6, lagging=True).model_dump()
+        for n in range(8)
+    ]
+    upstreams = [
+        {"stream": f"{stream:016x}", "partition": partition, "endpoints": replicas}
+        for stream in range(16)
+        for partition in range(64)
+    ]
+    assert post(control, poll(upstreams=upstreams), "token-a")[0] == 200
 
 
 @pytest.mark.parametrize("token", [None, "", "token-b", "token-\u00e9"])

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
 from rekindle.identity import Identity
-from rekindle.protocol import Incompatible, Poll, received
+from rekindle.protocol import MAX_POLL_BYTES, Incompatible, Poll, received
 from rekindle.task.desk import Desk, Refused
 from rekindle.workers import Worker
 
@@ -59,7 +59,7 @@ class ControlServer:
         self._worker.join(2)
 
     def _application(self) -> web.Application:
-        application = web.Application()
+        application = web.Application(client_max_size=MAX_POLL_BYTES)
         application.add_routes(
             [
                 web.get("/startupz", self._started),
