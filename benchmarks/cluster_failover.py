@@ -13,8 +13,8 @@
 
 But for the last, tasks have nodes of their own, so that what is measured is their loss: a node that
 also carries the coordinator or the leading operator is noticed when their Leases expire
-(docs/design/recovery.md). The coordinator tolerates what tasks tolerate, so those nodes are
-cordoned until it has a place.
+(docs/design/recovery.md). The others are too small for a task, and the nodes for tasks are cordoned
+until operator and coordinator have theirs.
 
 Writes build/bench/cluster_failover.json.
 """
@@ -29,7 +29,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, wait_for
+from harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, NodeShape, wait_for
 from harness.report import Row, report
 from harness.run import Run
 
@@ -38,12 +38,9 @@ BURST_NODES = 9
 BURST_LOST = 6
 OPERATORS = 3  # the chart's default
 GAP_BAR_S = 1.1  # an epoch + 100 ms
-POOL = "tasks"
 TASK_NODES = 3
-ONLY_TASKS = {
-    "nodeSelector": {"pool": POOL},
-    "tolerations": [{"key": "pool", "value": POOL, "effect": "NoSchedule"}],
-}
+OTHER_NODES = 2
+TOO_SMALL_FOR_TASKS = NodeShape(cpu="450m")
 
 
 def document(name: str) -> dict[str, Any]:
@@ -57,7 +54,6 @@ def document(name: str) -> dict[str, Any]:
         "spec": {
             "epochInterval": "1s",
             "checkpoint": {"interval": "5s", "store": f"{place}/checkpoints", "volume": "rekindle"},
-            "podTemplate": {"spec": ONLY_TASKS},
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
             "sources": [
                 {
@@ -94,14 +90,14 @@ def main() -> None:
 def _rows_of_single_losses() -> list[Row]:
     with (
         tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
-        EmbeddedCluster(Path(directory), nodes=2 + TASK_NODES, report=print) as cluster,
+        EmbeddedCluster(Path(directory), nodes=TASK_NODES, report=print) as cluster,
     ):
-        for_tasks = list(cluster.nodes)[:TASK_NODES]
-        for name in for_tasks:
-            _give_to_tasks(cluster, name)
+        for_tasks = list(cluster.nodes)
+        cluster.control_plane.kubectl("cordon", *for_tasks)
+        for _ in range(OTHER_NODES):
+            cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.make_volume("rekindle")
         cluster.install()
-        cluster.control_plane.kubectl("cordon", *for_tasks)
         with Run(cluster, document("failover")) as run:
             wait_for("the coordinator's place", lambda: _coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
@@ -132,9 +128,7 @@ def _rows_of_burst() -> list[Row]:
     ):
         cluster.make_volume("rekindle")
         cluster.install()
-        anywhere = document("burst")
-        del anywhere["spec"]["podTemplate"]
-        with Run(cluster, anywhere) as run:
+        with Run(cluster, document("burst")) as run:
             run.wait_live()
             run.wait_checkpoint()
             bursts = [_lose_most(run) for _ in range(ROUNDS)]
@@ -206,11 +200,6 @@ def _choose(
     return victims
 
 
-def _give_to_tasks(cluster: EmbeddedCluster, node: str) -> None:
-    cluster.control_plane.kubectl("label", "node", node, f"pool={POOL}")
-    cluster.control_plane.kubectl("taint", "node", node, f"pool={POOL}:NoSchedule")
-
-
 def _row(what: str, values: list[float], bar: float | None) -> Row:
     figures = {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
     return Row(what, figures, bar=bar, held=None if bar is None else max(values) <= bar)
@@ -259,7 +248,7 @@ def _freeze(run: Run, tasks: int) -> tuple[float, float]:
     at_suspected = wait_for("suspected", suspected, 20, 0.02)
     at_replaced = wait_for("a replacement pod", replaced, 40, 0.05)
     run.cluster.kill_nodes([name])
-    _give_to_tasks(run.cluster, run.cluster.add_node())
+    run.cluster.add_node()
     run.wait_live()
     return at_suspected - began, at_replaced - began
 

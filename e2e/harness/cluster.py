@@ -145,8 +145,9 @@ class EmbeddedCluster:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(log, directory / name)
 
-    def launch_node(self) -> ProcessNode:
-        """Start one more machine; it joins by itself."""
+    def launch_node(self, shape: NodeShape | None = None) -> ProcessNode:
+        """Start one more machine, of the cluster's own shape or another; it joins by itself."""
+        shape = shape or self._shape
         number = next(self._numbers)
         name = f"node-{number}"
         node = ProcessNode(
@@ -154,17 +155,17 @@ class EmbeddedCluster:
             self.control_plane,
             self.directory / "nodes" / name,
             zone=f"zone-{'abc'[number % 3]}",
-            cpu=self._shape.cpu,
-            memory=self._shape.memory,
+            cpu=shape.cpu,
+            memory=shape.memory,
             images=self._images,
         )
         self.nodes[name] = node
         node.start()
         return node
 
-    def add_node(self) -> str:
+    def add_node(self, shape: NodeShape | None = None) -> str:
         """One more machine; returns its name once it is Ready."""
-        node = self.launch_node()
+        node = self.launch_node(shape)
         node.wait_ready()
         return node.name
 
