@@ -10,7 +10,14 @@ from engine_fixtures import topology
 
 from rekindle.connectors.source import SourceCut
 from rekindle.engine.bounds import CallBounds, bytes_of, take_ready
-from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MIB, needed_bytes, plan_memory
+from rekindle.engine.memory import (
+    DEFAULT_LIMIT_BYTES,
+    JVM_BASE_BYTES,
+    MIB,
+    PYTHON_BYTES,
+    needed_bytes,
+    plan_memory,
+)
 from rekindle.engine.model import EpochInput
 from rekindle.task.inputs import SourceInputs, StreamInputs
 
@@ -84,14 +91,16 @@ def test_bytes_of_a_slice_are_its_own() -> None:
 @pytest.mark.parametrize("with_jvm", [True, False])
 def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> None:
     plan = plan_memory(limit, with_jvm=with_jvm)
-    assert plan.heap_bytes + 3 * plan.epoch_bytes <= limit
+    jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
+    rows = 3 * plan.epoch_bytes + 2 * plan.ahead_bytes
+    assert jvm + PYTHON_BYTES + rows <= limit
     assert plan.job_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes
 
 
 def test_the_heap_grows_with_the_pods_memory() -> None:
     heaps = [plan_memory(n * 1024 * MIB).heap_bytes // MIB for n in (1, 2, 4)]
-    assert heaps == [512, 1024, 2048]
+    assert heaps == [512, 921, 1740]
 
 
 def test_what_a_refused_epoch_needs_is_enough_and_no_more() -> None:

@@ -16,14 +16,15 @@ DEFAULT_LIMIT_BYTES = 1024 * MIB
 """What a task gets that asks for nothing."""
 MIN_HEAP_BYTES = 512 * MIB
 """Below this, Spark refuses to start."""
-JVM_BESIDE_HEAP_BYTES = 240 * MIB
-"""Classes, compiled code, threads, and the buffers that jobs of `job` bytes need."""
+JVM_BASE_BYTES = 112 * MIB
+"""Classes, compiled code and threads of a JVM: what it holds beside its heap and Arrow's buffers."""
 PYTHON_BYTES = 140 * MIB
 """A task's Python without rows, PySpark and PyArrow loaded."""
 COPIES = 3
 """Of one epoch in Python at the same time: input, output, and the log's record."""
-_HEAP_SHARE = 0.5
-"""Of what the limit has beyond the default. The other half is for Arrow's tables in Python."""
+_HEAP_SHARE = 0.4
+"""Of what the limit has beyond the default. The rest is for Arrow's tables, in Python and in the
+JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class MemoryPlan:
     """Bounds in bytes. `heap` and `direct` are 0 for a task without a JVM.
 
     `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `ahead`: rows
-    that readers hold before the engine takes them. `job`: rows of one Spark job where a call can be
+    that readers hold before an epoch is whole, and as many of whole epochs that the engine has not
+    taken. `job`: rows of one Spark job where a call can be
     divided by rows. `epoch`: the largest epoch that Python can hold as often as it has to.
     """
 
@@ -48,17 +50,19 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     """The plan for a limit. Below the default limit a JVM's heap stays as large as Spark asks."""
     beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
-    beside = JVM_BESIDE_HEAP_BYTES if with_jvm else 0
-    python = limit_bytes - heap - beside - PYTHON_BYTES
+    direct = heap // 4
+    beside = JVM_BASE_BYTES + direct if with_jvm else 0
+    ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
+    rows = limit_bytes - heap - beside - PYTHON_BYTES - 2 * ahead
     call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
         heap_bytes=heap,
-        direct_bytes=heap // 4,
+        direct_bytes=direct,
         call_bytes=call,
-        ahead_bytes=_between(8 * MIB, limit_bytes // 32, 128 * MIB),
+        ahead_bytes=ahead,
         job_bytes=heap // 64,
-        epoch_bytes=max(call, python // COPIES),
+        epoch_bytes=max(call, rows // COPIES),
     )
 
 
