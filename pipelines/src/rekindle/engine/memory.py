@@ -17,7 +17,7 @@ DEFAULT_LIMIT_BYTES = 1024 * MIB
 MIN_HEAP_BYTES = 512 * MIB
 """Below this, Spark refuses to start."""
 JVM_BASE_BYTES = 112 * MIB
-"""Classes, compiled code and threads of a JVM: what it holds beside its heap and Arrow's buffers."""
+"""Classes, compiled code and threads of a JVM; not its heap, not Arrow's buffers."""
 PYTHON_BYTES = 140 * MIB
 """A task's Python without rows, PySpark and PyArrow loaded."""
 COPIES = 3
