@@ -49,6 +49,36 @@ class _Flight:
     since: float  # monotonic
 
 
+class _Queue:
+    """What is yet to begin, in order, and how much of it each namespace has."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self._steps = list(steps)
+        self._by_namespace = Counter(s.namespace for s in self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def namespaces(self) -> Iterable[str]:
+        return self._by_namespace.keys()
+
+    def remove(self, step: Step) -> None:
+        self._steps.remove(step)
+        self._by_namespace[step.namespace] -= 1
+        if not self._by_namespace[step.namespace]:
+            del self._by_namespace[step.namespace]
+
+    def insert(self, step: Step) -> None:
+        """After all that come no later."""
+        later = (i for i, s in enumerate(self._steps) if s.order > step.order)
+        self._steps.insert(next(later, len(self._steps)), step)
+        self._by_namespace[step.namespace] += 1
+
+
 class Dispatcher:
     """`skipped` is given what was not done because something that it depends on failed."""
 
@@ -72,7 +102,7 @@ class Dispatcher:
         self._threads = _THREADS_OF_A_WORKER * workers
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="action")
         self._changed = threading.Condition()
-        self._queue: list[Step] = []
+        self._queue = _Queue()
         self._flying: dict[str, _Flight] = {}
         self._blocked: set[str] = set()  # keys of this pass that are not done
         self._cleans_up = False
@@ -86,7 +116,7 @@ class Dispatcher:
                 self._changed.wait(self._stall_s / 4)
                 self._fill()  # should a worker have failed to
             self._keep_events()
-            self._queue = []
+            self._queue = _Queue()
 
     def _begin(self, steps: list[Step]) -> None:
         now = self._clock()
@@ -94,7 +124,7 @@ class Dispatcher:
         waiting = [*steps, *self._events]
         self._events.clear()
         fresh = [s for s in waiting if s.key not in self._flying]
-        self._queue = [s for s in fresh if self._backoff.is_due(s.key, now)]
+        self._queue = _Queue(s for s in fresh if self._backoff.is_due(s.key, now))
         due = {s.key for s in self._queue}
         # What flies or waits for its back-off is not done: nothing that depends on it is, either.
         not_done = {s.key for s in steps if s.key not in due}
@@ -133,7 +163,7 @@ class Dispatcher:
         hangs = Counter(f.namespace for f in hanging)
         busy = Counter(f.owner for f in flights)
         used = Counter(f.namespace for f in flights)
-        waiting = {s.namespace for s in self._queue if hangs[s.namespace] < _MOST_HANGING}
+        waiting = {name for name in self._queue.namespaces if hangs[name] < _MOST_HANGING}
         first = {name for name in waiting if used[name] < _WORKERS_BESIDE_OTHERS}
         other: Step | None = None  # what is begun if those that come first have nothing to begin
         for step in self._ready():
@@ -182,7 +212,7 @@ class Dispatcher:
                 case Outcome.REFUSED:
                     self._refused(step)
                 case None:
-                    self._queue = []
+                    self._queue = _Queue()
             self._fill()
             self._changed.notify_all()
 
@@ -190,9 +220,7 @@ class Dispatcher:
         """A quota may count what this pass deletes."""
         self._drop_dependents(step.key)
         if self._cleans_up and step.stage is Stage.PLACE:
-            again = replace(step, stage=Stage.CREATE_AGAIN, after=())
-            at = next((i for i, s in enumerate(self._queue) if s.order > again.order), None)
-            self._queue.insert(len(self._queue) if at is None else at, again)
+            self._queue.insert(replace(step, stage=Stage.CREATE_AGAIN, after=()))
 
     def _outcome(self, step: Step) -> Outcome | None:
         """None: this replica does not lead any more, and changes nothing."""
