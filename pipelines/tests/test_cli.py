@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -12,9 +14,10 @@ import pytest
 import yaml
 from bad_manifests import bad_manifests, good_manifest
 
-from rekindle.cli import main
+from rekindle.cli import COMMANDS, main
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
+DOCS = Path(__file__).parents[2] / "docs/command-line.md"
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_a_damaged_input_of_a_run_is_said(
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"k,v\na,1\n")[:-9])
     assert main(["run", str(run_of(tmp_path, f"file://{tmp_path}/in.csv.gz"))]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("rekindle run: source s: ")
+    assert "rekindle run: source s: " in said.splitlines()[-1]
     assert "in.csv.gz: Compressed file ended before" in said
 
 
@@ -91,7 +94,7 @@ def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == "rekindle run: no pyspark: install rekindle[spark]\n"
+    assert done.stderr.splitlines()[-1] == "rekindle run: no pyspark: install rekindle[spark]"
 
 
 def run_of(directory: Path, url: str) -> Path:
@@ -142,7 +145,7 @@ def test_the_drawing_is_an_svg_whose_boxes_do_not_overlap(tmp_path: Path) -> Non
     out = tmp_path / "flights.svg"
     assert main(["graph", str(EXAMPLE), "--svg", str(out)]) == 0
     root = ET.parse(out).getroot()
-    boxes = [r.attrib for r in root if r.tag.endswith("rect") and "x" in r.attrib]
+    boxes = [r.attrib for r in root.iter() if r.tag.endswith("rect") and "x" in r.attrib]
     frames = [tuple(float(b[k]) for k in ("x", "y", "width", "height")) for b in boxes]
     assert len(frames) == 4 + 3
     for at, (x, y, w, h) in enumerate(frames):
@@ -151,12 +154,83 @@ def test_the_drawing_is_an_svg_whose_boxes_do_not_overlap(tmp_path: Path) -> Non
     assert max(x + w for x, _, w, _ in frames) <= float(root.attrib["width"])
 
 
+def union(directory: Path) -> Path:
+    """The manifest of a topology that reads three sources in one operator."""
+    source = {
+        "schema": "k BIGINT, t TIMESTAMP",
+        "generator": {"rowsPerSecond": 1, "columns": {"k": "sequence", "t": "timestamp"}},
+    }
+    selects = " UNION ALL ".join(f"SELECT k FROM {name} WHERE k > 1" for name in "abc")
+    manifest = good_manifest()
+    manifest["spec"]["sources"] = [{"name": name, **source} for name in "abc"]
+    manifest["spec"]["operators"] = [{"name": "u", "inputs": list("abc"), "sql": selects}]
+    manifest["spec"]["queries"] = [{**manifest["spec"]["queries"][0], "from": "u"}]
+    file = directory / "union.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    return file
+
+
+def test_labels_at_a_union_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", str(union(tmp_path)), "--format", "svg"]) == 0
+    root = ET.fromstring(capsys.readouterr().out)
+    labels = [t for t in root.iter() if t.tag.endswith("text") and t.text == "forward"]
+    heights = sorted(float(t.attrib["y"]) for t in labels)
+    assert len(heights) == 3
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 10
+
+
+def test_a_box_shows_sql_and_its_tooltip_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["graph", str(union(tmp_path)), "--format", "svg"]) == 0
+    text = capsys.readouterr().out
+    assert ">u: SELECT k FROM a WHERE k &gt; 1 UNION ALL …<" in text
+    assert "UNION ALL SELECT k FROM c WHERE k &gt; 1\n" in text
+
+
+def test_mermaid_has_each_segment_query_and_exchange(tmp_path: Path) -> None:
+    out = tmp_path / "flights.mmd"
+    assert main(["graph", str(EXAMPLE), "--format", "mermaid", "-o", str(out)]) == 0
+    lines = [line.strip() for line in out.read_text().splitlines()]
+    assert lines[0] == "flowchart LR"
+    assert sum(line.endswith(("]:::source", "]:::operator")) for line in lines) == 4
+    assert '    s0 -->|"hash of origin"| s2'.strip() in lines
+    assert 'q0(["<b>delay-alarms</b><br/>priority 100"]):::query' in lines
+    assert "s2 --> q0" in lines
+    assert any("WHERE delay #gt; 30<br/>4 tasks" in line for line in lines)
+
+
+def test_the_documentation_shows_the_mermaid_of_the_example(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["graph", str(EXAMPLE), "--format", "mermaid"]) == 0
+    assert f"```mermaid\n{capsys.readouterr().out}```\n" in DOCS.read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert f"examples:\n  rekindle {command}" in said
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"rekindle {metadata.version('rekindle')}\n"
+
+
 def test_help_loads_neither_arrow_nor_sql_nor_spark() -> None:
     code = (
         "import sys, rekindle.cli\n"
         "try: rekindle.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('pyarrow', 'sqlglot', 'pyspark', 'pydantic') if m in sys.modules])"
+        "heavy = ('pyarrow', 'sqlglot', 'pyspark', 'pydantic', 'rich', 'matplotlib')\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "run" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
-from rekindle.reference import add_arguments, redirect, run_command, run_reference
+from rekindle.reference import Opened, RunEvent, SparkStart, redirect, run_reference
 from rekindle.reference.rewrite import relative_places
-from rekindle.reference.run import Progress
 from rekindle.streams.epochs import END_OF_INPUT
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment
@@ -158,9 +157,12 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 
 
 def test_it_stops_after_until_epoch_and_tells_of_its_progress(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)
-    assert [p.epoch for p in told] == [1, 3, 4]
+    opened, *progress = told
+    assert opened == Opened(("a", "b"), 4)
+    assert [p.epoch for p in progress] == [1, 3, 4]
+    assert [p.rows for p in progress] == sorted({p.rows for p in progress})
     assert result.rows["q"] == 50 + 12
     whole, _ = run(tmp_path / "far", until_epoch=999)
     assert whole.epochs == 11
@@ -202,7 +204,7 @@ def sparse(directory: Path, *times: str) -> tuple[str, Any]:
 def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     name, spec = sparse(tmp_path, "0001-01-01", "2013-01-01", "2013-01-15")
     chains = Chains()
-    told: list[Progress] = []
+    told: list[RunEvent] = []
     result = run_reference(
         spec, name, output=tmp_path / "out", make_chain=chains, report=told.append
     )
@@ -223,7 +225,7 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("until", [1, 10_000, 15_000, 86_400, 90_000])
 def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
     name, spec = sparse(tmp_path, "2013-01-01", "2013-01-02")
-    told: list[Progress] = []
+    told: list[RunEvent] = []
     result = run_reference(
         spec,
         name,
@@ -307,13 +309,7 @@ def test_files_that_no_folder_tells_apart_are_refused() -> None:
 @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "local[0]", "k8s://https://x"])
 def test_a_master_that_is_not_local_is_refused_at_once(tmp_path: Path, master: str) -> None:
     with pytest.raises(RekindleError, match=r"is not supported.*give local, local\[n\]"):
-        run(tmp_path, master=master)
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
+        run(tmp_path, spark=SparkStart(master))
 
 
 @pytest.mark.parametrize(
@@ -323,20 +319,20 @@ def test_numbers_that_are_none_are_refused(
     words: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        arguments("t.yaml", *words)
+        main(["run", "t.yaml", *words])
     assert end.value.code == 2
     assert f"{words[0]}: {words[1]} is no whole number from" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.yaml"
-    assert run_command(arguments(str(path))) == 1
+    assert main(["run", str(path)]) == 1
     assert "No such file" in capsys.readouterr().err
     path.write_text(MANIFEST.replace("FROM a", "FROM nowhere"))
-    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 1
+    assert main(["run", str(path), "--output", str(tmp_path)]) == 1
     assert "spec.operators[0]" in capsys.readouterr().err
     path.write_text(MANIFEST.replace("k: sequence,", "k: sequenze,"))
-    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 1
+    assert main(["run", str(path), "--output", str(tmp_path)]) == 1
     assert "sequenze is not known" in capsys.readouterr().err
 
 
@@ -347,8 +343,11 @@ def test_a_topology_without_operators_starts_no_jvm(
     first, _, _ = head.partition("  - name: b")
     path = tmp_path / "t.yaml"
     path.write_text(first + '  queries:\n  - {name: q, from: a, sink: {files: {url: "file:///x"}}}')
-    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 0
-    assert "95 rows" in capsys.readouterr().out
+    assert main(["run", str(path), "--output", str(tmp_path)]) == 0
+    title, heading, line = capsys.readouterr().out.splitlines()
+    assert title.startswith("fake: 11 epochs in ")
+    assert heading.split() == ["query", "rows", "epochs", "with", "rows", "output"]
+    assert line.split() == ["q", "95", "10", f"file://{tmp_path}/q"]
 
 
 def test_a_run_says_how_many_rows_each_operator_dropped(
@@ -371,10 +370,10 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
     monkeypatch.setattr("rekindle.reference.run._spark_chains", chains)
     path = tmp_path / "t.yaml"
     path.write_text(MANIFEST)
-    assert run_command(arguments(str(path), "--output", str(tmp_path))) == 0
+    assert main(["run", str(path), "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
     dropped = [line for line in said if "dropped" in line]
-    assert dropped == ["  operator keyed dropped 3,000 rows too late, 6 without event time"]
+    assert dropped == ["operator keyed dropped 3,000 rows too late, 6 without event time"]
 
 
 def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:

@@ -2,18 +2,24 @@
 
 from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (
+    EPOCHS_PER_JOB,
+    Opened,
     Progress,
     ReferenceResult,
-    add_arguments,
-    run_command,
+    RunEvent,
+    SparkStart,
+    SparkStarting,
     run_reference,
 )
 
 __all__ = [
+    "EPOCHS_PER_JOB",
+    "Opened",
     "Progress",
     "ReferenceResult",
-    "add_arguments",
+    "RunEvent",
+    "SparkStart",
+    "SparkStarting",
     "redirect",
-    "run_command",
     "run_reference",
 ]

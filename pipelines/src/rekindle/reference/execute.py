@@ -48,6 +48,12 @@ class Block:
     epochs: tuple[int, ...]
     cuts: Mapping[str, tuple[EpochInput, ...]]
 
+    @property
+    def rows(self) -> int:
+        """Of all sources."""
+        inputs = (epoch for epochs in self.cuts.values() for epoch in epochs)
+        return sum(rows.num_rows for epoch in inputs for rows in epoch.inputs)
+
 
 class Execution:
     """See the module. `run_block` has to be called with all blocks of `blocks`, in their order."""
@@ -67,6 +73,7 @@ class Execution:
                 sinks = {q: open_sink(q, p, chain.output_schema) for q in segment.queries}
                 self._partitions[segment.id, p] = _Partition(chain, sinks)
         self.rows: dict[str, int] = {query.name: 0 for query in topology.spec.queries}
+        self.epochs_with_rows = dict(self.rows)
 
     @property
     def dropped(self) -> dict[str, DroppedRows]:
@@ -81,6 +88,7 @@ class Execution:
 
     def run_block(self, block: Block) -> None:
         """Run every segment over the block and write what the queries get of it."""
+        written: dict[str, set[int]] = {query: set() for query in self.rows}
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
             shares = {} if segment.is_source else _shares(segment, streams)
@@ -93,13 +101,24 @@ class Execution:
                 result = place.chain.process(place.state, epochs)
                 place.state, place.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
-                self._write(segment, p, result.outputs)
+                self._write(segment, p, result.outputs, written)
+        for query, epochs_of_query in written.items():
+            self.epochs_with_rows[query] += len(epochs_of_query)
 
-    def _write(self, segment: Segment, partition: int, outputs: Sequence[EpochOutput]) -> None:
+    def _write(
+        self,
+        segment: Segment,
+        partition: int,
+        outputs: Sequence[EpochOutput],
+        written: Mapping[str, set[int]],
+    ) -> None:
+        """Adds to `written` the epochs of each query that have rows."""
         for query, sink in self._partitions[segment.id, partition].sinks.items():
             for output in outputs:
                 if sink.write(_batch(segment.stream, partition, output)):
                     self.rows[query] += output.rows.num_rows
+                    if output.rows.num_rows:
+                        written[query].add(output.epoch)
 
 
 def blocks(

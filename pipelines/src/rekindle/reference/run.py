@@ -5,11 +5,9 @@ Design: docs/design/architecture.md#reference-execution.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +20,12 @@ from rekindle.connectors.kinds import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.model import Chain, DroppedRows
-from rekindle.errors import InvalidTopology, RekindleError
+from rekindle.errors import RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, end_of
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
 from rekindle.topology.compile import compile_topology
-from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec, TopologySpec
 
@@ -39,20 +36,51 @@ MakeChain = Callable[[Segment], Chain]
 
 
 @dataclass(frozen=True, slots=True)
+class SparkStart:
+    """How Spark is started. `log_file` takes what its JVM prints, `archives` is a directory of
+    AppCDS archives, of which the one that fits is used."""
+
+    master: str = "local[2]"
+    log_file: Path | None = None
+    archives: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The sources are open; `last_epoch` is the last one of the run."""
+
+    sources: tuple[str, ...]
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparkStarting:
+    """Takes some seconds. `archive`: whether an AppCDS archive fits, which halves them."""
+
+    archive: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """Told after each block; `last_epoch` is the last one of the run."""
+    """Told after each block; `rows` have been read from the sources in `seconds`."""
 
     epoch: int
     last_epoch: int
+    rows: int
     seconds: float
+
+
+RunEvent = Opened | SparkStarting | Progress
+Report = Callable[[RunEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
-    """`rows`: by query; `urls`: where they are; `dropped`: by window operator; `seconds`: without
-    the start of Spark."""
+    """`rows`, `epochs_with_rows`: by query; `urls`: where they are; `dropped`: by window operator;
+    `seconds`: without the start of Spark."""
 
     rows: dict[str, int]
+    epochs_with_rows: dict[str, int]
     urls: dict[str, str]
     dropped: dict[str, DroppedRows]
     epochs: int
@@ -67,8 +95,8 @@ def run_reference(
     input: Path | None = None,
     until_epoch: int | None = None,
     epochs_per_job: int = EPOCHS_PER_JOB,
-    master: str = "local[2]",
-    report: Callable[[Progress], None] = lambda progress: None,
+    spark: SparkStart = SparkStart(),
+    report: Report = lambda event: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
     """Run through the end of all inputs, or through `until_epoch`.
@@ -77,10 +105,10 @@ def run_reference(
     that hold output are refused: files are never replaced, so an older run would show through.
     `make_chain`: instead of Spark's chains (tests). Raises InvalidTopology, RekindleError.
     """
-    if not _LOCAL_MASTER.fullmatch(master):
+    if not _LOCAL_MASTER.fullmatch(spark.master):
         raise RekindleError(
-            f"--master {master} is not supported: a run is one process; give local, local[n] or "
-            "local[*], or apply the topology to a cluster"
+            f"--master {spark.master} is not supported: a run is one process; give local, "
+            "local[n] or local[*], or apply the topology to a cluster"
         )
     topology = compile_topology(redirect(spec, input=input, output=output), name, local=True)
     with contextlib.ExitStack() as stack:
@@ -88,19 +116,27 @@ def run_reference(
         sources = _open_sources(topology, work, stack)
         last = end_of(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
-        make = make_chain or stack.enter_context(_spark_chains(topology, master, work))
+        report(Opened(tuple(sources), last))
+        make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
-        reported = NO_EPOCH
+        reported, rows = NO_EPOCH, 0
         for block in blocks(sources, last, epochs_per_job):
             execution.run_block(block)
-            reported = block.epochs[-1]
-            report(Progress(reported, last, time.monotonic() - started))
+            reported, rows = block.epochs[-1], rows + block.rows
+            report(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
-            report(Progress(last, last, time.monotonic() - started))
+            report(Progress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
-    return ReferenceResult(execution.rows, urls, execution.dropped, last + 1, seconds)
+    return ReferenceResult(
+        rows=execution.rows,
+        epochs_with_rows=execution.epochs_with_rows,
+        urls=urls,
+        dropped=execution.dropped,
+        epochs=last + 1,
+        seconds=seconds,
+    )
 
 
 def _open_sources(
@@ -141,7 +177,9 @@ def _require_no_output(topology: Topology) -> None:
 
 
 @contextlib.contextmanager
-def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeChain]:
+def _spark_chains(
+    topology: Topology, spark: SparkStart, work: Path, report: Report
+) -> Iterator[MakeChain]:
     """Chains on one Spark session; none is started if no segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain
 
@@ -151,12 +189,22 @@ def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeC
     if all(_is_bare_source(segment) for segment in topology.segments):
         yield pass_through
         return
-    from rekindle.engine.spark.session import kill_session, start_session, stop_session
+    from rekindle.engine.spark.archive_cache import cached_archive
+    from rekindle.engine.spark.session import jvm_spec, kill_session, start_session, stop_session
 
     conf = {"spark.log.level": "ERROR", **topology.spec.spark_conf}
+    archive = cached_archive(spark.archives, jvm_spec(conf)) if spark.archives else None
+    report(SparkStarting(archive is not None))
     try:
         with keeping_signal_handlers():  # PySpark's would ask a busy JVM first
-            session = start_session(topology.name, master=master, conf=conf, data_dir=work)
+            session = start_session(
+                topology.name,
+                master=spark.master,
+                conf=conf,
+                cds_archive=archive,
+                data_dir=work,
+                log_file=spark.log_file,
+            )
         from rekindle.engine.spark.chain import SparkChain  # needs PySpark: the session says so
 
         yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
@@ -168,96 +216,3 @@ def _spark_chains(topology: Topology, master: str, work: Path) -> Iterator[MakeC
 
 def _is_bare_source(segment: Segment) -> bool:
     return segment.is_source and len(segment.nodes) == 1
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `rekindle run`."""
-    parser.add_argument("topology", type=Path, help="the manifest of a StreamTopology")
-    parser.add_argument(
-        "--input",
-        type=Path,
-        help="read files sources from this directory, by their names and, where these are the "
-        "same, those of the folders above",
-    )
-    parser.add_argument(
-        "--output", type=Path, help="write each query's files to DIR/<query>, not to its sink"
-    )
-    parser.add_argument(
-        "--until-epoch", type=_number_from(0), metavar="N", help="stop after this epoch, from 0 on"
-    )
-    parser.add_argument(
-        "--epochs-per-job",
-        type=_number_from(1),
-        default=EPOCHS_PER_JOB,
-        metavar="N",
-        help="at most so many in one job",
-    )
-    parser.add_argument("--master", default="local[2]", help="Spark's master: local[n] or local[*]")
-
-
-def _number_from(least: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
-        return number
-
-    return parsed
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """`rekindle run`: 0, or 1 with the reason on stderr."""
-    try:
-        name, spec = load_topology(args.topology.read_bytes())
-        result = run_reference(
-            spec,
-            name,
-            output=args.output,
-            input=getattr(args, "input", None),
-            until_epoch=args.until_epoch,
-            epochs_per_job=args.epochs_per_job,
-            master=args.master,
-            report=_print_progress(),
-        )
-    except InvalidTopology as e:
-        print(f"{args.topology}: {len(e.problems)} problems", file=sys.stderr)
-        print("\n".join(f"  {problem}" for problem in e.problems), file=sys.stderr)
-        return 1
-    except (RekindleError, OSError) as e:
-        print(f"rekindle run: {e}", file=sys.stderr)
-        return 1
-    _print_summary(name, result)
-    return 0
-
-
-def _print_progress() -> Callable[[Progress], None]:
-    """A line at most every second, and the last."""
-    printed = -1.0
-
-    def report(progress: Progress) -> None:
-        nonlocal printed
-        if progress.seconds - printed < 1 and progress.epoch != progress.last_epoch:
-            return
-        printed = progress.seconds
-        print(
-            f"epoch {progress.epoch} of {progress.last_epoch} after {progress.seconds:.1f} s",
-            flush=True,
-        )
-
-    return report
-
-
-def _print_summary(name: str, result: ReferenceResult) -> None:
-    print(f"{name}: {result.epochs} epochs in {result.seconds:.1f} s")
-    width = max(map(len, result.rows), default=0)
-    for query, rows in result.rows.items():
-        print(f"  {query:<{width}}  {rows:>9,} rows  {result.urls.get(query, '')}")
-    for operator, dropped in result.dropped.items():
-        if dropped.late or dropped.untimed:
-            print(
-                f"  operator {operator} dropped {dropped.late:,} rows too late, "
-                f"{dropped.untimed:,} without event time"
-            )

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from rekindle.topology.model import Segment, Topology
-from rekindle.topology.text import describe_resources
+from rekindle.topology.model import Topology
+from rekindle.topology.text import box_lines, describe_exchange
 
-_BOX_WIDTH = 230
+_BOX_WIDTH = 300
+_MOST = 42
+"""Characters of a line in a box; its tooltip has the rest."""
 _LINE = 16
 _PAD = 10
 _COLUMN_GAP = 110
@@ -25,17 +27,22 @@ _SOURCE, _OPERATOR, _QUERY = "#e3f2ea", "#eef2f7", "#fdf1dc"
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with lines of text; the first is the title."""
+    """A rectangle with lines of text, the first of them the title; `tooltip` has them whole."""
 
     x: float
     y: float
     height: float
     lines: tuple[str, ...]
     fill: str
+    tooltip: str
 
     @property
     def middle(self) -> float:
         return self.y + self.height / 2
+
+    def entry(self, number: int, total: int) -> float:
+        """The height at which the edge `number` of `total` comes in: no two at the same."""
+        return self.y + self.height * (number + 1) / (total + 1)
 
 
 def draw_svg(topology: Topology) -> str:
@@ -48,13 +55,18 @@ def draw_svg(topology: Topology) -> str:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"} | size | view)
     ET.SubElement(root, "title").text = f"topology {topology.name}"
     ET.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
+    labels = []
     for segment in topology.segments:
-        for stream in segment.inputs:
-            keys = f" {', '.join(stream.key_by)}" if stream.key_by else ""
-            label = f"{stream.exchange.value}{keys}"
-            _edge(root, boxes[topology.producer(stream.stream).id], boxes[segment.id], label)
+        end = boxes[segment.id]
+        for n, stream in enumerate(segment.inputs):
+            y = end.entry(n, len(segment.inputs))
+            _edge(root, boxes[topology.producer(stream.stream).id], end, y)
+            labels.append((end.x, y, describe_exchange(stream)))
         for query in segment.queries:
-            _edge(root, boxes[segment.id], boxes[f"query {query}"], "")
+            box = boxes[f"query {query}"]
+            _edge(root, end, box, box.middle)
+    for x, y, label in labels:  # after the edges, or some would cross them
+        _label(root, x, y, label)
     for box in boxes.values():
         _box(root, box)
     ET.indent(root)
@@ -69,7 +81,8 @@ def _place(topology: Topology) -> dict[str, Box]:
         feeders[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
         depths[segment.id] = 1 + max((depths[f] for f in feeders[segment.id]), default=-1)
     texts = {
-        s.id: (_segment_lines(s), _SOURCE if s.is_source else _OPERATOR) for s in topology.segments
+        s.id: (box_lines(topology, s), _SOURCE if s.is_source else _OPERATOR)
+        for s in topology.segments
     }
     for query in topology.spec.queries:
         key = f"query {query.name}"
@@ -83,11 +96,12 @@ def _place(topology: Topology) -> dict[str, Box]:
         y = float(_MARGIN)
         for key in column:
             lines, fill = texts[key]
+            shown = tuple(_cut(line) for line in lines)
             height = _PAD * 2 + _LINE * len(lines)
             wanted = _mean([boxes[f].middle for f in feeders[key]]) - height / 2
             y = max(y, wanted)
             x = float(_MARGIN + depth * (_BOX_WIDTH + _COLUMN_GAP))
-            boxes[key] = Box(x, y, height, lines, fill)
+            boxes[key] = Box(x, y, height, shown, fill, "\n".join(lines))
             y += height + _ROW_GAP
     return boxes
 
@@ -96,41 +110,43 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _segment_lines(segment: Segment) -> tuple[str, ...]:
-    chain = " → ".join(segment.nodes)
-    return (
-        segment.name,
-        chain if len(chain) <= 34 else chain[:33] + "…",
-        f"{segment.partitions} × {segment.replicas} tasks (partitions × replicas)",
-        describe_resources(segment.resources.cpu_m, segment.resources.memory) + " each",
-    )
+def _cut(line: str) -> str:
+    return line if len(line) <= _MOST else line[: _MOST - 1] + "…"
 
 
 def _box(root: ET.Element, box: Box) -> None:
     frame = {"x": f"{box.x:.1f}", "y": f"{box.y:.1f}", "height": f"{box.height:.1f}"}
     look = {"width": str(_BOX_WIDTH), "rx": "6", "fill": box.fill, "stroke": _EDGE}
-    ET.SubElement(root, "rect", frame | look)
+    group = ET.SubElement(root, "g")
+    ET.SubElement(group, "title").text = box.tooltip
+    ET.SubElement(group, "rect", frame | look)
     for at, line in enumerate(box.lines):
         y = box.y + _PAD + _LINE * (at + 0.75)
         style = {"font-size": "11", "fill": _SOFT} if at else {"font-size": "13", "fill": _INK}
         weight = {} if at else {"font-weight": "600"}
         place = {"x": f"{box.x + _PAD:.1f}", "y": f"{y:.1f}"}
-        ET.SubElement(root, "text", place | style | weight).text = line
+        ET.SubElement(group, "text", place | style | weight).text = line
 
 
-def _edge(root: ET.Element, start: Box, end: Box, label: str) -> None:
+def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
+    """To the height `y` of `end`."""
     x1, x2 = start.x + _BOX_WIDTH, end.x
     bend = (x2 - x1) / 2
     curve = (
         f"M {x1:.1f} {start.middle:.1f} C {x1 + bend:.1f} {start.middle:.1f} "
-        f"{x2 - bend:.1f} {end.middle:.1f} {x2:.1f} {end.middle:.1f}"
+        f"{x2 - bend:.1f} {y:.1f} {x2:.1f} {y:.1f}"
     )
     ET.SubElement(
         root, "path", {"d": curve, "fill": "none", "stroke": _EDGE, "stroke-width": "1.5"}
     )
-    y, back = end.middle, x2 - 7
+    back = x2 - 7
     tip = f"{x2:.1f},{y:.1f} {back:.1f},{y - 4:.1f} {back:.1f},{y + 4:.1f}"
     ET.SubElement(root, "polygon", {"points": tip, "fill": _EDGE})
-    if label:
-        place = {"x": f"{x2 - 10:.1f}", "y": f"{end.middle - 6:.1f}", "text-anchor": "end"}
-        ET.SubElement(root, "text", place | {"font-size": "10", "fill": _SOFT}).text = label
+
+
+def _label(root: ET.Element, x: float, y: float, text: str) -> None:
+    """Before the tip of an edge, with a rim that keeps it apart from the curves below it."""
+    place = {"x": f"{x - 10:.1f}", "y": f"{y - 6:.1f}", "text-anchor": "end"}
+    rim = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
+    style = {"font-size": "10", "fill": _SOFT}
+    ET.SubElement(root, "text", place | style | rim).text = text

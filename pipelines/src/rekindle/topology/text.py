@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekindle.topology.model import Input, Segment, Topology
+from rekindle.topology.model import Input, Node, Segment, Topology
+from rekindle.topology.settings import show_duration
+from rekindle.topology.spec import SourceSpec
 
 _MIB = 1024**2
 
@@ -22,6 +24,8 @@ def _segment(topology: Topology, segment: Segment) -> Iterator[str]:
     tasks = segment.partitions * segment.replicas
     yield f"segment {segment.name}  {segment.id}"
     yield f"  nodes      {' -> '.join(segment.nodes)}"
+    for name in segment.nodes:
+        yield f"             {name}: {describe_node(topology.nodes[name])}"
     for stream in segment.inputs:
         yield f"  reads      {describe_input(stream)}"
     if segment.queries:
@@ -35,8 +39,45 @@ def _segment(topology: Topology, segment: Segment) -> Iterator[str]:
 
 def describe_input(stream: Input) -> str:
     """`flown by hash of origin`."""
+    return f"{stream.name} by {describe_exchange(stream)}"
+
+
+def describe_exchange(stream: Input) -> str:
+    """`hash of origin`."""
     keys = f" of {', '.join(stream.key_by)}" if stream.key_by else ""
-    return f"{stream.name} by {stream.exchange.value}{keys}"
+    return f"{stream.exchange.value}{keys}"
+
+
+def describe_node(node: Node) -> str:
+    """What a source reads or an operator does: `24h every 6h by origin: count(*) AS flights`."""
+    spec = node.spec
+    if isinstance(spec, SourceSpec):
+        made = f"{spec.files.format} {spec.files.url}" if spec.files is not None else "generator"
+        return f"{made}, event time {node.event_time}" if node.event_time else made
+    if spec.window is None:
+        return " ".join((spec.sql or "").split())
+    window = spec.window
+    size = show_duration(window.size or 0)
+    slide = f" every {show_duration(window.slide)}" if window.slide else ""
+    keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
+    return f"window {size}{slide}{keys}: {window.aggregate}"
+
+
+def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:
+    """Of a segment's box in a drawing, the title first."""
+    tasks = segment.partitions * segment.replicas
+    partitions = _counted(segment.partitions, "partition")
+    resources = describe_resources(segment.resources.cpu_m, segment.resources.memory)
+    return (
+        segment.name,
+        *(f"{name}: {describe_node(topology.nodes[name])}" for name in segment.nodes),
+        f"{_counted(tasks, 'task')}: {partitions} × {_counted(segment.replicas, 'replica')}",
+        f"{resources} each",
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe_resources(cpu_m: int, memory: int) -> str:

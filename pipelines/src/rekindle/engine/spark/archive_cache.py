@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rekindle.engine.failure import EngineLost
@@ -23,6 +23,8 @@ from rekindle.engine.spark import session
 from rekindle.engine.spark.cds import copies_of, key_file, key_of
 from rekindle.engine.spark.jvm import JvmSpec
 
+DIRECTORY = "appcds"
+"""Of the archives, in a cache."""
 _UNUSED_S = 30 * 86400
 """After which an archive (150 MB) of another JVM, other flags or other jars is removed."""
 
@@ -32,7 +34,8 @@ def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
     archive = _path(directory, spec)
     if not _is_complete(archive):
         return None
-    os.utime(key_file(archive))  # says that it is used
+    with suppress(OSError):  # another user's
+        os.utime(key_file(archive))  # says that it is used
     return archive
 
 

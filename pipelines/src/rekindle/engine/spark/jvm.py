@@ -224,6 +224,7 @@ def _opened(log_file: Path | None) -> Iterator[IO[bytes] | None]:
     if log_file is None:
         yield None
         return
+    log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
         yield output
 

@@ -1,0 +1,128 @@
+"""`rekindle run FILE`: a topology in this process, with its progress and a table of results.
+
+Progress and messages go to stderr, the table to stdout. The first line comes before anything is
+imported that takes time; Spark's log goes to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rekindle.cli.topology_file import add_file_argument, read_file
+from rekindle.errors import InvalidTopology, RekindleError
+
+if TYPE_CHECKING:
+    pass
+
+EXAMPLES = """\
+  rekindle run topology.yaml --output out
+  rekindle run topology.yaml --input data --output out   # its file:// sources from ./data
+  rekindle run topology.yaml --output out --until-epoch 100 --master 'local[*]'
+"""
+_MOST_LOGS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file_argument(parser)
+    parser.add_argument(
+        "--input",
+        type=Path,
+        metavar="DIR",
+        help="read files sources from this directory, by their names and, where these are the "
+        "same, those of the folders above (default: from their own URLs)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write each query's files to DIR/<query> (default: to its sink)",
+    )
+    parser.add_argument(
+        "--until-epoch",
+        type=_number_from(0),
+        metavar="N",
+        help="stop after this epoch, from 0 on (default: at the end of all sources)",
+    )
+    parser.add_argument(
+        "--epochs-per-job",
+        type=_number_from(1),
+        metavar="N",
+        default=64,
+        help="at most so many in one Spark job (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--master",
+        default="local[2]",
+        help="Spark's master: local[n] or local[*] (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spark-log",
+        type=Path,
+        metavar="FILE",
+        help="what Spark says (default: a new file in ~/.local/state/rekindle)",
+    )
+
+
+def _number_from(least: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
+        return number
+
+    return parsed
+
+
+def run(args: argparse.Namespace) -> int:
+    print(f"rekindle run: {args.file}", file=sys.stderr, flush=True)
+    # Only now: these imports take a second.
+    from rekindle.cli.run_display import open_display, print_result
+    from rekindle.directories import cache_root
+    from rekindle.engine.spark.archive_cache import DIRECTORY
+    from rekindle.reference import SparkStart, run_reference
+    from rekindle.topology.load import load_topology
+
+    log: Path | None = args.spark_log
+    try:
+        name, spec = load_topology(read_file(args.file))
+        log = log or _new_log(name)
+        with open_display(sys.stderr, name, log) as display:
+            result = run_reference(
+                spec,
+                name,
+                output=args.output,
+                input=args.input,
+                until_epoch=args.until_epoch,
+                epochs_per_job=args.epochs_per_job,
+                spark=SparkStart(args.master, log, cache_root(os.environ) / DIRECTORY),
+                report=display.report,
+            )
+    except InvalidTopology as error:
+        print(f"{args.file}: {len(error.problems)} problems", file=sys.stderr)
+        print("\n".join(f"  {problem}" for problem in error.problems), file=sys.stderr)
+        return 1
+    except RekindleError:
+        if log is not None and log.exists():
+            print(f"Spark's log: {log}", file=sys.stderr)
+        raise
+    print_result(sys.stdout, name, result)
+    return 0
+
+
+def _new_log(topology: str) -> Path:
+    """A file in the user's state directory, where the newest logs are kept."""
+    from rekindle.directories import state_root
+
+    directory = state_root(os.environ)
+    for old in sorted(directory.glob("run-*.log"), key=lambda p: p.stat().st_mtime)[:-_MOST_LOGS]:
+        old.unlink(missing_ok=True)
+    return directory / f"run-{topology}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"

@@ -1,0 +1,149 @@
+"""What `rekindle run` shows while it runs, and at the end.
+
+On a terminal a bar with what is left; elsewhere a line now and then, for logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TextIO, assert_never
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
+from rich.table import Table
+
+from rekindle.cli.amounts import readable_duration
+from rekindle.reference import Opened, Progress, ReferenceResult, RunEvent, SparkStarting
+
+_LINE_EVERY_S = 5.0
+_WIDE = 10_000
+"""Columns of what is no terminal: nothing is folded, so that it can be searched and cut."""
+
+
+class Display(Protocol):
+    def report(self, event: RunEvent) -> None: ...
+
+
+@contextmanager
+def open_display(stream: TextIO, topology: str, log: Path) -> Iterator[Display]:
+    """`log`: where Spark's log will be."""
+    if not stream.isatty():
+        yield Lines(stream, topology, log)
+        return
+    console = Console(file=stream, highlight=False)
+    with Bars(console, topology, log) as bars:
+        yield bars
+
+
+def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> str:
+    match event:
+        case Opened():
+            names = ", ".join(event.sources)
+            return f"{topology}: read {names}; epochs 0 to {event.last_epoch}"
+        case SparkStarting():
+            hint = "" if event.archive else "; `rekindle warm-up` makes that faster, once"
+            return f"{topology}: starting Spark, log in {log}{hint}"
+        case _:
+            assert_never(event)
+
+
+def time_left_s(progress: Progress) -> float | None:
+    """By epochs; None before there is anything to go by."""
+    done, left = progress.epoch + 1, progress.last_epoch - progress.epoch
+    return progress.seconds * left / done if done > 0 and progress.seconds > 0 else None
+
+
+class Lines:
+    """A line at most every five seconds, and the last."""
+
+    def __init__(self, stream: TextIO, topology: str, log: Path) -> None:
+        self._stream, self._topology, self._log = stream, topology, log
+        self._printed_s = -_LINE_EVERY_S
+
+    def report(self, event: RunEvent) -> None:
+        if not isinstance(event, Progress):
+            self._print(describe_start(event, self._topology, self._log))
+            return
+        is_last = event.epoch == event.last_epoch
+        if not is_last and event.seconds - self._printed_s < _LINE_EVERY_S:
+            return
+        self._printed_s = event.seconds
+        left = time_left_s(event)
+        rest = f", about {readable_duration(left)} left" if left and not is_last else ""
+        self._print(
+            f"{self._topology}: epoch {event.epoch} of {event.last_epoch}, {event.rows:,} rows "
+            f"read in {readable_duration(event.seconds)}{rest}"
+        )
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class Bars:
+    """A bar below the messages; it is gone when the run has ended."""
+
+    def __init__(self, console: Console, topology: str, log: Path) -> None:
+        self._topology, self._log = topology, log
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rows]:,} rows"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, event: RunEvent) -> None:
+        if isinstance(event, Progress):
+            left_s = time_left_s(event)
+            left = f"about {readable_duration(left_s)} left" if left_s else ""
+            if self._task is not None:
+                self._bar.update(self._task, completed=event.epoch + 1, rows=event.rows, left=left)
+            return
+        self._bar.console.print(describe_start(event, self._topology, self._log))
+        if isinstance(event, Opened):
+            total = event.last_epoch + 1
+            self._task = self._bar.add_task(self._topology, total=total, rows=0, left="")
+
+
+def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None:
+    """What each query got and where it is, and which rows windows dropped."""
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDE)
+    title = f"{topology}: {result.epochs:,} epochs in {readable_duration(result.seconds)}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("query")
+    table.add_column("rows", justify="right")
+    table.add_column("epochs with rows", justify="right")
+    table.add_column("output", overflow="fold")
+    for query, rows in result.rows.items():
+        epochs = result.epochs_with_rows[query]
+        table.add_row(query, f"{rows:,}", f"{epochs:,}", result.urls.get(query, ""))
+    console.print(table)
+    for operator, dropped in result.dropped.items():
+        if dropped.late or dropped.untimed:
+            console.print(
+                f"operator {operator} dropped {dropped.late:,} rows too late, "
+                f"{dropped.untimed:,} without event time"
+            )

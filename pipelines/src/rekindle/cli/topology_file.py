@@ -1,0 +1,16 @@
+"""The argument FILE: a StreamTopology in YAML."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_file_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a StreamTopology in YAML; - is stdin")
+
+
+def read_file(file: str) -> bytes:
+    """Raises OSError."""
+    return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()

@@ -1,0 +1,24 @@
+"""`rekindle warm-up`: the archive of Spark's classes that `rekindle run` starts from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+EXAMPLES = """\
+  rekindle warm-up
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: the archive is for this Java and this Spark, in the user's cache."""
+
+
+def run(args: argparse.Namespace) -> int:
+    print("making the archive of Spark's classes, if there is none: 30 s", file=sys.stderr)
+    from rekindle.directories import cache_root
+    from rekindle.engine.spark.archive_cache import DIRECTORY, ensure_archive
+
+    print(ensure_archive(cache_root(os.environ) / DIRECTORY))
+    return 0

@@ -1,0 +1,211 @@
+"""`rekindle run`: its first line, its progress, its table, and where Spark's log goes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rekindle.cli import main
+from rekindle.cli import run as run_module
+from rekindle.cli.amounts import readable_bytes, readable_duration
+from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
+from rekindle.engine.failure import EngineLost
+from rekindle.engine.model import DroppedRows
+from rekindle.engine.spark import archive_cache
+from rekindle.engine.spark import session as sessions
+from rekindle.reference import EPOCHS_PER_JOB, Opened, Progress, ReferenceResult, SparkStarting
+
+LOG = Path("/state/run.log")
+MANIFEST = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: counted}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: a
+    schema: "k BIGINT"
+    generator: {rowsPerSecond: 10, rows: 40, columns: {k: sequence}}
+  operators:
+  - {name: o, inputs: [a], sql: "SELECT k FROM a WHERE k >= 20"}
+  queries:
+  - {name: q, from: o, sink: {files: {url: "file:///unused"}}}
+"""
+
+
+def lines(*events: Opened | SparkStarting | Progress) -> list[str]:
+    stream = io.StringIO()
+    display = Lines(stream, "t", LOG)
+    for event in events:
+        display.report(event)
+    return stream.getvalue().splitlines()
+
+
+def test_without_a_terminal_there_is_a_line_every_five_seconds() -> None:
+    told = [Progress(n, 99, 10 * n, n / 2) for n in range(100)]
+    said = lines(*told)
+    assert len(said) == 11
+    assert said[1] == "t: epoch 10 of 99, 100 rows read in 5.0 s, about 40 s left"
+    assert said[-1] == "t: epoch 99 of 99, 990 rows read in 50 s"
+
+
+def test_the_start_is_told_with_the_log() -> None:
+    assert lines(Opened(("a", "b"), 7), SparkStarting(archive=True)) == [
+        "t: read a, b; epochs 0 to 7",
+        "t: starting Spark, log in /state/run.log",
+    ]
+
+
+def test_without_an_archive_the_warm_up_is_named() -> None:
+    (said,) = lines(SparkStarting(archive=False))
+    assert said.endswith("; `rekindle warm-up` makes that faster, once")
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, highlight=False)
+    with Bars(console, "t", LOG) as bars:
+        bars.report(Opened(("a",), 99))
+        for n in range(50):
+            bars.report(Progress(n, 99, 1000 * n, n / 10))
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "t: read a; epochs 0 to 99" in said
+    assert re.search(r"epoch +50/100 49,000 rows 0:00:\d\d about 4.9 s left", said)
+
+
+def test_the_time_left_follows_from_the_epochs() -> None:
+    assert time_left_s(Progress(24, 99, 0, 10.0)) == 30.0
+    assert time_left_s(Progress(99, 99, 0, 10.0)) == 0.0
+    assert time_left_s(Progress(-1, 99, 0, 0.0)) is None
+
+
+def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
+    url = "file:///" + "long/" * 60
+    result = ReferenceResult(
+        rows={"alarms": 12_345, "q": 0},
+        epochs_with_rows={"alarms": 7, "q": 0},
+        urls={"alarms": url},
+        dropped={"w": DroppedRows(late=3, untimed=0), "x": DroppedRows()},
+        epochs=10,
+        seconds=1.5,
+    )
+    stream = io.StringIO()
+    print_result(stream, "t", result)
+    title, heading, first, second, dropped = stream.getvalue().splitlines()
+    assert title.rstrip() == "t: 10 epochs in 1.5 s"
+    assert heading.split() == ["query", "rows", "epochs", "with", "rows", "output"]
+    assert first.split() == ["alarms", "12,345", "7", url]
+    assert second.split() == ["q", "0", "0"]
+    assert dropped == "operator w dropped 3 rows too late, 0 without event time"
+
+
+def test_the_first_line_comes_before_what_takes_time(tmp_path: Path) -> None:
+    code = (
+        "import sys, rekindle.cli\n"
+        "class Out:\n"
+        "    def write(self, text):\n"
+        "        heavy = [m for m in ('pyarrow', 'pydantic', 'rich') if m in sys.modules]\n"
+        "        sys.stdout.write(f'{heavy} {text!r}\\n'); sys.stdout.flush(); raise SystemExit\n"
+        "    def flush(self): pass\n"
+        "sys.stderr = Out()\n"
+        "rekindle.cli.main(['run', 'topology.yaml'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "[] 'rekindle run: topology.yaml'"
+
+
+def test_a_job_has_as_many_epochs_as_the_reference_has() -> None:
+    parser = argparse.ArgumentParser()
+    run_module.add_arguments(parser)
+    assert parser.parse_args(["t.yaml"]).epochs_per_job == EPOCHS_PER_JOB
+
+
+def test_of_old_logs_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = tmp_path / "rekindle"
+    directory.mkdir()
+    for n in range(25):
+        old = directory / f"run-t-{n:02}.log"
+        old.touch()
+        os.utime(old, (n, n))
+    new = run_module._new_log("t")
+    assert new.parent == directory
+    assert sorted(p.name for p in directory.iterdir()) == [
+        f"run-t-{n:02}.log" for n in range(5, 25)
+    ]
+
+
+def test_spark_starts_from_the_archive_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: dict[str, object] = {}
+
+    def start(name: str, **options: object) -> None:
+        started.update(options)
+        raise EngineLost("the JVM died")
+
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(sessions, "jvm_spec", lambda conf: conf)
+    monkeypatch.setattr(sessions, "start_session", start)
+    monkeypatch.setattr(archive_cache, "cached_archive", lambda found, spec: found / "s.jsa")
+    file, log = tmp_path / "t.yaml", tmp_path / "spark.log"
+    file.write_text(MANIFEST)
+    log.touch()
+    options = ["--output", str(tmp_path / "out"), "--spark-log", str(log)]
+    assert main(["run", str(file), *options]) == 1
+    assert started["cds_archive"] == tmp_path / "appcds/s.jsa"
+    assert started["log_file"] == log
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [f"Spark's log: {log}", "rekindle run: the JVM died"]
+
+
+def test_the_warm_up_says_where_the_archive_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(archive_cache, "ensure_archive", lambda directory: directory / "s.jsa")
+    assert main(["warm-up"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/appcds/s.jsa\n"
+
+
+def test_amounts_are_short() -> None:
+    assert [readable_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+    ]
+    assert [readable_duration(s) for s in (0.04, 9.96, 59.6, 200, 7500, 100_000)] == [
+        "0.0 s",
+        "10 s",
+        "1 min 0 s",
+        "3 min 20 s",
+        "2 h 5 min",
+        "1 d 3 h",
+    ]
+
+
+@pytest.mark.spark
+def test_a_run_leaves_its_table_on_stdout_and_sparks_words_in_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(MANIFEST)
+    log = tmp_path / "spark.log"
+    command = [sys.executable, "-m", "rekindle.cli", "run", str(file)]
+    options = ["--output", str(tmp_path / "out"), "--spark-log", str(log)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _, _, line = done.stdout.splitlines()
+    assert line.split() == ["q", "20", "2", f"file://{tmp_path}/out/q"]
+    said = done.stderr.splitlines()
+    assert said[0] == f"rekindle run: {file}"
+    assert all(line.startswith("counted: ") for line in said[1:]), done.stderr
+    assert f"log in {log}" in done.stderr
+    assert "log4j" in log.read_text()
