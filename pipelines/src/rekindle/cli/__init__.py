@@ -19,6 +19,8 @@ COMMANDS = {
     "graph": "show segments, tasks, exchanges and resources, as text or drawn",
     "run": "run a topology in this process, without a cluster",
     "warm-up": "make the archive with which Spark starts in half the time, once",
+    "status": "show the queries and tasks of a topology in a cluster",
+    "timeline": "draw what happened to a topology in a cluster",
 }
 
 

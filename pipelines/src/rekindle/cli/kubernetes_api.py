@@ -1,0 +1,149 @@
+"""What a cluster has of a topology, read as the user that a kubeconfig names.
+
+By the official client, because a user's kubeconfig has contexts, login plugins (EKS, GKE, AKS,
+OIDC) and proxies, which the thin clients of coordinator and operator know nothing of. It comes with
+the extra `cli`. Reads only; what the user may not list is taken as empty, except the topology.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import RekindleError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+Json = dict[str, Any]
+
+_TOPOLOGIES = "/apis/rekindle.dev/v1alpha1/namespaces/{namespace}/streamtopologies/{name}"
+_TIMEOUT_S = (5.0, 10.0)
+
+
+class NoAnswer(RekindleError):
+    """Nobody answers at the API server's address, or not in time; the next try may succeed."""
+
+
+class Refused(RekindleError):
+    """The API server's answer is a refusal; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which topology of which cluster, under kubectl's names."""
+    parser.add_argument("topology", metavar="TOPOLOGY", help="name of a StreamTopology")
+    parser.add_argument("-n", "--namespace", help="default: the context's, else `default`")
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config"
+    )
+    parser.add_argument("--context", help="of the kubeconfig; default: its current one")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReader:
+    """Raises NoAnswer and Refused."""
+
+    api: ApiClient
+    namespace: str
+
+    def topology(self, name: str) -> Json:
+        try:
+            return self._get(_TOPOLOGIES.format(namespace=self.namespace, name=name))
+        except Refused as refusal:
+            if refusal.status != 404:
+                raise
+            raise Refused(
+                404,
+                f"there is no StreamTopology {name} in namespace {self.namespace} "
+                f"(`kubectl get streamtopologies -A` lists all)",
+            ) from refusal
+
+    def events(self, topology: Json) -> list[Json]:
+        """The Events about this topology, without those of an older one of the same name."""
+        meta = topology["metadata"]
+        found = self._list(
+            f"/api/v1/namespaces/{self.namespace}/events",
+            (
+                "fieldSelector",
+                f"involvedObject.kind=StreamTopology,involvedObject.name={meta['name']}",
+            ),
+        )
+        return [e for e in found if e["involvedObject"].get("uid", meta["uid"]) == meta["uid"]]
+
+    def task_pods(self, topology: Json) -> list[Json]:
+        selector = f"rekindle.dev/topology={topology['metadata']['name']},rekindle.dev/role=task"
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        return self._list(pods, ("labelSelector", selector))
+
+    def nodes(self) -> list[Json]:
+        return self._list("/api/v1/nodes")
+
+    def _list(self, path: str, *query: tuple[str, str]) -> list[Json]:
+        try:
+            return list(self._get(path, query).get("items") or ())
+        except Refused as refusal:
+            if refusal.status in (401, 403):
+                return []
+            raise
+
+    def _get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Json:
+        from urllib3.exceptions import HTTPError
+
+        request = self.api.param_serialize(
+            "GET",
+            path,
+            query_params=list(query),
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self.api.call_api(*request, _request_timeout=_TIMEOUT_S)
+            text = str(response.read().decode())  # type: ignore[no-untyped-call]
+        except (HTTPError, OSError) as error:
+            server = self.api.configuration.host
+            raise NoAnswer(f"{server} does not answer: {_cause(error)}") from error
+        if not 200 <= response.status <= 299:
+            raise Refused(response.status, f"the API server refuses: {_message(text)}")
+        return dict(json.loads(text))
+
+
+def open_cluster(args: argparse.Namespace) -> ClusterReader:
+    """As the arguments of `add_cluster_arguments` say. Raises RekindleError."""
+    try:
+        from kubernetes import client, config
+    except ModuleNotFoundError as error:
+        raise RekindleError("no kubernetes client: install rekindle[cli]") from error
+    file = args.kubeconfig
+    settings = client.Configuration()
+    settings.retries = False  # whoever waits at a terminal wants to know at once
+    try:
+        config.load_kube_config(file, args.context, settings, persist_config=False)  # type: ignore[no-untyped-call]
+        contexts, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise RekindleError(
+            f"no cluster: {error} (give --kubeconfig, or set KUBECONFIG)"
+        ) from error
+    chosen = next((c for c in contexts if c["name"] == args.context), current)
+    namespace = args.namespace or chosen["context"].get("namespace") or "default"
+    return ClusterReader(client.ApiClient(settings), namespace)
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:500]
+
+
+def _cause(error: BaseException) -> str:
+    """Of an error of urllib3's, the operating system's words if it has them."""
+    said = str(getattr(error, "reason", None) or error)
+    return re.sub(r"\[Errno -?\d+\] ", "", said.rpartition(": ")[2]) or repr(error)

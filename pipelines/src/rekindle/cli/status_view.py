@@ -1,0 +1,321 @@
+"""What `rekindle status` shows, read from a topology's documents in the cluster. Pure.
+
+The documents may be of another release, of an operator that has not started, or half written: what
+is missing or of another type is taken as not said. Task phases are the coordinator's
+(`status.dataPlane`), which are as old as the conditions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rekindle.timeline.documents import event_time, read_time
+from rekindle.topology.model import Topology
+
+Json = Mapping[str, Any]
+
+_AS_IT_SHOULD = {
+    "Valid": "True",
+    "Available": "True",
+    "Redundant": "True",
+    "Consistent": "True",
+    "Checkpointed": "True",
+    "Degraded": "False",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """One replica of one partition. `phase` is empty where the coordinator says nothing of it."""
+
+    name: str
+    phase: str
+    epoch: int | None = None
+    pod: str = ""
+    node: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLine:
+    name: str
+    tasks: tuple[TaskLine, ...]
+
+    @property
+    def live(self) -> int:
+        return sum(task.phase == "Live" for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLine:
+    """`segments`: what it needs, from the sources on; empty where the spec cannot be compiled."""
+
+    name: str
+    priority: int | None
+    state: str
+    epoch: int | None
+    lag: str
+    waiting_for: str
+    segments: tuple[SegmentLine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    epoch: int
+    at: datetime | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLine:
+    """`plan` holds names of queries, in order; `why` is the last Event about it, of `why_at`."""
+
+    mode: str
+    since: datetime | None
+    lost_nodes: tuple[str, ...]
+    plan: tuple[str, ...]
+    why: str
+    why_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionLine:
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """`conditions`: those that are not as they should be; `others`: segments and tasks that no
+    query of the spec accounts for (another generation's, or of a spec that does not compile)."""
+
+    name: str
+    namespace: str
+    phase: str
+    generation: int | None
+    observed_generation: int | None
+    queries_live: str
+    redundancy: str
+    lag: str
+    checkpoint: Checkpoint | None
+    recovery: RecoveryLine | None
+    conditions: tuple[ConditionLine, ...]
+    problems: tuple[str, ...]
+    queries: tuple[QueryLine, ...]
+    others: tuple[SegmentLine, ...]
+
+
+def read_status(
+    document: Json,
+    topology: Topology | None,
+    pods: Iterable[Json] = (),
+    events: Iterable[Json] = (),
+) -> StatusView:
+    """`document`: the StreamTopology; `topology`: its spec compiled, None if that fails; `pods`:
+    of its tasks; `events`: about it."""
+    meta, status = _mapping(document.get("metadata")), _mapping(document.get("status"))
+    data_plane = _mapping(status.get("dataPlane"))
+    segments = _segments(status, data_plane, topology, list(pods))
+    queries = _queries(document, status, topology, segments)
+    shown = {s.name for q in queries for s in q.segments}
+    return StatusView(
+        name=_text(meta.get("name")),
+        namespace=_text(meta.get("namespace")),
+        phase=_text(status.get("phase")) or "no status yet",
+        generation=_integer(meta.get("generation")),
+        observed_generation=_integer(status.get("observedGeneration")),
+        queries_live=_text(status.get("queriesLive")),
+        redundancy=_text(status.get("redundancy")),
+        lag=_text(status.get("lag")),
+        checkpoint=_checkpoint(_mapping(status.get("checkpoint"))),
+        recovery=_recovery(_mapping(status.get("recovery")), events),
+        conditions=tuple(_conditions(status)),
+        problems=tuple(_text(p) for p in _entries(data_plane, "problems")),
+        queries=queries,
+        others=tuple(s for s in segments.values() if s.name not in shown),
+    )
+
+
+def _segments(
+    status: Json, data_plane: Json, topology: Topology | None, pods: Sequence[Json]
+) -> dict[str, SegmentLine]:
+    """By id, in the topology's order: every slot of the spec, and what else the cluster has."""
+    reports = {_text(t.get("slot")): t for t in _mappings(data_plane, "tasks")}
+    taken = {
+        _text(s.get("slot")): _integer(s.get("incarnation")) for s in _mappings(status, "slots")
+    }
+    newest = _newest_pods(pods)
+    if topology is not None:
+        known = [slot.key for slot in topology.slots()]
+        names = {s.id: s.name for s in topology.segments}
+    else:
+        known, names = [key for key in taken if key.count("/") == 2], {}
+    for pod in pods:
+        if name := _label(pod, "segment-name"):
+            names.setdefault(_label(pod, "segment"), name)
+    tasks: dict[str, list[TaskLine]] = {}
+    for key in dict.fromkeys((*known, *reports, *newest)):
+        segment, _, rest = key.partition("/")
+        line = _task(rest, reports.get(key, {}), taken.get(key), newest.get(key, {}))
+        tasks.setdefault(segment, []).append(line)
+    return {
+        segment: SegmentLine(names.get(segment, segment), tuple(lines))
+        for segment, lines in tasks.items()
+    }
+
+
+def _newest_pods(pods: Sequence[Json]) -> dict[str, Json]:
+    """By slot; of several pods of a slot, the one of the newest incarnation."""
+    newest: dict[str, Json] = {}
+    for pod in sorted(pods, key=lambda pod: _integer(_label(pod, "incarnation")) or 0):
+        parts = [_label(pod, part) for part in ("segment", "partition", "replica")]
+        if all(parts):
+            newest["/".join(parts)] = pod
+    return newest
+
+
+def _label(pod: Json, name: str) -> str:
+    labels = _mapping(_mapping(pod.get("metadata")).get("labels"))
+    return _text(labels.get(f"rekindle.dev/{name}"))
+
+
+def _task(name: str, report: Json, taken: int | None, pod: Json) -> TaskLine:
+    """What the newest incarnation does; a report of an older one says nothing about it."""
+    incarnation = _integer(_label(pod, "incarnation"))
+    if incarnation is None:
+        incarnation = taken
+    if incarnation is not None and _integer(report.get("incarnation")) not in (None, incarnation):
+        report = {}
+    meta, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
+    node = _text(spec.get("nodeName"))
+    phase = _text(report.get("phase"))
+    if not phase or phase == "Waiting":
+        phase = "Starting" if node else "Waiting" if pod else phase
+    remarks = []
+    if report.get("suspected"):
+        silent = report.get("silentSeconds")
+        remarks.append(f"not heard for {silent} s" if silent is not None else "not heard")
+    if phase == "Waiting" and pod:
+        remarks.append("its pod has no node yet")
+    restored = _integer(report.get("restoredFrom"))
+    if phase in ("Restoring", "CatchingUp") and restored is not None and restored >= 0:
+        remarks.append(f"restored from epoch {restored}")
+    if problem := _text(report.get("problem")):
+        remarks.append(problem)
+    return TaskLine(
+        name=name,
+        phase=phase,
+        epoch=_epoch(report.get("stableEpoch")),
+        pod=_text(report.get("pod")) or _text(meta.get("name")),
+        node=node,
+        remark="; ".join(remarks),
+    )
+
+
+def _queries(
+    document: Json,
+    status: Json,
+    topology: Topology | None,
+    segments: Mapping[str, SegmentLine],
+) -> tuple[QueryLine, ...]:
+    """Most valuable first. Before there is a status, those of the spec."""
+    said = _mappings(status, "queries") or _mappings(_mapping(document.get("spec")), "queries")
+    specs = {q.name: q for q in topology.spec.queries} if topology is not None else {}
+    lines = []
+    for query in said:
+        name = _text(query.get("name"))
+        needs: tuple[SegmentLine, ...] = ()
+        if topology is not None and name in specs:
+            needs = tuple(segments[s.id] for s in topology.ancestry(specs[name]))
+        lines.append(
+            QueryLine(
+                name=name,
+                priority=_integer(query.get("priority")),
+                state=_text(query.get("state")),
+                epoch=_epoch(query.get("stableEpoch")),
+                lag=_text(query.get("lag")),
+                waiting_for=_text(query.get("waitingFor")),
+                segments=needs,
+            )
+        )
+    return tuple(sorted(lines, key=lambda q: (-(q.priority or 0), q.name)))
+
+
+def _checkpoint(raw: Json) -> Checkpoint | None:
+    epoch = _epoch(raw.get("epoch"))
+    if epoch is None:
+        return None
+    return Checkpoint(epoch, read_time(raw.get("time")), _integer(raw.get("bytes")))
+
+
+def _recovery(raw: Json, events: Iterable[Json]) -> RecoveryLine | None:
+    """None unless one is under way."""
+    if not raw.get("startedAt"):
+        return None
+    since = read_time(raw["startedAt"])
+    why_at, why = _last_plan(events, since)
+    return RecoveryLine(
+        mode=_text(raw.get("mode")),
+        since=since,
+        lost_nodes=tuple(_text(n) for n in _entries(raw, "lostNodes")),
+        plan=tuple(_text(q) for q in _entries(raw, "plan")),
+        why=why,
+        why_at=why_at,
+    )
+
+
+def _last_plan(events: Iterable[Json], since: datetime | None) -> tuple[datetime | None, str]:
+    plans = [
+        (at, _text(event.get("message")))
+        for event in events
+        if event.get("reason") == "RecoveryPlanned"
+        and (at := event_time(event)) is not None
+        # An Event is written after the pass in which the recovery started; older ones are of others
+        and (since is None or at >= since.replace(microsecond=0))
+    ]
+    return max(plans) if plans else (None, "")
+
+
+def _conditions(status: Json) -> Iterable[ConditionLine]:
+    for condition in _mappings(status, "conditions"):
+        kind, value = _text(condition.get("type")), _text(condition.get("status"))
+        if value == _AS_IT_SHOULD.get(kind, value):
+            continue
+        yield ConditionLine(
+            kind, value, _text(condition.get("reason")), _text(condition.get("message"))
+        )
+
+
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _entries(raw: Json, field: str) -> Sequence[Any]:
+    value = raw.get(field)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _mappings(raw: Json, field: str) -> list[Json]:
+    return [entry for entry in _entries(raw, field) if isinstance(entry, Mapping)]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if value is None or isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _epoch(value: Any) -> int | None:
+    """-1 is none yet."""
+    epoch = _integer(value)
+    return None if epoch is None or epoch < 0 else epoch

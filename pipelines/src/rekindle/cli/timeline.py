@@ -1,0 +1,67 @@
+"""`rekindle timeline TOPOLOGY`: a picture of what happened to its queries."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rekindle.cli.kubernetes_api import add_cluster_arguments, open_cluster
+from rekindle.errors import RekindleError
+
+EXAMPLES = """\
+  rekindle timeline flights                        # writes flights-timeline.svg
+  rekindle timeline flights --since 15m -o out.png
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cluster_arguments(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=".svg, .png or .pdf (default: TOPOLOGY-timeline.svg)",
+    )
+    parser.add_argument(
+        "--since",
+        type=_duration,
+        metavar="DURATION",
+        help="how far back, such as 90s, 15m or 2h (default: all that Events and the record of "
+        "recoveries tell)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from rekindle.timeline.documents import read_timeline
+
+    try:
+        from rekindle.timeline.picture import draw
+    except ModuleNotFoundError as error:
+        raise RekindleError(f"no {error.name}: install rekindle[cli]") from error
+    cluster = open_cluster(args)
+    document = cluster.topology(args.topology)
+    now = datetime.now(UTC)
+    timeline = read_timeline(
+        document,
+        cluster.events(document),
+        cluster.nodes(),
+        now,
+        now - args.since if args.since is not None else None,
+    )
+    if not timeline.history.changes:
+        raise RekindleError(f"{args.topology} has no queries in its status yet: nothing to draw")
+    output = args.output or Path(f"{args.topology}-timeline.svg")
+    draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.axis)
+    print(f"{output}: {len(timeline.history.queries())} queries, {timeline.axis}")
+    return 0
+
+
+def _duration(text: str) -> timedelta:
+    from rekindle.topology.spec import parse_duration
+
+    try:
+        return timedelta(microseconds=parse_duration(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

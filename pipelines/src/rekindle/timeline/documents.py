@@ -1,0 +1,204 @@
+"""A topology's history from what its cluster keeps of it: status, Events and nodes. Pure.
+
+Events are the operator's words, with its clock's time, and are kept for an hour; what is older
+comes from `status.recovery.history`, which has the last ten recoveries. A query's name is the first
+word of its Events. Whether a query is restoring or catching up is in no Event: both are drawn as
+Restoring.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from rekindle.timeline.history import Change, History, Mark
+
+Json = Mapping[str, Any]
+
+_STATES = {"QueryLost": "Waiting", "QueryRestoring": "Restoring", "QueryLive": "Live"}
+_NOTES = {
+    "CoordinatorReplaced": "coordinator replaced",
+    "Suspended": "suspended",
+    "Resumed": "resumed",
+    "Diverged": "replicas diverged",
+}
+_TOGETHER = timedelta(seconds=2)
+"""Nodes that are lost, or join, within it share a mark."""
+_BEFORE = timedelta(seconds=5)
+"""What is drawn before the first thing that is known to have happened."""
+_SECONDS = re.compile(r"([\d.]+)s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    at: datetime
+    query: str = ""
+    state: str = ""
+    lost: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`began`: what the history's seconds count from."""
+
+    history: History
+    began: datetime
+    since_creation: bool
+
+    @property
+    def axis(self) -> str:
+        if self.since_creation:
+            return "seconds since the topology was created"
+        return f"seconds since {self.began:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def read_timeline(
+    topology: Json,
+    events: Iterable[Json],
+    nodes: Iterable[Json],
+    now: datetime,
+    since: datetime | None = None,
+) -> Timeline:
+    """`topology`: the StreamTopology; `events`: about it (core/v1); `nodes`: all there are;
+    `since`: where the picture begins (default: with the oldest that is known)."""
+    status = topology.get("status") or {}
+    names = [str(q["name"]) for q in status.get("queries") or () if q.get("name")]
+    moments = list(_from_events(events, names))
+    oldest = min((m.at for m in moments), default=now)
+    moments += _from_record(status, names, oldest)
+    created = read_time(topology["metadata"].get("creationTimestamp")) or oldest
+    first = min((m.at for m in moments), default=created)
+    began = since or (created if first - created <= _TOGETHER + _BEFORE else first - _BEFORE)
+    moments += (m for m in _from_nodes(nodes) if m.at >= max(first, began))
+    moments.sort(key=lambda m: m.at)
+    history = History(ended_s=max(1.0, (now - began).total_seconds()))
+    history.changes = _changes(moments, status, names, began, now)
+    history.marks = list(_marks(moments, began))
+    return Timeline(history, began, since is None and began == created)
+
+
+def read_time(value: Any) -> datetime | None:
+    """RFC 3339, as the API writes it; None for all else."""
+    try:
+        return datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+def event_time(event: Json) -> datetime | None:
+    """When what a core/v1 Event tells of happened."""
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    times = (event.get("eventTime"), event.get("lastTimestamp"), created)
+    return next((at for value in times if value and (at := read_time(value))), None)
+
+
+def _from_events(events: Iterable[Json], names: Sequence[str]) -> Iterator[_Moment]:
+    for event in events:
+        at, reason = event_time(event), event.get("reason")
+        words = str(event.get("message") or "").split()
+        if at is None or not words:
+            continue
+        if reason in _STATES and words[0] in names:
+            yield _Moment(at, query=words[0], state=_STATES[reason])
+        elif reason == "NodeLost" and len(words) > 1:  # "node NAME is ..."
+            yield _Moment(at, lost=(words[1],))
+        elif reason in _NOTES:
+            yield _Moment(at, note=_NOTES[reason])
+
+
+def _from_record(status: Json, names: Sequence[str], before: datetime) -> Iterator[_Moment]:
+    """The recoveries that Events tell nothing of any more."""
+    for entry in (status.get("recovery") or {}).get("history") or ():
+        started = read_time(entry.get("startedAt"))
+        if started is None or started >= before - _TOGETHER:
+            continue
+        yield _Moment(started, lost=tuple(str(node) for node in entry.get("lostNodes") or ()))
+        for query in entry.get("queries") or ():
+            name, after = str(query.get("name")), _SECONDS.fullmatch(str(query.get("liveAfter")))
+            if name in names:
+                yield _Moment(started, query=name, state="Waiting")
+                if after is not None:
+                    live = started + timedelta(seconds=float(after[1]))
+                    yield _Moment(live, query=name, state="Live")
+
+
+def _from_nodes(nodes: Iterable[Json]) -> Iterator[_Moment]:
+    for node in nodes:
+        meta = node.get("metadata") or {}
+        if (at := read_time(meta.get("creationTimestamp"))) is not None:
+            yield _Moment(at, joined=(str(meta.get("name")),))
+
+
+def _changes(
+    moments: Sequence[_Moment],
+    status: Json,
+    names: Sequence[str],
+    began: datetime,
+    now: datetime,
+) -> list[Change]:
+    """Of each query: what it was in the beginning, each change after it, and what it is now."""
+    states_now = {
+        str(q.get("name")): str(q.get("state") or "") for q in status.get("queries") or ()
+    }
+    by_priority = sorted(
+        (q for q in status.get("queries") or () if q.get("name") in names),
+        key=lambda q: -int(q.get("priority") or 0),
+    )
+    changes: list[Change] = []
+    for name in (str(q["name"]) for q in by_priority):
+        own = [m for m in moments if m.query == name]
+        earlier = [m.state for m in own if m.at < began]
+        later = [m for m in own if m.at >= began]
+        state = earlier[-1] if earlier else _before(later, states_now[name])
+        changes.append(Change(0.0, name, state))
+        for moment in later:
+            if moment.state != state:
+                state = moment.state
+                changes.append(Change((moment.at - began).total_seconds(), name, state))
+        if states_now[name] and _differs(state, states_now[name]):
+            changes.append(Change((now - began).total_seconds(), name, states_now[name]))
+    return changes
+
+
+def _before(later: Sequence[_Moment], state_now: str) -> str:
+    """What a query was before the first of its Events that is known."""
+    if not later:
+        return state_now or "Waiting"
+    return "Live" if later[0].state == "Waiting" else "Waiting"
+
+
+def _differs(drawn: str, now: str) -> bool:
+    return now != drawn and not (drawn == "Restoring" and now == "CatchingUp")
+
+
+def _marks(moments: Sequence[_Moment], began: datetime) -> Iterator[Mark]:
+    """What happens to several nodes together is one mark."""
+    for kind in ("lost", "joined"):
+        group: list[str] = []
+        start: datetime | None = None
+        for moment in moments:
+            nodes = moment.lost if kind == "lost" else moment.joined
+            if not nodes or moment.at < began:
+                continue
+            if start is not None and moment.at - start > _TOGETHER:
+                yield Mark((start - began).total_seconds(), kind, _named(group, kind))
+                group, start = [], None
+            start = start or moment.at
+            group += nodes
+        if start is not None:
+            yield Mark((start - began).total_seconds(), kind, _named(group, kind))
+    for moment in moments:
+        if moment.note and moment.at >= began:
+            yield Mark((moment.at - began).total_seconds(), "note", moment.note)
+
+
+def _named(nodes: Sequence[str], kind: str) -> str:
+    unique = list(dict.fromkeys(nodes))
+    if len(unique) > 2:
+        return f"{len(unique)} nodes {kind}"
+    return f"{' and '.join(unique)} {kind}"

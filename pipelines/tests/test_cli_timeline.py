@@ -1,0 +1,136 @@
+"""`rekindle timeline`: a history from status and Events, and the picture of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_documents import FakeApiServer, Observed, served
+
+from rekindle.cli import main
+from rekindle.timeline.documents import Timeline, read_timeline
+
+
+def timeline_of(observed: Observed, since: datetime | None = None) -> Timeline:
+    return read_timeline(observed.topology, observed.events, observed.nodes, observed.now, since)
+
+
+def changes_of(timeline: Timeline, query: str) -> list[tuple[str, int]]:
+    return [(c.state, round(c.at_s)) for c in timeline.history.changes if c.query == query]
+
+
+def test_a_query_goes_through_the_states_that_its_events_tell() -> None:
+    timeline = timeline_of(Observed("running"))
+    assert changes_of(timeline, "storm-watch") == [
+        ("Waiting", 0),
+        ("Restoring", 2),
+        ("Live", 77),
+        ("Waiting", 126),
+        ("Restoring", 137),
+        ("Live", 168),
+    ]
+    assert changes_of(timeline, "delay-alarms")[-1] == ("Live", 96)
+
+
+def test_queries_are_drawn_by_priority() -> None:
+    history = timeline_of(Observed("running")).history
+    assert history.queries() == ["delay-alarms", "storm-watch", "route-report"]
+
+
+def test_nodes_that_are_lost_together_share_a_mark() -> None:
+    marks = timeline_of(Observed("running")).history.marks
+    assert [m.text for m in marks if m.kind == "lost"] == ["5 nodes lost"]
+    assert [m.text for m in marks if m.kind == "joined"][:2] == ["node-10 joined", "node-11 joined"]
+
+
+def test_seconds_count_from_creation_while_events_reach_back_to_it() -> None:
+    timeline = timeline_of(Observed("running"))
+    assert timeline.axis == "seconds since the topology was created"
+    assert timeline.began.isoformat() == "2026-11-22T12:25:13+00:00"
+
+
+def test_the_end_is_what_the_status_says_now() -> None:
+    observed = Observed("running")
+    observed.status["queries"][0]["state"] = "Unknown"
+    query = observed.status["queries"][0]["name"]
+    assert changes_of(timeline_of(observed), query)[-1][0] == "Unknown"
+
+
+def test_catching_up_is_drawn_as_restoring() -> None:
+    observed = Observed("recovering")
+    assert observed.status["queries"][1]["state"] == "CatchingUp"
+    assert changes_of(timeline_of(observed), "storm-watch")[-1][0] == "Restoring"
+
+
+def test_a_part_of_the_past_begins_with_the_state_of_then() -> None:
+    observed = Observed("running")
+    lost = datetime(2026, 11, 22, 12, 27, 25, tzinfo=UTC)
+    timeline = timeline_of(observed, since=lost)
+    assert changes_of(timeline, "storm-watch")[0] == ("Waiting", 0)
+    assert changes_of(timeline, "delay-alarms") == [("Live", 0)]
+    assert timeline.axis == "seconds since 2026-11-22 12:27:25 UTC"
+
+
+def test_without_events_the_record_of_recoveries_is_drawn() -> None:
+    observed = Observed("running")
+    observed.events = []
+    entry = observed.status["recovery"]["history"][0]
+    timeline = timeline_of(observed)
+    assert [m.text for m in timeline.history.marks][:1] == ["5 nodes lost"]
+    states = [state for state, _ in changes_of(timeline, "storm-watch")]
+    assert states == ["Live", "Waiting", "Live"]
+    took = next(q["liveAfter"] for q in entry["queries"] if q["name"] == "storm-watch")
+    lost, live = (at_s for _, at_s in changes_of(timeline, "storm-watch")[1:])
+    assert live - lost == round(float(took.removesuffix("s")))
+
+
+def test_events_of_another_release_are_left_out() -> None:
+    observed = Observed("running")
+    before = changes_of(timeline_of(observed), "storm-watch")
+    strange: list[dict[str, Any]] = [
+        {},
+        {"reason": "QueryLost", "message": "", "eventTime": "2026-11-22T12:26:00Z"},
+        {"reason": "QueryLost", "message": "storm-watch is down", "eventTime": "noon"},
+        {"reason": "QueryLost", "message": "nothing is down", "eventTime": "2026-11-22T12:26:00Z"},
+        {"reason": "NodeLost", "message": "node", "eventTime": "2026-11-22T12:26:00Z"},
+    ]
+    observed.events += strange
+    assert changes_of(timeline_of(observed), "storm-watch") == before
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_command_writes_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    observed = Observed("running")
+    out = tmp_path / f"pictures/flights.{ending}"
+    with served(FakeApiServer(observed), tmp_path) as config:
+        where = ["--kubeconfig", str(config), "--context", "test"]
+        assert main(["timeline", "flights", *where, "-o", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: 3 queries, seconds since the topology")
+    assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
+
+
+def test_how_far_back_is_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observed = Observed("running")
+    out = str(tmp_path / "t.svg")
+    with served(FakeApiServer(observed), tmp_path) as config:
+        where = ["--kubeconfig", str(config), "--context", "test", "-o", out]
+        assert main(["timeline", "flights", *where, "--since", "15m"]) == 0
+        with pytest.raises(SystemExit):
+            main(["timeline", "flights", *where, "--since", "soon"])
+    began = datetime.now(UTC) - timedelta(minutes=15)
+    assert f"{began:%Y-%m-%d}" in capsys.readouterr().out
+
+
+def test_without_queries_there_is_nothing_to_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observed = Observed("starting")
+    observed.topology["status"], observed.events = {}, []
+    with served(FakeApiServer(observed), tmp_path) as config:
+        where = ["--kubeconfig", str(config), "--context", "test"]
+        assert main(["timeline", "flights", *where]) == 1
+    assert "flights has no queries in its status yet" in capsys.readouterr().err
