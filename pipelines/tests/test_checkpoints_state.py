@@ -19,7 +19,7 @@ from rekindle.checkpoints.state import StateStore, assemble, decode_table, encod
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.version import STATE_FORMAT, engine_version
-from rekindle.errors import StateMisfit, StoreError
+from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
 from rekindle.streams.digest import digest_table
 
@@ -218,7 +218,7 @@ def test_state_of_another_format_is_refused_in_words(
     ref = save(StateStore(store, "u"), 9, State({"op": {0: table("a")}}))
     empty = save(StateStore(store, "u"), 19, State({}))
     monkeypatch.undo()
-    with pytest.raises(StateMisfit, match=r"state of format 1, saved by engine 9\+spark0"):
+    with pytest.raises(StateMismatch, match=r"state of format 1, saved by engine 9\+spark0"):
         StateStore(store, "u").load(ref.object)
     assert StateStore(store, "u").load(empty.object)[1] == State({})
 

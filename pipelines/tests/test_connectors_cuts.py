@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_connectors_files_source import T0, csv, keys, source_of
 
 from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 
 
 @given(
@@ -78,5 +78,5 @@ def test_times_thousands_of_years_apart_are_cut_at_once(tmp_path: Path) -> None:
 def test_epochs_beyond_what_a_sink_can_name_are_refused(
     tmp_path: Path, times: list[str], pace: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(SourceMisfit, match=said):
+    with pytest.raises(SchemaMismatch, match=said):
         source_of(tmp_path, csv(tmp_path, *(f"a,1,{t}" for t in times)), **pace)

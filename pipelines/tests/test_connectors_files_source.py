@@ -24,7 +24,7 @@ from rekindle.connectors import files_source
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.kinds import open_source
-from rekindle.errors import SourceFailed, SourceMisfit
+from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
@@ -180,7 +180,7 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
 def test_a_bad_file_is_named_with_its_row_and_column(
     tmp_path: Path, lines: list[str], header: str, said: str
 ) -> None:
-    with pytest.raises(SourceMisfit, match=said):
+    with pytest.raises(SchemaMismatch, match=said):
         source_of(tmp_path, csv(tmp_path, *lines, header=header))
 
 
@@ -248,7 +248,7 @@ def test_a_store_out_of_reach_is_said(
 def test_a_bad_json_line_is_named(tmp_path: Path) -> None:
     good = '{"k": "a", "v": 1, "t": "2013-01-01T00:00:00Z"}'
     (tmp_path / "in.json").write_text(f'{good}\n{{"k": "b", "v": "x", "t": null}}\n')
-    with pytest.raises(SourceMisfit, match=r"in.json, line 2"):
+    with pytest.raises(SchemaMismatch, match=r"in.json, line 2"):
         source_of(tmp_path, f"file://{tmp_path}/in.json", format="json")
 
 
@@ -262,7 +262,7 @@ def test_a_json_field_may_lack_in_rows_but_not_in_all(tmp_path: Path) -> None:
         {"k": None, "v": None},
     ]
     path.write_text('{"k": "a", "t": "2013-01-01"}\n{"k": "b", "V": 1, "t": "2013-01-01"}\n')
-    with pytest.raises(SourceMisfit, match=r"in.json: no row has a field v; the file has V, k, t"):
+    with pytest.raises(SchemaMismatch, match=r"no row has a field v; the file has V, k, t"):
         source_of(tmp_path, url, format="json")
 
 

@@ -14,7 +14,7 @@ from rekindle.checkpoints.store import Store
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.input_identity import InputFile, decode, difference, encode, identify
 from rekindle.connectors.kinds import open_source
-from rekindle.errors import SourceMisfit, StoreError
+from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.identity import Identity
 from rekindle.protocol import TaskRef
 from rekindle.task.config import TaskConfig
@@ -122,7 +122,9 @@ def test_another_input_is_refused_wherever_it_is_opened(
 ) -> None:
     Node(shared, "one").open()
     change(shared)
-    with pytest.raises(SourceMisfit, match=f"source rows: .*{said} since the topology first read"):
+    with pytest.raises(
+        SchemaMismatch, match=f"source rows: .*{said} since the topology first read"
+    ):
         Node(shared, place).open()
 
 

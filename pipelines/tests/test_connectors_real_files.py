@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rekindle.connectors import files_read
 from rekindle.connectors.files_read import read_batches
 from rekindle.connectors.json_lines import encode_lines
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.ddl import ddl_to_schema
 
@@ -56,11 +56,11 @@ def csv_file(tmp: Path, *lines: str) -> Path:
 )
 def test_a_misspelt_field_of_a_struct_is_refused(tmp_path: Path, ddl: str, said: str) -> None:
     row = {"k": 1, "s": {"name": "a", "in": {"x": 1}}, "l": [{"x": 1}, None]}
-    with pytest.raises(SourceMisfit, match=rf"in\.json.*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.json.*{said}"):
         read(json_file(tmp_path, json.dumps(row), "{}", '{"s": null}'), ddl)
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
     said = said.replace("a field", "no field")
-    with pytest.raises(SourceMisfit, match=rf"in\.parquet.*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.parquet.*{said}"):
         read(tmp_path / "in.parquet", ddl, "parquet")
 
 
@@ -146,7 +146,7 @@ def test_a_bad_json_value_is_named_with_its_line(
 ) -> None:
     path = json_file(tmp_path, '{"x": null}', "", f'{{"x": {value}}}', '{"x": null}')
     place = "row 2" if "BINARY" in ddl else "line 3"
-    with pytest.raises(SourceMisfit, match=rf"(?s)in\.json.*{place}: .*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json.*{place}: .*{said}"):
         read(path, ddl)
 
 
@@ -163,7 +163,7 @@ def test_a_bad_json_value_is_named_with_its_line(
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, said: str) -> None:
     path = tmp_path / "in.json"
     path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
-    with pytest.raises(SourceMisfit, match=rf"(?s)in\.json, line 2: .*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{said}"):
         read(path, "x STRING")
 
 
@@ -183,7 +183,7 @@ def test_blocks_end_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         got = read(path, "i BIGINT, x DOUBLE")
         assert got == [{"i": i, "x": v} for i, v in enumerate(values)]
     path.write_text(path.read_text() + '{"x": "bad"}')
-    with pytest.raises(SourceMisfit, match="line 301: "):
+    with pytest.raises(SchemaMismatch, match="line 301: "):
         read(path, "i BIGINT, x DOUBLE")
 
 
@@ -265,7 +265,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, format: str, sa
         columns = [pa.array([i]) for i in range(5)]
         pq.write_table(pa.table(columns, names=["k", "v", "v", "w", "w"]), tmp_path / "in.parquet")
         path = tmp_path / "in.parquet"
-    with pytest.raises(SourceMisfit, match=said):
+    with pytest.raises(SchemaMismatch, match=said):
         read(path, "k STRING, v INT", format)
 
 
@@ -285,7 +285,7 @@ def test_a_column_that_is_twice_but_not_read_is_ignored(tmp_path: Path) -> None:
 def test_a_csv_quote_that_is_not_closed_is_refused(
     tmp_path: Path, lines: list[str], line: int
 ) -> None:
-    with pytest.raises(SourceMisfit, match=rf"in\.csv, line {line}: a value in quotes"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.csv, line {line}: a value in quotes"):
         read(csv_file(tmp_path, *lines), "k STRING, v STRING", "csv")
 
 
@@ -307,7 +307,7 @@ def test_csv_quotes_inside_of_bare_values_are_text(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_csv_column_gets_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(SourceMisfit, match=r"no column carier.*did you mean carrier\?"):
+    with pytest.raises(SchemaMismatch, match=r"no column carier.*did you mean carrier\?"):
         read(csv_file(tmp_path, "carrier,v", "a,1"), "carier STRING", "csv")
 
 
@@ -318,7 +318,7 @@ def test_a_csv_number_too_large_for_its_type_is_refused(
     tmp_path: Path, ddl: str, text: str
 ) -> None:
     path = csv_file(tmp_path, "x", "inf", "-Infinity", text)
-    with pytest.raises(SourceMisfit, match=rf"in\.csv: column x, row 3: '{text}' is not a"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.csv: column x, row 3: '{text}' is not a"):
         read(path, ddl, "csv")
     assert read(csv_file(tmp_path, "x", "inf", "-Infinity"), ddl, "csv") == [
         {"x": math.inf},
@@ -328,7 +328,7 @@ def test_a_csv_number_too_large_for_its_type_is_refused(
 
 def test_a_parquet_double_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [math.inf, math.nan, 1e300]}), tmp_path / "in.parquet")
-    with pytest.raises(SourceMisfit, match=r"column x, row 3: 1e\+300 is not a float"):
+    with pytest.raises(SchemaMismatch, match=r"column x, row 3: 1e\+300 is not a float"):
         read(tmp_path / "in.parquet", "x FLOAT", "parquet")
 
 

@@ -20,7 +20,7 @@ from engine_fixtures import (
 )
 
 from rekindle.engine.model import EpochInput, State
-from rekindle.errors import OperatorFailed, OperatorRefused, StateMisfit
+from rekindle.errors import OperatorFailed, OperatorRefused, StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT
 
@@ -106,7 +106,7 @@ def test_saved_state_goes_on_whatever_the_order_of_its_columns(spark: Spark) -> 
     assert chain.process(adopted, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     one = next(iter(buckets.values()))
     sums = [name for name in one.schema.names if name.startswith("p_sum_")]
-    with pytest.raises(StateMisfit, match=rf"operator w: .* column {sums[0]} is no such column"):
+    with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is no such column"):
         chain.adopt(State({operator: {0: one.drop_columns(sums[:1])}}))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rekindle.engine.canonical_order import from_order_bits, order_bits
 from rekindle.engine.model import BUCKETS
 from rekindle.engine.window_state import LATE, UNTIMED, Buckets, WindowShape, advance, conform
-from rekindle.errors import StateMisfit
+from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -69,7 +69,7 @@ def test_saved_state_that_fits_is_the_very_same_table() -> None:
     ],
 )
 def test_saved_state_that_does_not_fit_is_refused(saved: pa.Table, said: str) -> None:
-    with pytest.raises(StateMisfit, match=f"operator op: .*{said}"):
+    with pytest.raises(StateMismatch, match=f"operator op: .*{said}"):
         conform(SHAPE, {0: saved}, "op")
 
 

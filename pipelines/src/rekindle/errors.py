@@ -69,8 +69,8 @@ class StoreError(RekindleError):
     """The checkpoint store refused or lost something; names the URL."""
 
 
-class StateMisfit(RekindleError):
-    """Saved state is not what this release keeps; names operator and column, or the versions."""
+class StateMismatch(RekindleError):
+    """Saved state is not in the format of this release; names operator and column."""
 
 
 class SinkRefused(RekindleError):
@@ -89,5 +89,5 @@ class SourceFailed(RekindleError):
     """A source's input is missing or cannot be read; names file, row and column."""
 
 
-class SourceMisfit(SourceFailed):
-    """A source's input does not fit its schema: the one or the other has to change."""
+class SchemaMismatch(SourceFailed):
+    """A source's input does not match its schema; one of the two has to be corrected."""

@@ -32,7 +32,7 @@ from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.version import STATE_FORMAT, engine_version
-from rekindle.errors import StateMisfit, StoreError
+from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
 from rekindle.streams.digest import digest_table
 
@@ -109,10 +109,10 @@ class StateStore:
         return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:
-        """An entry and its state, every bucket's digest checked. Raises StoreError, StateMisfit."""
+        """An entry and its state, all digests checked. Raises StoreError, StateMismatch."""
         entry = self.load_entry(object_name)
         if any(entry.objects.values()) and entry.state_format != STATE_FORMAT:
-            raise StateMisfit(
+            raise StateMismatch(
                 f"{object_name} has state of format {entry.state_format}, saved by engine "
                 f"{entry.engine or 'unknown'}; this engine, {engine_version()}, reads format "
                 f"{STATE_FORMAT}: run the image that saved it"

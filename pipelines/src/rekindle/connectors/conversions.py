@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 
 _UTC = pa.timestamp("us", "UTC")
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
@@ -37,20 +37,20 @@ _FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a Value
 def typed(
     column: pa.Array, field: pa.Field, where: str, first_row: int, rules: TextRules
 ) -> pa.Array:
-    """The column in its declared type. Raises SourceMisfit for the first value that does not fit;
+    """The column in its declared type. Raises SchemaMismatch for the first value that does not fit;
     `first_row` is the number of rows before the column."""
     if column.type != field.type:
         try:
             column = convert(column, field.type, rules)
         except _FAILURES as e:
             row = _first_bad(lambda part: convert(part, field.type, rules), column)
-            raise SourceMisfit(
+            raise SchemaMismatch(
                 f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
                 f"{field.type}; correct the file, the schema, or nullValue"
             ) from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())
-        raise SourceMisfit(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
+        raise SchemaMismatch(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
     return column
 
 

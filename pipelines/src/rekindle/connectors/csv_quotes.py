@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 
 _UTF8_BOM = "\xef\xbb\xbf"  # as latin-1 reads it
 
@@ -40,7 +40,7 @@ class QuoteWatch:
 
 
 def require_closed_quotes(lines: Iterable[str], where: str) -> None:
-    """Raises SourceMisfit with the line in which a value in quotes begins that does not end, or
+    """Raises SchemaMismatch with the line in which a value in quotes begins that does not end, or
     is followed by other text. `lines` are read as latin-1, since other columns may be no UTF-8."""
     numbered = _Numbered(lines)
     limit = csv.field_size_limit(sys.maxsize)
@@ -48,7 +48,7 @@ def require_closed_quotes(lines: Iterable[str], where: str) -> None:
         for _ in csv.reader(numbered, strict=True):
             numbered.first = 0
     except csv.Error as e:
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"{where}, line {numbered.first}: a value in quotes does not end, or text follows its "
             "closing quote; put the whole value in quotes, and write each quote inside of it twice"
         ) from e

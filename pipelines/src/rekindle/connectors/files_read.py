@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rekindle.connectors.conversions import TextRules, typed
 from rekindle.connectors.csv_quotes import QuoteWatch, require_closed_quotes
 from rekindle.connectors.json_reading import read_json_lines
-from rekindle.errors import SourceFailed, SourceMisfit
+from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.topology.findings import did_you_mean
 
 BLOCK_BYTES = 4 * 1024**2
@@ -109,7 +109,7 @@ def _reading(where: str) -> Iterator[None]:
     except _DECOMPRESSORS as e:
         raise SourceFailed(f"{where}: {_said(e)}; copy the file anew, and whole") from e
     except _PARSERS as e:
-        raise SourceMisfit(f"{where}: {_said(e)}; correct the file or the schema") from e
+        raise SchemaMismatch(f"{where}: {_said(e)}; correct the file or the schema") from e
     except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
         raise SourceFailed(
             f"{where} cannot be read: {_said(e)}; is its place within reach, and the file whole?"
@@ -149,7 +149,7 @@ def _typed(
 
 
 def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """JSON lines as the source reads them. Raises SourceMisfit."""
+    """JSON lines as the source reads them. Raises SchemaMismatch."""
     raw = read_json_lines(lambda: io.BytesIO(data), schema, BLOCK_BYTES, "JSON lines")
     return _typed(raw, schema, "JSON lines", TextRules(binary_is_base64=True))
 
@@ -160,7 +160,7 @@ def _csv_batches(
     with fs.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="") as f:
         header = next(csv.reader(f), None)
     if header is None:
-        raise SourceMisfit(f"{where}: the file is empty; its first line has to name the columns")
+        raise SchemaMismatch(f"{where}: the file is empty; its first line has to name the columns")
     _require_columns(header, schema, where)
     convert = pa_csv.ConvertOptions(
         include_columns=schema.names,
@@ -213,7 +213,7 @@ def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[Non
         yield
     except (pa.ArrowException, MemoryError) as e:
         found = file.metadata.row_group(group)
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"{where}: row group {group} ({found.num_rows:,} rows, "
             f"{found.total_byte_size / 2**20:,.0f} MiB): {_said(e)}; a column of one batch holds "
             "at most 2 GiB and has to fit into memory: write the file with smaller row groups"
@@ -223,13 +223,13 @@ def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[Non
 def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
     missing = [n for n in schema.names if n not in names]
     if missing:
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: name its "
             f"columns in the source's schema{_hint(missing[0], names)}"
         )
     twice = [n for n in schema.names if names.count(n) > 1]
     if twice:
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"{where}: column {', '.join(twice)} is there more than once, and the schema cannot "
             "say which is meant; rename one in the file"
         )
@@ -252,7 +252,7 @@ def _require_inner(found: pa.DataType, wanted: pa.DataType, path: str, where: st
         if names.count(field.name) != 1:
             what = "more than one" if field.name in names else "no"
             listed = ", ".join(f"{path}.{name}" for name in names) or "no fields"
-            raise SourceMisfit(
+            raise SchemaMismatch(
                 f"{where}: {what} field {path}.{field.name}; the file has {listed}: name its "
                 f"fields in the source's schema{_hint(field.name, names)}"
             )

@@ -51,7 +51,7 @@ from rekindle.connectors.prepared import (
     write_rows,
 )
 from rekindle.connectors.source import SourceCut
-from rekindle.errors import SourceFailed, SourceMisfit
+from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -283,7 +283,7 @@ def _order(
         row = int(pc.index(key.is_null(), True).as_py())
         for file, count in zip(found, counts, strict=True):
             if row < count:
-                raise SourceMisfit(
+                raise SchemaMismatch(
                     f"source {job.name}: {file.path}: column {job.files.order_by}, row {row + 1}: "
                     "NULL has no place in orderBy's order; remove the row, or order by another "
                     "column"
@@ -315,7 +315,7 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
             raise ValueError("checked in _check")
         rate = job.files.rows_per_second
         if first_row(MAX_EPOCH + 1, rate, job.interval_us) < table.num_rows:
-            raise SourceMisfit(
+            raise SchemaMismatch(
                 f"source {job.name}: {table.num_rows:,} rows with rowsPerSecond {rate:g} are more "
                 f"than {MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
             )
@@ -324,7 +324,7 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
     times = _running_max(table.column(column))
     known = times[times != NO_WATERMARK]
     if not len(known):
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"source {job.name}: column {column} is NULL in every row, so speedup has no time to "
             "go by; use rowsPerSecond"
         )
@@ -339,7 +339,7 @@ def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -
     rate = exact(speedup)
     epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
     if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
-        raise SourceMisfit(
+        raise SchemaMismatch(
             f"source {job.name}: column {column} goes from {_iso(first_us)} to {_iso(last_us)}, "
             f"which is {epoch + 1:,} epochs with speedup {speedup:g}, and there can be "
             f"{MAX_EPOCH + 1:,}; correct the times, or raise speedup"

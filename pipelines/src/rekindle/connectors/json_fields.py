@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 from rekindle.topology.findings import did_you_mean
 
 Path = tuple[str, ...]
@@ -73,7 +73,7 @@ def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
 
 def require_some(rows: Iterable[Mapping[str, Any]], absent: set[Path], where: str) -> None:
     """Each field is in some object, be it as null: one that none has is a mistake in a name. Raises
-    SourceMisfit."""
+    SchemaMismatch."""
     missing = set(absent)
     others: dict[Path, set[str]] = {}
     for row in rows:
@@ -92,7 +92,7 @@ def require_some(rows: Iterable[Mapping[str, Any]], absent: set[Path], where: st
     dotted = ", ".join(".".join((*above, name)) for name in names)
     found = ", ".join(".".join((*above, name)) for name in sorted(others[above])) or "nothing"
     hint = did_you_mean(names[0], others[above])
-    raise SourceMisfit(
+    raise SchemaMismatch(
         f"{where}: no row has a field {dotted}; the file has {found}: name its fields in the "
         f"source's schema{f' ({hint})' if hint else ''}"
     )

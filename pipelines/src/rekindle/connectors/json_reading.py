@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from rekindle.connectors.json_fields import DeclaredFields, require_some
-from rekindle.errors import SourceMisfit
+from rekindle.errors import SchemaMismatch
 
 _WORDS = {
     "NaN": math.nan,
@@ -100,7 +100,7 @@ def read_json_lines(
     where: str,
 ) -> Iterator[pa.RecordBatch]:
     """The lines of a file, in `raw_schema(schema)`. A file without lines has no rows. Raises
-    SourceMisfit, with the number of the line, and what the file raises."""
+    SchemaMismatch, with the number of the line, and what the file raises."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
     line = 1
@@ -170,10 +170,10 @@ def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.
             for value in _objects(line.decode("utf-8")):
                 rows.append([_field(value, name, read) for name, read, _ in readers])
         except UnicodeDecodeError as e:
-            raise SourceMisfit(f"{where}, line {number}: {e}; write the file in UTF-8") from e
+            raise SchemaMismatch(f"{where}, line {number}: {e}; write the file in UTF-8") from e
         except (ValueError, RecursionError) as e:
             shown = line.decode(errors="replace").strip()[:_SHOWN_CHARS]
-            raise SourceMisfit(
+            raise SchemaMismatch(
                 f"{where}, line {number}: {shown!r}: {e}; correct the file or the schema"
             ) from e
     columns = zip(*rows, strict=True) if rows else [()] * len(raw)

@@ -79,7 +79,7 @@ class Chain(Protocol):
         ...
 
     def adopt(self, state: State) -> State:
-        """Saved state as this chain keeps it, columns matched by name. Raises StateMisfit."""
+        """Saved state as this chain keeps it, columns matched by name. Raises StateMismatch."""
         ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import BUCKETS
-from rekindle.errors import StateMisfit
+from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 
 WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
@@ -118,7 +118,7 @@ def advance(
 
 def conform(shape: WindowShape, buckets: Buckets, operator: str) -> Buckets:
     """Saved state in the order of this shape's columns, matched by name; a table that has it is
-    left as it is. Raises StateMisfit where a column is missing, unknown or of another type."""
+    left as it is. Raises StateMismatch where a column is missing, unknown or of another type."""
     return {bucket: _conform(shape.schema, table, operator) for bucket, table in buckets.items()}
 
 
@@ -129,7 +129,7 @@ def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
         if kept.get(name) == needed.get(name):
             continue
         have, need = (str(columns.get(name, "no such column")) for columns in (kept, needed))
-        raise StateMisfit(
+        raise StateMismatch(
             f"operator {operator}: its saved state does not fit this release: column {name} is "
             f"{have} there and {need} here; run the image that saved it, or change the operator's "
             "name to begin with empty state"

@@ -30,8 +30,8 @@ from rekindle.errors import (
     NotDeterministic,
     OperatorRefused,
     RekindleError,
+    SchemaMismatch,
     SourceFailed,
-    SourceMisfit,
     StoreError,
 )
 from rekindle.protocol import (
@@ -233,7 +233,7 @@ class TaskRuntime:
                 )
                 self._states.require_same_input(node, source.input)
             except (SourceFailed, StoreError) as error:
-                misfit = node.name if isinstance(error, SourceMisfit) else None
+                misfit = node.name if isinstance(error, SchemaMismatch) else None
                 said = TaskProblem(message=str(error), operator=node.name, refused=misfit)
                 self.report.problem("source", said)
                 return None

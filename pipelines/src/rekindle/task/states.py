@@ -17,7 +17,7 @@ from rekindle.checkpoints.store import Store
 from rekindle.connectors.input_identity import InputFile, decode, difference, encode
 from rekindle.engine.model import State
 from rekindle.engine.version import engine_version
-from rekindle.errors import SourceMisfit, StoreError
+from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.streams.digest import chain_from
 from rekindle.streams.epochs import NO_WATERMARK
@@ -43,7 +43,7 @@ class TaskStates:
 
     def restore(self, point: RestorePoint) -> Position:
         """State and watermark at a restore point; empty where it has no object. Raises StoreError,
-        StateMisfit."""
+        StateMismatch."""
         if point.object is None:
             return Position(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
         entry, state = self._opened().load(point.object)
@@ -71,7 +71,7 @@ class TaskStates:
         return self._opened().load_entry(name)
 
     def require_same_input(self, source: Node, found: tuple[InputFile, ...]) -> None:
-        """Record what a source reads, or compare it with what was recorded. Raises SourceMisfit,
+        """Record what a source reads, or compare it with what was recorded. Raises SchemaMismatch,
         StoreError."""
         if not found:
             return
@@ -83,7 +83,7 @@ class TaskStates:
         except ValueError as error:
             raise StoreError(f"{self._objects().url}: {name}: {error}") from error
         if (changed := difference(recorded, found)) is not None:
-            raise SourceMisfit(
+            raise SchemaMismatch(
                 f"source {source.name}: {changed} since the topology first read its input; epochs "
                 "that were computed from it could not be computed again. Put back the files that "
                 "were there, or read the new ones by a source of another name"

@@ -117,7 +117,7 @@ class SparkChain:
         return self._calls.dropped
 
     def adopt(self, state: State) -> State:
-        """Raises StateMisfit."""
+        """Raises StateMismatch."""
         buckets = dict(state.buckets)
         for prepared in self._for_many:
             window = prepared.stage.end
