@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from embedded.toolchain import ensure_helm
-from rekindle_operator.resources.policy import Feature, parse_policy
+from rekindle_operator.pod_policy import Feature, parse_policy
 from rekindle_operator.settings import read_settings
 
 ROOT = Path(__file__).parents[2]

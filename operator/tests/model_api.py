@@ -17,10 +17,10 @@ from model_objects import lease_json, node_json, topology_json
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator import names
-from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.model import LeaseView, Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
+from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import decide
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_operator_model_cluster import ModelCluster
 
+from rekindle_operator.pod_policy import Feature, PodPolicy
 from rekindle_operator.reconcile.core import reconcile
-from rekindle_operator.resources.policy import Feature, PodPolicy
 
 BULK = {"key": "bulk", "operator": "Exists"}
 FAST = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}

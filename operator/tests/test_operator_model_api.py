@@ -15,7 +15,7 @@ from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 from urllib3.exceptions import ReadTimeoutError
 
-from rekindle_operator.cluster.live import LiveCheck
+from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import take_turns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
-from rekindle_operator.resources.policy import (
+from rekindle_operator.pod_policy import (
     REASON,
     Feature,
     PodPolicy,

@@ -15,12 +15,12 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
-from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
 from rekindle_operator.leader import Leader
+from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve

@@ -16,12 +16,12 @@ from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
 from rekindle_operator.cluster.convert import parse_time
-from rekindle_operator.cluster.live import LiveCheck
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.conditions import Trouble
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
+from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.metrics import (
     RECONCILE_ERRORS,
     RECONCILE_SECONDS,

@@ -17,6 +17,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 FIELD_MANAGER = "rekindle-operator"
 COORDINATOR_SLOT = "coordinator"
+TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"

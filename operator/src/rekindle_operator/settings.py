@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rekindle_operator.election import ElectionTiming
 from rekindle_operator.limits import NamespaceLimits, read_limits
-from rekindle_operator.resources.policy import PodPolicy, parse_policy
+from rekindle_operator.pod_policy import PodPolicy, parse_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from rekindle_operator.cluster.model import (
     Toleration,
     TopologyView,
 )
-from rekindle_operator.resources.common import TOPOLOGY_KEY
 
 Json = Mapping[str, Any]
 
@@ -194,7 +193,7 @@ def config_view(raw: Json) -> ConfigView:
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY, ""),
         generation=_integer(labels.get(names.LABEL_GENERATION)),
-        text=(raw.get("data") or {}).get(TOPOLOGY_KEY, ""),
+        text=(raw.get("data") or {}).get(names.TOPOLOGY_KEY, ""),
     )
 
 

@@ -18,9 +18,9 @@ from rekindle_operator.catalog import Compiled, Rejected, judge_spec
 from rekindle_operator.cluster.convert import recorded
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane, read_data_plane
+from rekindle_operator.pod_policy import refused_by_policy, refused_by_size
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
 from rekindle_operator.resources.common import generation_record
-from rekindle_operator.resources.policy import refused_by_policy, refused_by_size
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings
 

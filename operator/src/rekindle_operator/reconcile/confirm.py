@@ -1,7 +1,7 @@
 """What a pass would destroy, and which objects that decision rests on. Pure.
 
 A mirror may be old: its watch stalled, or has not caught up. Before anything is deleted or
-replaced, `cluster.live` reads these objects from the API server; if one is not as the snapshot had
+replaced, `live_check` reads these objects from the API server; if one is not as the snapshot had
 it, the pass is decided anew.
 
 Design: docs/design/kubernetes.md#before-anything-is-destroyed.

@@ -17,7 +17,6 @@ from rekindle_operator.cluster.model import TopologyView
 Manifest = dict[str, Any]
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
-TOPOLOGY_KEY = "topology.json"
 TOKEN_KEY = "token"
 VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; file:// URLs of specs point below it
 DATA_MOUNT = "/var/lib/rekindle-task"
@@ -86,7 +85,7 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
             topology, names.config_name(topology.name, topology.generation), labels
         ),
         "immutable": True,
-        "data": {TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
+        "data": {names.TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
     }
 
 

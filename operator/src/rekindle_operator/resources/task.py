@@ -20,7 +20,6 @@ from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,
     STAY,
-    TOPOLOGY_KEY,
     TOPOLOGY_MOUNT,
     Manifest,
     metadata,
@@ -182,7 +181,7 @@ def _probes() -> Manifest:
 
 def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: int) -> Manifest:
     env = [
-        {"name": "REKINDLE_TOPOLOGY_FILE", "value": f"{TOPOLOGY_MOUNT}/{TOPOLOGY_KEY}"},
+        {"name": "REKINDLE_TOPOLOGY_FILE", "value": f"{TOPOLOGY_MOUNT}/{names.TOPOLOGY_KEY}"},
         {"name": "REKINDLE_SEGMENT", "value": slot.segment},
         {"name": "REKINDLE_PARTITION", "value": str(slot.partition)},
         {"name": "REKINDLE_REPLICA", "value": str(slot.replica)},
