@@ -17,8 +17,8 @@ from model_objects import lease_json, node_json, topology_json
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator import names
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import LeaseView, Snapshot
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
 from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import decide
@@ -151,13 +151,13 @@ class ModelOperator:
     def __init__(self, model: ModelCluster) -> None:
         self.model = model
         self.api = ModelApi(model)
-        self.store = Cluster(self.api, None, lambda: model.now)
-        self.live = LiveCheck(self.api, self.store, stall_s=0.05)
-        self.executor = Executor(self.api, self.store, "me", 2.0, lambda: model.now, lambda: True)
+        self.cache = ClusterCache(self.api, None, lambda: model.now)
+        self.live = LiveCheck(self.api, self.cache, stall_s=0.05)
+        self.executor = Executor(self.api, self.cache, "me", 2.0, lambda: model.now, lambda: True)
 
     def snapshot(self) -> Snapshot:
         """What the mirrors have, with what other witnesses say in the model."""
-        known, model = self.store.snapshot(), self.model
+        known, model = self.cache.snapshot(), self.model
         return replace(
             known,
             silent_since=dict(model.silent),
@@ -169,15 +169,15 @@ class ModelOperator:
         """Every watch that has not stalled catches up."""
         model, version = self.model, self.model.version
         if "pods" not in model.stalled:
-            self.store.pods.replace(list(model.raw_pods.values()), version)
+            self.cache.pods.replace(list(model.raw_pods.values()), version)
         if "nodes" not in model.stalled:
-            self.store.nodes.replace([node_json(n) for n in model.nodes.values()], version)
+            self.cache.nodes.replace([node_json(n) for n in model.nodes.values()], version)
         if "leases" not in model.stalled:
-            self.store.leases.replace([lease_json(x) for x in model.leases.values()], version)
+            self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
         if "topologies" not in model.stalled:
             topologies = [topology_json(t) for t in model.topologies.values()]
-            self.store.list_topologies(topologies, version)
-        self.store.configs.replace(list(model.configs.values()), version)
+            self.cache.list_topologies(topologies, version)
+        self.cache.configs.replace(list(model.configs.values()), version)
 
     def run_pass(self) -> None:
         self.deliver()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import SlotRef
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.execute import Executor
 from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
@@ -68,8 +68,8 @@ class Refusing(client.ApiClient):
 _REMOVAL = DeletePod("default", "old", "u", 7, None, "why")
 
 
-def run(api: Refusing) -> Cluster:
-    cluster = Cluster(api, None, lambda: 1000.0)
+def run(api: Refusing) -> ClusterCache:
+    cluster = ClusterCache(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
     create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, lost_at=990.0)
@@ -79,7 +79,7 @@ def run(api: Refusing) -> Cluster:
 
 def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_template() -> None:
     api = Refusing(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
-    cluster = Cluster(api, None, lambda: 1000.0)
+    cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     executor.run([Turn("default/t", (TryPods("default", "u", 3, pods),))])
@@ -106,7 +106,7 @@ def test_a_create_without_an_answer_keeps_its_incarnation() -> None:
 
 def test_a_failed_status_write_keeps_its_incarnations() -> None:
     api = Failing({"PATCH status": 500})
-    cluster = Cluster(api, None, lambda: 1000.0)
+    cluster = ClusterCache(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     executor.run([Turn("default/t", (reserving("t"), creation("t-0", uid="t"), _REMOVAL))])
     assert api.calls == ["PATCH status", "DELETE old"], (
@@ -120,7 +120,7 @@ def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
     record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
     for owner, goes_on in (("uid", True), ("of the topology before", False)):
         api = Refusing(409, "already exists", owner=owner)
-        cluster = Cluster(api, None, lambda: 0.0)
+        cluster = ClusterCache(api, None, lambda: 0.0)
         executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
         executor.run([Turn("default/t", (record, creation("t-0", uid="uid")))])
         assert ("POST pods" in api.calls) is goes_on
@@ -139,7 +139,7 @@ def grant_access(owner: str | None) -> list[str]:
             }
         }
     )
-    cluster = Cluster(api, None, lambda: 0.0)
+    cluster = ClusterCache(api, None, lambda: 0.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
     ref = SlotRef("uid", COORDINATOR_SLOT, 1)
@@ -215,7 +215,7 @@ class Clock:
 
 def test_a_delete_that_is_denied_holds_up_no_other() -> None:
     clock, api = Clock(), Failing({"DELETE z0": 403})
-    cluster = Cluster(api, None, clock)
+    cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
     turn = Turn("", tuple(removal(f"z{n}") for n in range(5)))
     executor.run([turn])
@@ -229,7 +229,9 @@ def test_a_delete_that_is_denied_holds_up_no_other() -> None:
 def test_replacements_precede_clean_up_status_and_events() -> None:
     api = Failing({})
     clock = Clock()
-    executor = Executor(api, Cluster(api, None, clock), "me", 2.0, clock, lambda: True, workers=1)
+    executor = Executor(
+        api, ClusterCache(api, None, clock), "me", 2.0, clock, lambda: True, workers=1
+    )
     first = (event("a"), removal("old-a"), reserving("a"), creation("a-0", uid="a"))
     second = (removal("old-b"), WriteStatus("default", "b", "b", {}, True), event("b"))
     executor.run([Turn("", (removal("zombie"),)), Turn("a", first), Turn("b", second)])
@@ -258,7 +260,7 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
 
 def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
-    cluster = Cluster(api, None, clock)
+    cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
     turn = Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))
     executor.run([turn])
@@ -274,7 +276,7 @@ def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
 
 def test_a_failed_action_is_forgotten_when_nobody_wants_it() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
-    cluster = Cluster(api, None, clock)
+    cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
     for _ in range(2):
         executor.run([Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))])

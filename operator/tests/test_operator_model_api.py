@@ -112,17 +112,17 @@ def test_a_stalled_watch_of_leases_replaces_no_coordinator(started: ModelOperato
 def test_a_node_that_only_the_mirror_misses_keeps_its_pods(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("nodes")
-    started.store.nodes.drop("", "c")
+    started.cache.nodes.drop("", "c")
     started.run(3.0)
     assert uids(started) == before
-    assert {n.name for n in started.store.nodes.views()} == {"a", "b", "c"}
+    assert {n.name for n in started.cache.nodes.views()} == {"a", "b", "c"}
 
 
 def test_pods_that_only_the_mirror_misses_are_not_made_anew(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("pods")
-    for pod in started.store.pods.views():
-        started.store.pods.drop(pod.namespace, pod.name)
+    for pod in started.cache.pods.views():
+        started.cache.pods.drop(pod.namespace, pod.name)
     started.run(3.0)
     assert uids(started) == before
 
@@ -174,7 +174,7 @@ def test_a_silent_node_is_remembered_whatever_becomes_of_one_pod(started: ModelO
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
     model.freeze_node(node)
     started.run(5.0)
-    assert node in started.store.snapshot().shunned
+    assert node in started.cache.snapshot().shunned
 
 
 def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOperator) -> None:
@@ -191,7 +191,7 @@ def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOper
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
     started.api.call_api = hang  # type: ignore[method-assign]
-    live = LiveCheck(started.api, started.store, readers=1, monotonic=lambda: now[0])
+    live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
     why = live.unconfirmed(turns, started.snapshot())
     assert "does not answer" in why["default/flights"]
     assert len(asked) == 1

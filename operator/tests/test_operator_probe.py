@@ -14,8 +14,8 @@ import pytest
 from kubernetes import client
 from test_operator_kubelets import node, task
 
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, KubeletReplies, NodeView, Snapshot
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.probe import KubeletProbe, answers, unverified_tls
 from rekindle_operator.settings import Timing
 
@@ -114,7 +114,7 @@ def test_neither_is_one_that_closes_or_that_nobody_listens_on(serve: Serve) -> N
     assert not ask(gone)
 
 
-class OneNode(Cluster):
+class OneNode(ClusterCache):
     """A store whose mirrors hold one node and its task."""
 
     def __init__(self, only: NodeView) -> None:
@@ -130,7 +130,7 @@ class OneNode(Cluster):
         return Snapshot(nodes=(self.only,), pods=(task(0, "a"),), kubelets=known.kubelets)
 
 
-def word_after(cluster: Cluster, settled: Callable[[KubeletReplies], bool]) -> KubeletReplies:
+def word_after(cluster: ClusterCache, settled: Callable[[KubeletReplies], bool]) -> KubeletReplies:
     """What is known of the node, once it is `settled`."""
     probe = KubeletProbe(cluster, Timing(), time.time)
 

@@ -11,7 +11,7 @@ from flights_example import flights_spec
 from kubernetes import client
 from test_operator_model_cluster import ModelCluster
 
-from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.execute import Executor
 from rekindle_operator.reconcile.actions import CreatePod, CreateToken, EnsureAccess, Turn
 from rekindle_operator.reconcile.core import reconcile
@@ -111,7 +111,7 @@ def now() -> list[float]:
 
 
 def executor(api: Recording, now: list[float]) -> Executor:
-    cluster = Cluster(api, None, lambda: now[0])
+    cluster = ClusterCache(api, None, lambda: now[0])
     return Executor(api, cluster, "me", 2.0, lambda: now[0], lambda: True)
 
 

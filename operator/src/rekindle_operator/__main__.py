@@ -15,7 +15,7 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
-from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
@@ -36,7 +36,7 @@ def main() -> None:
     set_up_logging(settings.log_level)
     api = _connect()
     clock = SteadyClock()
-    cluster = Cluster(_connect_without_retries(), settings.namespace, clock, settings.own_node)
+    cluster = ClusterCache(_connect_without_retries(), settings.namespace, clock, settings.own_node)
     leader = Leader(
         _connect_without_retries(),
         settings.election,
@@ -97,7 +97,7 @@ def _or_die(run: Callable[[], None]) -> None:
     os._exit(1)
 
 
-def _watch(cluster: Cluster, settings: Settings) -> None:
+def _watch(cluster: ClusterCache, settings: Settings) -> None:
     """Kopf, in the main thread: it ends on SIGTERM and SIGINT."""
     kopf.run(
         registry=make_registry(cluster),

@@ -25,9 +25,9 @@ from urllib3.exceptions import HTTPError
 from rekindle.errors import Problem
 from rekindle_operator import names
 from rekindle_operator.backoff import Backoff
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import Trial
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
@@ -61,7 +61,7 @@ class Executor:
     def __init__(
         self,
         api: client.ApiClient,
-        cluster: Cluster,
+        cluster: ClusterCache,
         identity: str,
         figures_s: float,
         clock: Callable[[], float],

@@ -13,10 +13,10 @@ from typing import Any
 import kopf
 
 from rekindle_operator import names
-from rekindle_operator.cluster.store import Cluster
+from rekindle_operator.cluster.cache import ClusterCache
 
 
-def make_registry(cluster: Cluster) -> kopf.OperatorRegistry:
+def make_registry(cluster: ClusterCache) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)

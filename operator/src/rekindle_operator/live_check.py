@@ -21,10 +21,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.convert import node_view, version_of
 from rekindle_operator.cluster.model import NodeView, Snapshot
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.reconcile.actions import DeletePod, Turn
 from rekindle_operator.reconcile.confirm import Premises, premises_of
 
@@ -46,7 +46,7 @@ class LiveCheck:
     def __init__(
         self,
         api: client.ApiClient,
-        cluster: Cluster,
+        cluster: ClusterCache,
         *,
         readers: int = _READERS,
         stall_s: float = _STALL_S,
@@ -109,7 +109,7 @@ class _Check:
     it could not be read. While the API server answers nothing at all, nothing more is asked."""
 
     def __init__(
-        self, api: client.ApiClient, cluster: Cluster, monotonic: Callable[[], float]
+        self, api: client.ApiClient, cluster: ClusterCache, monotonic: Callable[[], float]
     ) -> None:
         self._api = api
         self._cluster = cluster

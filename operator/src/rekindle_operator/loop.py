@@ -15,9 +15,9 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle_operator import names
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.conditions import Trouble
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
@@ -70,7 +70,7 @@ def decide(
 class ControlLoop:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterCache,
         executor: Executor,
         live: LiveCheck,
         settings: Settings,
@@ -194,7 +194,7 @@ def _length(entry: Mapping[str, Any]) -> float:
 class Relister:
     """Lists topologies plainly: at the start, when the CRD appears, and now and then."""
 
-    def __init__(self, api: client.ApiClient, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, api: client.ApiClient, cluster: ClusterCache, settings: Settings) -> None:
         self._custom = client.CustomObjectsApi(api)
         self._cluster = cluster
         self._settings = settings

@@ -19,9 +19,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rekindle.protocol import CONTROL_PORT
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.kubelets import TICK_S
 from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
 from rekindle_operator.recovery.unreported import pods_to_ask
 from rekindle_operator.settings import Timing
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class KubeletProbe:
     """Writes what kubelets answer into the book of `cluster`."""
 
-    def __init__(self, cluster: Cluster, timing: Timing, clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: ClusterCache, timing: Timing, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._timing = timing
         self._clock = clock

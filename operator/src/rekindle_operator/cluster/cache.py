@@ -65,7 +65,7 @@ def _relist(mirror: Mirror[Any]) -> bool:
     return True
 
 
-class Cluster:
+class ClusterCache:
     def __init__(
         self,
         api: client.ApiClient,

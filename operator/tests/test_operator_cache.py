@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import SlotRef
-from rekindle_operator.cluster.store import Cluster
 from rekindle_operator.dataplane import read_data_plane
 from rekindle_operator.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 
@@ -28,8 +28,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def cluster(clock: Clock) -> Cluster:
-    return Cluster(client.ApiClient(), None, clock)
+def cluster(clock: Clock) -> ClusterCache:
+    return ClusterCache(client.ApiClient(), None, clock)
 
 
 def report(version: int, **task: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def report(version: int, **task: Any) -> dict[str, Any]:
     }
 
 
-def test_silence_began_before_the_suspicion_was_read(cluster: Cluster, clock: Clock) -> None:
+def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, clock: Clock) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds=1.6))
     clock.now += 2
     cluster.put_topology(report(2, suspected=True, silentSeconds=1.6))
@@ -57,14 +57,16 @@ def test_silence_began_before_the_suspicion_was_read(cluster: Cluster, clock: Cl
     assert cluster.snapshot().silent_since == {}
 
 
-def test_silence_while_the_operator_was_away_proves_nothing(cluster: Cluster, clock: Clock) -> None:
+def test_silence_while_the_operator_was_away_proves_nothing(
+    cluster: ClusterCache, clock: Clock
+) -> None:
     cluster.excuse()
     clock.now += 1
     cluster.put_topology(report(1, suspected=True, silentSeconds=60))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
 
-def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
+def test_a_report_that_cannot_be_read_is_not_said(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
@@ -79,14 +81,16 @@ def test_a_report_that_cannot_be_read_is_not_said(cluster: Cluster) -> None:
         {"fence": "1e999"},
     ],
 )
-def test_a_report_of_another_shape_fails_nobody(cluster: Cluster, said: dict[str, Any]) -> None:
+def test_a_report_of_another_shape_fails_nobody(
+    cluster: ClusterCache, said: dict[str, Any]
+) -> None:
     raw = report(1)
     raw["status"]["dataPlane"] |= said
     cluster.list_topologies([raw, report(2)], 2)
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 
 
-def test_neither_does_a_kubelets_silence(cluster: Cluster, clock: Clock) -> None:
+def test_neither_does_a_kubelets_silence(cluster: ClusterCache, clock: Clock) -> None:
     cluster.kubelets.asked("uid-a", clock.now)
     clock.now += 5
     cluster.excuse()
@@ -94,7 +98,7 @@ def test_neither_does_a_kubelets_silence(cluster: Cluster, clock: Clock) -> None
 
 
 def test_tasks_of_namespaces_that_are_not_watched_are_nobodys_and_take_room(clock: Clock) -> None:
-    cluster = Cluster(client.ApiClient(), "watched", clock)
+    cluster = ClusterCache(client.ApiClient(), "watched", clock)
     for namespace in ("watched", "other"):
         cluster.pods.put(
             {
@@ -138,7 +142,7 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
         ),
     ):
         asked.clear()
-        cluster = Cluster(client.ApiClient(), namespace, lambda: 0.0)
+        cluster = ClusterCache(client.ApiClient(), namespace, lambda: 0.0)
         for mirror in (cluster.nodes, cluster.pods, cluster.configs, cluster.leases):
             with pytest.raises(Asked):
                 mirror._request()
