@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.errors import BelowFloor
+from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import SHARE_BYTES, SplitCache, split
 from rekindle.streams import flight
 from rekindle.streams.digest import digest_table
@@ -21,7 +22,6 @@ from rekindle.streams.flight import (
     SPLIT_CACHE_BYTES,
     CallTimedOut,
     Get,
-    Share,
     StreamClient,
     StreamServer,
     StreamUnavailable,

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekindle.coordinator.model import Partition
-from rekindle.topology.model import Exchange, Topology
+from rekindle.exchange.routing import partitions_read
+from rekindle.topology.model import Topology
 from rekindle.topology.spec import QuerySpec
 
 
@@ -39,9 +40,7 @@ def build_graph(topology: Topology) -> Graph:
             read: list[Partition] = []
             for entry in segment.inputs:
                 producer = topology.producer(entry.stream).id
-                forward = entry.exchange is Exchange.FORWARD
-                wanted = [index] if forward else list(range(entry.partitions))
-                read.extend(Partition(producer, i) for i in wanted)
+                read.extend(Partition(producer, i) for i in partitions_read(entry, index))
             inputs[mine] = tuple(dict.fromkeys(read))
             for source in inputs[mine]:
                 readers[source].append(mine)

@@ -19,9 +19,10 @@ from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CALL_BYTES, MAX_ROWS
 from rekindle.engine.model import Chain, DroppedRows, EpochInput, EpochOutput, State
 from rekindle.errors import RekindleError
+from rekindle.exchange.routing import partitions_read, share_read
 from rekindle.exchange.shuffle import split
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
-from rekindle.topology.model import Exchange, Input, Segment, Topology
+from rekindle.topology.model import Input, Segment, Topology
 
 OpenSink = Callable[[str, int, pa.Schema], Sink]
 """A query's sink for one partition's rows of a schema."""
@@ -188,9 +189,8 @@ def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOu
 
 
 def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
-    if input.exchange is Exchange.HASH:
-        return split(rows, input.key_by, consumers)
-    return (rows,) * consumers
+    share = share_read(input, consumers, 0)
+    return (rows,) * consumers if share is None else split(rows, share.key_by, consumers)
 
 
 def _merge(
@@ -199,7 +199,9 @@ def _merge(
     """The inputs of the block's epochs: rows in the order (input, partition, row), the
     watermark the minimum over all. Written apart from `rekindle.streams.sunion`, whose results
     this execution is to check."""
-    channels = [(at, p) for at, i in enumerate(segment.inputs) for p in _reads(i, partition)]
+    channels = [
+        (at, p) for at, i in enumerate(segment.inputs) for p in partitions_read(i, partition)
+    ]
     for n, epoch in enumerate(epochs):
         parts: list[list[pa.Table]] = [[] for _ in segment.inputs]
         for channel in channels:
@@ -207,11 +209,6 @@ def _merge(
         before = watermark
         watermark = max(before, min(shares[channel][n][0] for channel in channels))
         yield EpochInput(epoch, before, watermark, tuple(_concat(tables) for tables in parts))
-
-
-def _reads(input: Input, partition: int) -> Sequence[int]:
-    """The producer's partitions that a consumer's partition reads."""
-    return [partition] if input.exchange is Exchange.FORWARD else range(input.partitions)
 
 
 def _concat(tables: Sequence[pa.Table]) -> pa.Table:

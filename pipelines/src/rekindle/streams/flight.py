@@ -29,6 +29,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from rekindle.errors import BelowFloor, RekindleError
+from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import SplitCache, split
 from rekindle.identity import UNVERSIONED, Identity, Versions, incompatible
 from rekindle.streams.checksum import checksum_batch
@@ -60,15 +61,6 @@ class StreamUnavailable(RekindleError):
 
 class CallTimedOut(StreamUnavailable):
     """The deadline came before the first whole epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Rows whose `key_by` hashes to `index` of `partitions`."""
-
-    key_by: tuple[str, ...]
-    partitions: int
-    index: int
 
 
 @dataclass(frozen=True, slots=True)

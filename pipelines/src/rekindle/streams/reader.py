@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
+from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint
 from rekindle.streams.choice import (
     Answered,
@@ -29,7 +30,7 @@ from rekindle.streams.choice import (
     Take,
 )
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
-from rekindle.streams.flight import CallTimedOut, Get, Got, Share, StreamClient
+from rekindle.streams.flight import CallTimedOut, Get, Got, StreamClient
 from rekindle.workers import Worker
 
 WAIT_S = 0.5

@@ -17,12 +17,13 @@ from typing import Protocol
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CallBounds, Gathering, bytes_of, take_ready
 from rekindle.engine.model import EpochInput
+from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Share, StreamClient
+from rekindle.streams.flight import StreamClient
 from rekindle.streams.reader import CALL_BYTES, PartitionReader, Subscription
 from rekindle.streams.sunion import Arrived, Channel, SUnion
-from rekindle.topology.model import Exchange, Input, Segment
+from rekindle.topology.model import Input, Segment
 
 AHEAD_BYTES = 32 << 20
 """Rows that readers may hold before the engine takes them, and as much again that is ready."""
@@ -151,7 +152,7 @@ class StreamInputs:
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
         for channel in self._union.channels:
             input = segment.inputs[channel.input]
-            share = _share(input, segment.partitions, partition)
+            share = share_read(input, segment.partitions, partition)
             reader = self._reader(channel, input, next_epoch, share, stall_s, connect)
             self._readers.setdefault((input.stream, channel.partition), []).append(reader)
 
@@ -235,14 +236,3 @@ class StreamInputs:
 def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
     """The newest epoch whose time is over."""
     return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1
-
-
-def partitions_read(input: Input, partition: int) -> list[int]:
-    """Which of the producer's partitions a consumer's partition reads."""
-    return [partition] if input.exchange is Exchange.FORWARD else list(range(input.partitions))
-
-
-def _share(input: Input, partitions: int, partition: int) -> Share | None:
-    if input.exchange is not Exchange.HASH or partitions == 1:
-        return None
-    return Share(input.key_by, partitions, partition)
