@@ -58,7 +58,7 @@ def run_reference(
     path.write_text(yaml.safe_dump(local))
     rekindle = str(Path(sys.executable).parent / "rekindle")
     command = ["nice", "-n", "19", rekindle, "run", str(path)]
-    command += ["--output", str(output)]
+    command += ["--output", str(output), "--spark-log", str(output.with_suffix(".spark.log"))]
     with contextlib.ExitStack() as stack:
         # Its JVM must not outlive this process, however that ends.
         owner = supervisor or stack.enter_context(Supervisor(path.parent / "logs"))

@@ -1,4 +1,4 @@
-"""The command line understands the operator's status and the words of its Events."""
+"""The command line understands the operator's status and the messages of its Events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real cluster said of a topology, and an API server that says it again.
+"""Documents of a topology in a real cluster, and an API server that serves them.
 
 `status_documents.json` was read from the embedded cluster while the flights example started, lost
 six of nine nodes, and came back; it holds the parts that the command line reads.

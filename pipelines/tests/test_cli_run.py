@@ -50,14 +50,14 @@ def lines(*events: Opened | SparkStarting | Progress) -> list[str]:
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds() -> None:
-    told = [Progress(n, 99, 10 * n, n / 2) for n in range(100)]
-    said = lines(*told)
-    assert len(said) == 11
-    assert said[1] == "t: epoch 10 of 99, 100 rows read in 5.0 s, about 40 s left"
-    assert said[-1] == "t: epoch 99 of 99, 990 rows read in 50 s"
+    events = [Progress(n, 99, 10 * n, n / 2) for n in range(100)]
+    printed = lines(*events)
+    assert len(printed) == 11
+    assert printed[1] == "t: epoch 10 of 99, 100 rows read in 5.0 s, about 40 s left"
+    assert printed[-1] == "t: epoch 99 of 99, 990 rows read in 50 s"
 
 
-def test_the_start_is_told_with_the_log() -> None:
+def test_the_start_names_the_log() -> None:
     assert lines(Opened(("a", "b"), 7), SparkStarting(archive=True)) == [
         "t: read a, b; epochs 0 to 7",
         "t: starting Spark, log in /state/run.log",
@@ -65,8 +65,8 @@ def test_the_start_is_told_with_the_log() -> None:
 
 
 def test_without_an_archive_the_warm_up_is_named() -> None:
-    (said,) = lines(SparkStarting(archive=False))
-    assert said.endswith("; `rekindle warm-up` makes that faster, once")
+    (printed,) = lines(SparkStarting(archive=False))
+    assert printed.endswith("; `rekindle warm-up` makes that faster, once")
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
@@ -76,9 +76,9 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
         bars.report(Opened(("a",), 99))
         for n in range(50):
             bars.report(Progress(n, 99, 1000 * n, n / 10))
-    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert "t: read a; epochs 0 to 99" in said
-    assert re.search(r"epoch +50/100 49,000 rows 0:00:\d\d about 4.9 s left", said)
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "t: read a; epochs 0 to 99" in printed
+    assert re.search(r"epoch +50/100 49,000 rows 0:00:\d\d about 4.9 s left", printed)
 
 
 def test_the_time_left_follows_from_the_epochs() -> None:
@@ -163,8 +163,8 @@ def test_spark_starts_from_the_archive_in_the_cache(
     assert main(["run", str(file), *options]) == 1
     assert started["cds_archive"] == tmp_path / "appcds/s.jsa"
     assert started["log_file"] == log
-    said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == [f"Spark's log: {log}", "rekindle run: the JVM died"]
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-2:] == [f"Spark's log: {log}", "rekindle run: the JVM died"]
 
 
 def test_the_warm_up_says_where_the_archive_is(
@@ -194,7 +194,7 @@ def test_amounts_are_short() -> None:
 
 
 @pytest.mark.spark
-def test_a_run_leaves_its_table_on_stdout_and_sparks_words_in_the_log(tmp_path: Path) -> None:
+def test_the_table_is_on_stdout_and_sparks_output_in_the_log(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(MANIFEST)
     log = tmp_path / "spark.log"
@@ -204,8 +204,8 @@ def test_a_run_leaves_its_table_on_stdout_and_sparks_words_in_the_log(tmp_path: 
     assert done.returncode == 0, done.stderr
     _, _, line = done.stdout.splitlines()
     assert line.split() == ["q", "20", "2", f"file://{tmp_path}/out/q"]
-    said = done.stderr.splitlines()
-    assert said[0] == f"rekindle run: {file}"
-    assert all(line.startswith("counted: ") for line in said[1:]), done.stderr
+    printed = done.stderr.splitlines()
+    assert printed[0] == f"rekindle run: {file}"
+    assert all(line.startswith("counted: ") for line in printed[1:]), done.stderr
     assert f"log in {log}" in done.stderr
     assert "log4j" in log.read_text()

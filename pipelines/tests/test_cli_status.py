@@ -90,7 +90,7 @@ def test_a_report_of_an_older_incarnation_says_nothing_of_the_new_pod() -> None:
     assert (task.phase, task.epoch) == ("Starting", None)
 
 
-def test_a_silent_task_is_told_with_how_long() -> None:
+def test_a_silent_task_shows_for_how_long() -> None:
     observed = Observed("running")
     report = observed.status["dataPlane"]["tasks"][0]
     report |= {"suspected": True, "silentSeconds": 1.6, "problem": "alarms: no room on the disk"}
@@ -196,7 +196,7 @@ def test_a_clock_behind_the_clusters_shows_no_negative_age() -> None:
     assert "epoch 229, 0.0 s ago" in text_of(observed)
 
 
-def test_an_edit_that_the_operator_has_not_seen_is_told() -> None:
+def test_an_edit_that_the_operator_has_not_seen_is_shown() -> None:
     observed = Observed("running")
     observed.topology["metadata"]["generation"] = 2
     assert "generation 2 (the operator has seen 1)" in text_of(observed)
@@ -244,7 +244,7 @@ def test_what_one_may_not_list_is_left_out(
     assert "profit density" not in capsys.readouterr().out
 
 
-def test_a_refusal_is_said_in_the_servers_words(
+def test_a_refusal_has_the_servers_message(
     api: FakeApiServer, config: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refuses[f"{TOPOLOGIES}/flights"] = 403
@@ -255,7 +255,7 @@ def test_a_refusal_is_said_in_the_servers_words(
     )
 
 
-def test_an_api_server_that_is_away_is_said(
+def test_an_api_server_that_is_away_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = kubeconfig(tmp_path, "http://127.0.0.1:1")
@@ -264,9 +264,7 @@ def test_an_api_server_that_is_away_is_said(
     assert err == "rekindle status: http://127.0.0.1:1 does not answer: Connection refused\n"
 
 
-def test_a_kubeconfig_that_is_not_there_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "flights", "--kubeconfig", str(tmp_path / "none")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("rekindle status: no cluster: ")

@@ -21,7 +21,7 @@ def changes_of(timeline: Timeline, query: str) -> list[tuple[str, int]]:
     return [(c.state, round(c.at_s)) for c in timeline.history.changes if c.query == query]
 
 
-def test_a_query_goes_through_the_states_that_its_events_tell() -> None:
+def test_a_query_has_the_states_of_its_events() -> None:
     timeline = timeline_of(Observed("running"))
     assert changes_of(timeline, "storm-watch") == [
         ("Waiting", 0),

@@ -144,6 +144,6 @@ def _message(text: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Of an error of urllib3's, the operating system's words if it has them."""
-    said = str(getattr(error, "reason", None) or error)
-    return re.sub(r"\[Errno -?\d+\] ", "", said.rpartition(": ")[2]) or repr(error)
+    """The operating system's message in an error of urllib3, if there is one."""
+    message = str(getattr(error, "reason", None) or error)
+    return re.sub(r"\[Errno -?\d+\] ", "", message.rpartition(": ")[2]) or repr(error)

@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
                 report=display.report,
             )
     except InvalidTopology as error:
-        print(f"{args.file}: {len(error.problems)} problems", file=sys.stderr)
+        count = len(error.problems)
+        print(f"{args.file}: {count} problem{'s' if count > 1 else ''}", file=sys.stderr)
         print("\n".join(f"  {problem}" for problem in error.problems), file=sys.stderr)
         return 1
     except RekindleError:

@@ -76,12 +76,12 @@ def _facts(view: StatusView, now: datetime) -> Table:
 def _checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:
     if checkpoint is None:
         return "none"
-    words = [f"epoch {checkpoint.epoch}"]
+    parts = [f"epoch {checkpoint.epoch}"]
     if checkpoint.at is not None:
-        words.append(f"{_age(checkpoint.at, now)} ago")
+        parts.append(f"{_age(checkpoint.at, now)} ago")
     if checkpoint.bytes is not None:
-        words.append(readable_bytes(checkpoint.bytes))
-    return ", ".join(words)
+        parts.append(readable_bytes(checkpoint.bytes))
+    return ", ".join(parts)
 
 
 def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
@@ -106,8 +106,8 @@ def _trouble(view: StatusView) -> Table:
     table = _grid()
     for condition in view.conditions:
         style = "magenta" if condition.status == "Unknown" else "red"
-        said = Text.assemble((f"{condition.status}, {condition.reason}", style))
-        table.add_row(condition.type, said.append(f": {condition.message}", "default"))
+        text = Text.assemble((f"{condition.status}, {condition.reason}", style))
+        table.add_row(condition.type, text.append(f": {condition.message}", "default"))
     for problem in view.problems:
         table.add_row("problem", problem)
     return table

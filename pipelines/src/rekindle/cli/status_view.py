@@ -1,7 +1,7 @@
 """What `rekindle status` shows, read from a topology's documents in the cluster. Pure.
 
 The documents may be of another release, of an operator that has not started, or half written: what
-is missing or of another type is taken as not said. Task phases are the coordinator's
+is missing, or of another type, is left out. Task phases are the coordinator's
 (`status.dataPlane`), which are as old as the conditions say.
 """
 
@@ -224,10 +224,10 @@ def _queries(
     segments: Mapping[str, SegmentLine],
 ) -> tuple[QueryLine, ...]:
     """Most valuable first. Before there is a status, those of the spec."""
-    said = _mappings(status, "queries") or _mappings(_mapping(document.get("spec")), "queries")
+    reported = _mappings(status, "queries") or _mappings(_mapping(document.get("spec")), "queries")
     specs = {q.name: q for q in topology.spec.queries} if topology is not None else {}
     lines = []
-    for query in said:
+    for query in reported:
         name = _text(query.get("name"))
         needs: tuple[SegmentLine, ...] = ()
         if topology is not None and name in specs:

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=_duration,
         metavar="DURATION",
-        help="how far back, such as 90s, 15m or 2h (default: all that Events and the record of "
-        "recoveries tell)",
+        help="how far back, such as 90s, 15m or 2h (default: as far as Events and the history of "
+        "recoveries go)",
     )
 
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print("making the archive of Spark's classes, if there is none: 30 s", file=sys.stderr)
+    print("making the archive of Spark's classes if there is none (30 s)", file=sys.stderr)
     from rekindle.directories import cache_root
     from rekindle.engine.spark.archive_cache import DIRECTORY, ensure_archive
 

@@ -62,7 +62,7 @@ class SparkStarting:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Told after each block; `rows` have been read from the sources in `seconds`."""
+    """After each block; `rows` have been read from the sources in `seconds`."""
 
     epoch: int
     last_epoch: int

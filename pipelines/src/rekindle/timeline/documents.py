@@ -1,6 +1,6 @@
 """A topology's history from what its cluster keeps of it: status, Events and nodes. Pure.
 
-Events are the operator's words, with its clock's time, and are kept for an hour; what is older
+Events have the time of the operator's clock and are kept for an hour; what is older
 comes from `status.recovery.history`, which has the last ten recoveries. A query's name is the first
 word of its Events. Whether a query is restoring or catching up is in no Event: both are drawn as
 Restoring.
@@ -91,7 +91,7 @@ def read_time(value: Any) -> datetime | None:
 
 
 def event_time(event: Json) -> datetime | None:
-    """When what a core/v1 Event tells of happened."""
+    """When it happened, of a core/v1 Event."""
     created = (event.get("metadata") or {}).get("creationTimestamp")
     times = (event.get("eventTime"), event.get("lastTimestamp"), created)
     return next((at for value in times if value and (at := read_time(value))), None)
@@ -100,19 +100,19 @@ def event_time(event: Json) -> datetime | None:
 def _from_events(events: Iterable[Json], names: Sequence[str]) -> Iterator[_Moment]:
     for event in events:
         at, reason = event_time(event), event.get("reason")
-        words = str(event.get("message") or "").split()
-        if at is None or not words:
+        message = str(event.get("message") or "").split()
+        if at is None or not message:
             continue
-        if reason in _STATES and words[0] in names:
-            yield _Moment(at, query=words[0], state=_STATES[reason])
-        elif reason == "NodeLost" and len(words) > 1:  # "node NAME is ..."
-            yield _Moment(at, lost=(words[1],))
+        if reason in _STATES and message[0] in names:
+            yield _Moment(at, query=message[0], state=_STATES[reason])
+        elif reason == "NodeLost" and len(message) > 1:  # "node NAME is ..."
+            yield _Moment(at, lost=(message[1],))
         elif reason in _NOTES:
             yield _Moment(at, note=_NOTES[reason])
 
 
 def _from_record(status: Json, names: Sequence[str], before: datetime) -> Iterator[_Moment]:
-    """The recoveries that Events tell nothing of any more."""
+    """The recoveries whose Events the cluster has deleted."""
     for entry in (status.get("recovery") or {}).get("history") or ():
         started = read_time(entry.get("startedAt"))
         if started is None or started >= before - _TOGETHER:

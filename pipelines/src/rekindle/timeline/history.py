@@ -25,7 +25,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something done to the cluster, or said by it: `kind` is lost, joined or note."""
+    """Something that happened to the cluster: `kind` is lost, joined or note."""
 
     at_s: float
     kind: str
@@ -95,5 +95,5 @@ class History:
         """The plan in force when the first of the `lost` queries was Live again."""
         outages = [o for q in lost if (o := self.outage(q, since_s))]
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
-        said = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]
-        return said[-1] if said else ()
+        plans = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]
+        return plans[-1] if plans else ()

@@ -41,7 +41,7 @@ def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
 
 def ensure_archive(directory: Path) -> Path:
     """The archive for this environment's JVM; makes it in a process of its own if there is none.
-    Raises EngineLost with that process's last words."""
+    Raises EngineLost with the end of that process's output."""
     spec = session.jvm_spec()
     archive = _path(directory, spec)
     directory.mkdir(parents=True, exist_ok=True)
