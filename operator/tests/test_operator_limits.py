@@ -11,8 +11,8 @@ from test_operator_model_cluster import ModelCluster
 from test_operator_plan import demand, item, node, room, started
 
 from rekindle_operator.cluster.amounts import Amounts
-from rekindle_operator.events import readable
 from rekindle_operator.limits import NamespaceLimits, read_limits
+from rekindle_operator.reconcile.events import readable
 from rekindle_operator.recovery.pack import Room
 from rekindle_operator.recovery.plan import Spare, make_plan
 

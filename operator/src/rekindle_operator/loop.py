@@ -18,7 +18,6 @@ from rekindle_operator import names
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
-from rekindle_operator.conditions import Trouble
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
 from rekindle_operator.live_check import LiveCheck
@@ -31,6 +30,7 @@ from rekindle_operator.metrics import (
 )
 from rekindle_operator.pacing import Rehearsals, wait_s
 from rekindle_operator.reconcile.actions import Turn
+from rekindle_operator.reconcile.conditions import Trouble
 from rekindle_operator.reconcile.core import take_turns, undecided
 from rekindle_operator.settings import Settings
 

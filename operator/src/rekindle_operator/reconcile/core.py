@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
-from rekindle_operator.conditions import Trouble
-from rekindle_operator.events import Change, tell
 from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     Action,
@@ -36,7 +34,9 @@ from rekindle_operator.reconcile.capacity import (
     with_candidates,
 )
 from rekindle_operator.reconcile.case import Case, open_case, reservation
+from rekindle_operator.reconcile.conditions import Trouble
 from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
+from rekindle_operator.reconcile.events import Change, tell
 from rekindle_operator.reconcile.health import examine, still_needed
 from rekindle_operator.reconcile.peers import lost_peers
 from rekindle_operator.reconcile.progress import follow
@@ -52,11 +52,11 @@ from rekindle_operator.reconcile.slots import (
     suspension,
     zombies,
 )
+from rekindle_operator.reconcile.status import build_status, failed_status, owned, without_figures
 from rekindle_operator.recovery.judge import Judgement, judge_nodes
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
-from rekindle_operator.status import build_status, failed_status, owned, without_figures
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rekindle_operator.cluster.model import TopologyView
-from rekindle_operator.conditions import (
+from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case
+from rekindle_operator.reconcile.conditions import (
     Condition,
     Trouble,
     condition_of,
@@ -20,7 +21,6 @@ from rekindle_operator.conditions import (
     dated,
     degraded,
 )
-from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.progress import Recovery
 from rekindle_operator.reconcile.slots import SlotState

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rekindle_operator.conditions import condition_of
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.conditions import condition_of
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.judge import Judgement, Loss
 from rekindle_operator.recovery.plan import Plan
