@@ -36,9 +36,9 @@ import pyarrow.parquet as pq
 from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, epoch, topology
 
 from harness.report import Row, line, load_average, report
-from rekindle.engine.model import EpochInput
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
+from rekindle.streams.epochs import EpochInput
 
 BAR = 0.5
 TIMED = ("rekindle", "saved", "streaming")

@@ -18,11 +18,11 @@ import yaml
 from rekindle.checkpoints.store import Store
 from rekindle.engine.bounds import MAX_EPOCHS, CallBounds, take_ready
 from rekindle.engine.memory import MemoryPlan, plan_memory
-from rekindle.engine.model import Chain, EpochInput, State
+from rekindle.engine.model import Chain, State
 from rekindle.engine.retry import CallSizes
 from rekindle.identity import Identity
 from rekindle.protocol import RestorePoint, TaskRef, Upstream
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
 from rekindle.task.loop import EpochLoop, Position, Restarts

@@ -26,9 +26,9 @@ import numpy as np
 from engine_parts import BenchTask, epoch, topology
 
 from harness.report import Row, line, load_average, report
-from rekindle.engine.model import EpochInput
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
+from rekindle.streams.epochs import EpochInput
 
 BAR = 10.0
 SIZES = (1, 4, 10, 64)

@@ -32,9 +32,8 @@ from engine_parts import BenchTask, task_config
 
 from harness.report import Row, load_average, report
 from rekindle.engine.memory import MIB, needed_bytes, plan_memory
-from rekindle.engine.model import EpochInput
 from rekindle.errors import EpochTooLarge
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.task.engine import EngineStarter
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec

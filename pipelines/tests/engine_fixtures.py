@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rekindle.engine.model import ChainResult, EpochInput, State
+from rekindle.engine.model import ChainResult, State
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import MINUTE, topology
 
-from rekindle.engine.model import EpochInput, State
+from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.errors import InvalidTopology, OperatorRefused
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.topology.ddl import ddl_to_schema
 
 pytestmark = pytest.mark.spark

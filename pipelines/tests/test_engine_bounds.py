@@ -18,7 +18,7 @@ from rekindle.engine.memory import (
     needed_bytes,
     plan_memory,
 )
-from rekindle.engine.model import EpochInput
+from rekindle.streams.epochs import EpochInput
 from rekindle.task.inputs import SourceInputs, StreamInputs
 
 SCHEMA = pa.schema([("s", pa.string())])

@@ -19,10 +19,10 @@ from engine_fixtures import (
     topology,
 )
 
-from rekindle.engine.model import EpochInput, State
+from rekindle.engine.model import State
 from rekindle.errors import OperatorFailed, OperatorRefused, StateMismatch
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import END_OF_INPUT
+from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 
 pytest.importorskip("pyspark")
 from py4j.java_gateway import JavaObject

@@ -13,12 +13,12 @@ import pytest
 from engine_fixtures import topology
 
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
-from rekindle.engine.model import EpochInput, State
+from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.stages import is_divisible, plan_stages
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 
 pytest.importorskip("pyspark")
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import topology
 
-from rekindle.engine.model import EpochInput, State
+from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.errors import OperatorFailed, OperatorRefused
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 
 pytestmark = pytest.mark.spark
 

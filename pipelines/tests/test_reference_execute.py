@@ -14,12 +14,12 @@ import pytest
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
-from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochInput, EpochOutput, State
+from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import Opened, RunEvent, SparkStart, redirect, run_reference
 from rekindle.reference.rewrite import relative_places
-from rekindle.streams.epochs import END_OF_INPUT
+from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.errors import Diverged
-from rekindle.streams.epochs import EpochBatch, Kind
-from rekindle.streams.sunion import Arrived, Bucket, Channel, SUnion, TentativeRefused
+from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.sunion import Channel, SUnion, TentativeRefused
 
 LEFT = pa.schema([("a", pa.int64())])
 RIGHT = pa.schema([("b", pa.int64())])
@@ -26,8 +26,11 @@ def batch(
     return EpochBatch(f"s{channel.input}", channel.partition, epoch, watermark, table, digest)
 
 
-def feed(union: SUnion, arrivals: list[Arrived]) -> list[Bucket]:
-    return [b for a in arrivals for ready in union.step(a) for b in ready.buckets]
+Arrival = tuple[Channel, EpochBatch]
+
+
+def feed(union: SUnion, arrivals: list[Arrival]) -> list[EpochInput]:
+    return [epoch for arrival in arrivals for epoch in union.add(*arrival)]
 
 
 @given(
@@ -39,10 +42,10 @@ def feed(union: SUnion, arrivals: list[Arrived]) -> list[Bucket]:
 def test_any_interleaving_and_duplication_gives_the_same_epochs(
     order: list[tuple[Channel, int]], repeats: list[int], sizes: list[int]
 ) -> None:
-    def arrival(channel: Channel, epoch: int) -> Arrived:
+    def arrival(channel: Channel, epoch: int) -> Arrival:
         at = CHANNELS.index(channel)
         rows = sizes[at * 4 + epoch - 4]
-        return Arrived(channel, batch(channel, epoch, rows, watermark=epoch * (at + 1)))
+        return (channel, batch(channel, epoch, rows, watermark=epoch * (at + 1)))
 
     straight = [arrival(c, e) for c in CHANNELS for e in range(4, 8)]
     shuffled = [arrival(c, e) for c, e in order]
@@ -55,9 +58,9 @@ def test_any_interleaving_and_duplication_gives_the_same_epochs(
 
 def test_rows_are_merged_by_input_partition_and_row() -> None:
     union = SUnion(INPUTS, 0, -5)
-    (bucket,) = feed(union, [Arrived(c, batch(c, 0)) for c in reversed(CHANNELS)])
-    assert bucket.inputs[0]["a"].to_pylist() == [0, 1, 2000, 2001]
-    assert bucket.inputs[1]["b"].to_pylist() == [1000, 1001]
+    (epoch,) = feed(union, [(c, batch(c, 0)) for c in reversed(CHANNELS)])
+    assert epoch.inputs[0]["a"].to_pylist() == [0, 1, 2000, 2001]
+    assert epoch.inputs[1]["b"].to_pylist() == [1000, 1001]
 
 
 def test_the_watermark_is_the_minimum_and_never_falls() -> None:
@@ -65,7 +68,7 @@ def test_the_watermark_is_the_minimum_and_never_falls() -> None:
     a, b = Channel(0, 0), Channel(0, 1)
     marks = [(10, 9), (3, 20), (30, 20)]
     arrivals = [
-        Arrived(c, batch(c, e, watermark=w))
+        (c, batch(c, e, watermark=w))
         for e, ws in enumerate(marks)
         for c, w in ((a, ws[0]), (b, ws[1]))
     ]
@@ -75,13 +78,13 @@ def test_the_watermark_is_the_minimum_and_never_falls() -> None:
 
 def test_an_input_without_rows_is_an_empty_table_of_its_schema() -> None:
     union = SUnion(INPUTS, 0, 0)
-    (bucket,) = feed(union, [Arrived(c, batch(c, 0, 0)) for c in CHANNELS])
-    assert [t.schema for t in bucket.inputs] == [LEFT, RIGHT]
+    (epoch,) = feed(union, [(c, batch(c, 0, 0)) for c in CHANNELS])
+    assert [t.schema for t in epoch.inputs] == [LEFT, RIGHT]
 
 
 def test_it_says_what_it_waits_for() -> None:
     union = SUnion(INPUTS, 0, 0)
-    assert union.step(Arrived(CHANNELS[1], batch(CHANNELS[1], 0))) == []
+    assert union.add(CHANNELS[1], batch(CHANNELS[1], 0)) == []
     assert union.missing() == (CHANNELS[0], CHANNELS[2])
 
 
@@ -89,26 +92,26 @@ def test_a_full_channel_waits_but_one_that_is_needed_never_does() -> None:
     one = batch(CHANNELS[0], 0).rows.nbytes
     union = SUnion(INPUTS, 0, 0, max_bytes=one * 2 * 3)
     for epoch in range(1, 5):
-        assert union.has_room(CHANNELS[0])  # epoch 0 is missing, however much is there
-        union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], epoch)))
-    union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0)))
-    assert not union.has_room(CHANNELS[0])
-    assert union.has_room(CHANNELS[2])
+        assert union.has_capacity(CHANNELS[0])  # epoch 0 is missing, however much is there
+        union.add(CHANNELS[0], batch(CHANNELS[0], epoch))
+    union.add(CHANNELS[0], batch(CHANNELS[0], 0))
+    assert not union.has_capacity(CHANNELS[0])
+    assert union.has_capacity(CHANNELS[2])
     for channel in CHANNELS[1:]:
         for epoch in range(5):
-            union.step(Arrived(channel, batch(channel, epoch)))
-    assert union.has_room(CHANNELS[0])
+            union.add(channel, batch(channel, epoch))
+    assert union.has_capacity(CHANNELS[0])
 
 
 def test_tentative_batches_are_refused_by_name() -> None:
     rows = batch(CHANNELS[0], 0).rows
     tentative = EpochBatch("s0", 0, 0, 0, rows, "d", Kind.TENTATIVE)
     with pytest.raises(TentativeRefused, match="epoch 0 of stream s0/0 is TENTATIVE"):
-        SUnion(INPUTS, 0, 0).step(Arrived(CHANNELS[0], tentative))
+        SUnion(INPUTS, 0, 0).add(CHANNELS[0], tentative)
 
 
 def test_replicas_that_disagree_are_noticed() -> None:
     union = SUnion(INPUTS, 0, 0)
-    union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0)))
+    union.add(CHANNELS[0], batch(CHANNELS[0], 0))
     with pytest.raises(Diverged, match="disagree on epoch 0"):
-        union.step(Arrived(CHANNELS[0], batch(CHANNELS[0], 0, digest="other")))
+        union.add(CHANNELS[0], batch(CHANNELS[0], 0, digest="other"))

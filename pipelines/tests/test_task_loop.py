@@ -13,10 +13,10 @@ import pytest
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.connectors.source import SourceCut
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.model import ChainResult, EpochInput, EpochOutput, State
+from rekindle.engine.model import ChainResult, EpochOutput, State
 from rekindle.errors import Diverged, SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, SinkAssignment, TaskRef
-from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.earlier import take_over_log
 from rekindle.task.inputs import SourceInputs, released_epoch

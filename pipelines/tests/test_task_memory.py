@@ -12,9 +12,10 @@ from test_task_loop import SCHEMA, Counting, World
 from rekindle.engine.bounds import CallBounds, bytes_of
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
 from rekindle.engine.memory import MIB, plan_memory
-from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, State
+from rekindle.engine.model import ChainResult, DroppedRows, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
+from rekindle.streams.epochs import EpochInput
 from rekindle.task.attempts import Attempt, Attempts
 
 HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)

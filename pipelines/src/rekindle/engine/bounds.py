@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from rekindle.engine.model import EpochInput
+from rekindle.streams.epochs import EpochInput
 
 MAX_EPOCHS = 64
 MAX_ROWS = 200_000

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from rekindle.engine.model import EpochInput
+from rekindle.streams.epochs import EpochInput
 
 EPOCH, LATE_BEFORE = "__e", "__late"
 """A row's epoch number, and the watermark before that epoch, by which it is late or not."""

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from rekindle.streams.epochs import EpochInput
+
 BUCKETS = 64
 """Buckets of an operator's state; a constant, because state objects are addressed by it."""
 
@@ -26,22 +28,6 @@ class State:
     """
 
     buckets: Mapping[str, Mapping[int, pa.Table]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochInput:
-    """One epoch of a chain's inputs, merged in the order (input, partition, row).
-
-    `inputs` has one table for each input of the segment, in the order of the spec (for a source
-    segment: one, the source's rows). `watermark_before` is the chain's watermark after the
-    preceding epoch; a row is late for a window iff window_end <= watermark_before. A window closes
-    in the first epoch with window_end <= watermark. Microseconds UTC.
-    """
-
-    epoch: int
-    watermark_before: int
-    watermark: int
-    inputs: tuple[pa.Table, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
+from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
+from rekindle.streams.epochs import EpochInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from rekindle.engine.bounds import CallBounds, bytes_of, rows_of
 from rekindle.engine.failure import EngineLost, OutOfMemory
 from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
-from rekindle.engine.model import EpochInput
 from rekindle.errors import EpochTooLarge
+from rekindle.streams.epochs import EpochInput
 
 JOB_FACTOR = 16
 SMALL_BYTES = 1 << 20

@@ -17,11 +17,11 @@ import pyarrow as pa
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CALL_BYTES, MAX_ROWS
-from rekindle.engine.model import Chain, DroppedRows, EpochInput, EpochOutput, State
+from rekindle.engine.model import Chain, DroppedRows, EpochOutput, State
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import partitions_read, share_read
 from rekindle.exchange.shuffle import split
-from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
+from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.topology.model import Input, Segment, Topology
 
 OpenSink = Callable[[str, int, pa.Schema], Sink]

@@ -1,4 +1,4 @@
-"""Epoch batches: what flows between segments.
+"""Epochs: what flows between segments (batches), and what a segment's chain takes (inputs).
 
 An epoch number is at the same time DPC's boundary tuple, the punctuation of progressive recovery,
 the checkpoint alignment and Flux's sequence number. This module is pure: no I/O, no clock.
@@ -51,3 +51,19 @@ class EpochBatch:
     digest: str
     kind: Kind = Kind.STABLE
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochInput:
+    """One epoch of a chain's inputs, merged in the order (input, partition, row).
+
+    `inputs` has one table for each input of the segment, in the order of the spec (for a source
+    segment: one, the source's rows). `watermark_before` is the chain's watermark after the
+    preceding epoch; a row is late for a window iff window_end <= watermark_before. A window closes
+    in the first epoch with window_end <= watermark. Microseconds UTC.
+    """
+
+    epoch: int
+    watermark_before: int
+    watermark: int
+    inputs: tuple[pa.Table, ...]

@@ -16,13 +16,12 @@ from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CallBounds, Gathering, bytes_of, take_ready
-from rekindle.engine.model import EpochInput
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
-from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.flight import StreamClient
 from rekindle.streams.reader import CALL_BYTES, PartitionReader, Subscription
-from rekindle.streams.sunion import Arrived, Channel, SUnion
+from rekindle.streams.sunion import Channel, SUnion
 from rekindle.topology.model import Input, Segment
 
 AHEAD_BYTES = 32 << 20
@@ -172,7 +171,7 @@ class StreamInputs:
             stall_s=stall_s,
             connect=connect,
             refuse=self._refuse,
-            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._union.room)),
+            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._union.channel_bytes)),
         )
 
     def _refuse(self, error: Exception) -> None:
@@ -183,21 +182,19 @@ class StreamInputs:
     def _arrived(self, channel: Channel, batch: EpochBatch) -> None:
         with self._changed:
             try:
-                ready = self._union.step(Arrived(channel, batch))
+                complete = self._union.add(channel, batch)
             except Exception as error:
                 self._error = error
                 self._changed.notify_all()
                 raise
-            for effect in ready:
-                for b in effect.buckets:
-                    epoch = EpochInput(b.epoch, b.watermark_before, b.watermark, b.inputs)
-                    self._ready.append(epoch)
-                    self._ready_bytes += bytes_of(epoch)
+            if complete:
+                self._ready.extend(complete)
+                self._ready_bytes += sum(map(bytes_of, complete))
                 self._changed.notify_all()
 
     def _has_room(self, channel: Channel) -> bool:
         with self._changed:
-            return self._union.has_room(channel) and self._ready_bytes < self._ahead_bytes
+            return self._union.has_capacity(channel) and self._ready_bytes < self._ahead_bytes
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         with self._changed:

@@ -22,12 +22,12 @@ import pyarrow as pa
 from rekindle.engine.bounds import bytes_of, take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
-from rekindle.engine.model import Chain, ChainResult, EpochInput, State
+from rekindle.engine.model import Chain, ChainResult, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chain_from, digest_table
-from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.attempts import Attempt, Attempts
 from rekindle.task.earlier import EarlierLives

@@ -22,7 +22,7 @@ from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, s
 from rekindle.engine.exact_sums import join_all, shape_results
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
-from rekindle.engine.model import ChainResult, DroppedRows, EpochInput, EpochOutput, State
+from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyst, all_nullable
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.stages import (
@@ -34,6 +34,7 @@ from rekindle.engine.spark.stages import (
     stage_sql,
 )
 from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance, conform
+from rekindle.streams.epochs import EpochInput
 from rekindle.topology.model import Segment, Topology
 
 HASH_BYTES = 16 * 2**20

@@ -20,10 +20,11 @@ import pyarrow as pa
 import yaml
 from pyspark.sql import SparkSession
 
-from rekindle.engine.model import EpochInput, State
+from rekindle.engine.model import State
 from rekindle.engine.spark import cds, session
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.jvm import JvmSpec, launch
+from rekindle.streams.epochs import EpochInput
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 
