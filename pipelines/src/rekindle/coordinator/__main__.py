@@ -10,17 +10,17 @@ import sys
 import rekindle.early_exit  # noqa: F401
 from rekindle.coordinator.kube import KubeApi
 from rekindle.coordinator.kube_access import find_access
-from rekindle.coordinator.logs import log_json
 from rekindle.coordinator.process import Process
 from rekindle.coordinator.settings import read_settings
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
+from rekindle.json_logs import configure_logging
 
 
 async def _run() -> int:
     settings = read_settings(os.environ)
     os.environ.pop(TOKEN_VARIABLE, None)  # the child that compiles has no use for it
-    log_json(topology=settings.topology, fence=settings.incarnation)
+    configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

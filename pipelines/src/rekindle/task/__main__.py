@@ -11,13 +11,13 @@ import rekindle.early_exit
 import rekindle.task.without_pandas  # noqa: F401
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
-from rekindle.task import jsonlog
+from rekindle.json_logs import configure_logging
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 
 
 def main() -> int:
-    jsonlog.configure()
+    configure_logging()
     try:
         config = TaskConfig.from_environment(os.environ)
     except RekindleError as error:
@@ -25,7 +25,8 @@ def main() -> int:
         return 2
     os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children have no use for it
     ref = config.ref
-    jsonlog.configure(
+    configure_logging(
+        quiet={"py4j": logging.WARNING},
         topology=config.topology.name,
         segment=config.segment.name,
         partition=ref.partition,
