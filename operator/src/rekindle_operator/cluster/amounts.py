@@ -5,36 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-} | {f"{unit}i": Decimal(1024**n) for n, unit in enumerate("KMGTPE", start=1)}
-
-
-def parse_quantity(text: str | int | float) -> Decimal:
-    """A Kubernetes quantity as a number: `"250m"` -> 0.25, `"1Gi"` -> 1073741824."""
-    value = str(text).strip()
-    number = value.rstrip("numkKMGTPEi")
-    try:
-        return Decimal(number) * _SUFFIXES[value[len(number) :]]
-    except (InvalidOperation, KeyError):
-        pass
-    try:
-        return Decimal(value)  # 1e3, 12E6
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not a quantity; write it like 250m, 2 or 1Gi") from None
-
+from rekindle.quantities import parse_quantity
 
 _NAMED = ("cpu", "memory", "pods")
 _NO_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
+from rekindle.quantities import parse_quantity
 from rekindle.topology.model import Segment, Slot, Topology
 from rekindle.topology.quantities import task_limits
 from rekindle_operator import names
-from rekindle_operator.cluster.amounts import parse_quantity
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import Problem
+from rekindle.quantities import parse_quantity
 from rekindle.topology.findings import did_you_mean, nearest
 from rekindle.topology.model import Resources
-from rekindle.topology.spec import parse_quantity
+from rekindle.topology.spec import parse_size
 
 DEFAULT = Resources(cpu_m=500, memory=1024**3)
-_CPU = re.compile(r"(\d+(?:\.\d+)?)(m?)")
+_CPU = re.compile(r"\d+(\.\d+)?m?")
 
 
 def parse_cpu(value: Any) -> int:
     """`"500m"`, `"1.5"`, `2` -> milli-CPU, rounded up to 1; 0 stays 0."""
-    match = _CPU.fullmatch(str(value)) if not isinstance(value, bool) else None
-    if match is None:
+    if isinstance(value, bool) or not _CPU.fullmatch(str(value)):
         raise ValueError(f"{value!r} is not a number of CPUs; write it like 500m or 2")
-    cpus = float(match[1])
-    return max(1, round(cpus * (1 if match[2] else 1000))) if cpus else 0
+    cpus = parse_quantity(str(value))
+    return max(1, round(cpus * 1000)) if cpus else 0
 
 
-_PARSERS: dict[str, Callable[[Any], int]] = {"cpu": parse_cpu, "memory": parse_quantity}
+_PARSERS: dict[str, Callable[[Any], int]] = {"cpu": parse_cpu, "memory": parse_size}
 _PARTS = ("requests", "limits")
 _ALIKE = 0.7  # more than gpu and cpu
 

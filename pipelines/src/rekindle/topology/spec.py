@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from rekindle.quantities import parse_quantity
+
 MICROSECOND = 1
 MILLISECOND = 1_000
 SECOND = 1_000_000
@@ -22,10 +24,7 @@ SECOND = 1_000_000
 _DURATION_UNITS = {"us": 1, "ms": 1_000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
 _DURATION_UNITS["d"] = 24 * _DURATION_UNITS["h"]
 _DURATION_PART = re.compile(r"(\d+)(us|ms|s|m|h|d)")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kMGTP]|[KMGTP]i)?")
-_QUANTITY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    f"{u}i": 1024**n for n, u in enumerate("KMGTP", start=1)
-}
+_SIZE = re.compile(r"\d+(\.\d+)?([kMGTP]|[KMGTP]i)?")  # not 512m, which is half a byte
 
 
 def parse_duration(value: Any) -> int:
@@ -38,18 +37,17 @@ def parse_duration(value: Any) -> int:
     return sum(int(n) * _DURATION_UNITS[u] for n, u in parts)
 
 
-def parse_quantity(value: Any) -> int:
-    """`"1Gi"` -> bytes, as Kubernetes writes quantities."""
+def parse_size(value: Any) -> int:
+    """`"1Gi"` -> bytes. Integers pass."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if not match:
+    if not isinstance(value, str) or not _SIZE.fullmatch(value):
         raise ValueError(f"{value!r} is not a size; write it like 512Mi or 1Gi")
-    return int(float(match[1]) * _QUANTITY_UNITS[match[2] or ""])
+    return int(parse_quantity(value))
 
 
 Duration = Annotated[int, BeforeValidator(parse_duration)]
-Quantity = Annotated[int, BeforeValidator(parse_quantity)]
+Size = Annotated[int, BeforeValidator(parse_size)]
 MaxDelay = Annotated[
     int | None, BeforeValidator(lambda v: None if v in ("Infinite", None) else parse_duration(v))
 ]
@@ -131,7 +129,7 @@ class WindowSpec(_Spec):
 
 class OperatorCheckpointSpec(_Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
-    load_target: Quantity | None = None
+    load_target: Size | None = None
     replay_target: Duration | None = None
 
 
@@ -182,7 +180,7 @@ class TopologySpec(_Spec):
     max_delay: MaxDelay = None
     availability: AvailabilitySpec = Field(default_factory=AvailabilitySpec)
     checkpoint: CheckpointSpec
-    log_budget: Quantity = 1024**3
+    log_budget: Size = 1024**3
     buffering: Literal["Adaptive", "Always", "SourcesOnly"] = "Always"
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
     replicas: int = Field(1, ge=1)
