@@ -17,6 +17,7 @@ from rekindle.task.control import ControlServer
 from rekindle.task.desk import Desk, Refused
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
+from rekindle.task.phases import TaskEvent
 from rekindle.task.report import Report
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
@@ -118,7 +119,7 @@ def control(desk: Desk, report: Report) -> Iterator[ControlServer]:
         0,
         desk,
         alive=lambda: True,
-        ready=lambda: report.phase == "Live",
+        ready=lambda: report.phase.serves,
         registry=make_registry(report, "topo", "hourly", REF),
     )
     yield server
@@ -137,7 +138,8 @@ def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int
 def test_probes_say_what_they_are_for(control: ControlServer, report: Report) -> None:
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
-    report.phase = "Live"
+    for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
+        report.phases.step(event)
     assert ask(control, "/readyz")[0] == 200
 
 

@@ -21,6 +21,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.earlier import take_over_log
 from rekindle.task.inputs import SourceInputs, released_epoch
 from rekindle.task.loop import EpochLoop, Position
+from rekindle.task.phases import TaskEvent
 from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.sinks import SinkWriters
@@ -152,7 +153,8 @@ class World:
             self.log, position.epoch, lambda _, __: self.sink, earlier.disputed
         )
         self.report = Report(REF, "boot", 0, 1_000_000, lambda: self.now)
-        self.report.phase = "CatchingUp"
+        self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.report.phases.step(TaskEvent.STARTED)
         self.report.restored_from = position.epoch
         self.report.parts = Parts(self.log, self.inputs, self.sinks, self.saver)
         self.snapshots: list[Snapshot] = []

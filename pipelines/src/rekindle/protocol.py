@@ -14,7 +14,8 @@ Design: docs/design/task.md#passive, docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import json
-from typing import Literal, TypeVar
+from enum import StrEnum
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -152,7 +153,20 @@ def _versions_in(data: bytes) -> Versions:
         return Versions()
 
 
-TaskPhase = Literal["Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed"]
+class TaskPhase(StrEnum):
+    """How far a task is; which phase follows which is in `rekindle.task.phases`."""
+
+    WAITING = "Waiting"  # for a poll that names a restore point
+    RESTORING = "Restoring"
+    CATCHING_UP = "CatchingUp"
+    LIVE = "Live"
+    STOPPING = "Stopping"
+    FAILED = "Failed"
+
+    @property
+    def serves(self) -> bool:
+        """Whether readers may ask a task in this phase."""
+        return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 
 class CheckpointDone(_Message):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from rekindle.engine.version import engine_version
 from rekindle.errors import RekindleError
 from rekindle.identity import Identity
-from rekindle.protocol import Answer, Poll, TaskRef
+from rekindle.protocol import Answer, Poll, TaskPhase, TaskRef
 from rekindle.task.fence import NO_FENCE, FenceFile
 
 
@@ -65,7 +65,7 @@ class Desk:
         answer = self._answer(poll.fence).model_copy(
             update={"topology": self._identity.topology, "engine": engine_version()}
         )
-        if answer.phase == "Failed":
+        if answer.phase is TaskPhase.FAILED:
             with self._changed:
                 self._answers_of_failure += 1
                 self._changed.notify_all()

@@ -8,10 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.protocol import TaskRef
+from rekindle.protocol import TaskPhase, TaskRef
 from rekindle.task.report import Report
-
-_PHASES = ("Waiting", "Restoring", "CatchingUp", "Live", "Stopping", "Failed")
 
 
 class TaskCollector(Collector):
@@ -38,7 +36,7 @@ class TaskCollector(Collector):
         yield self._gauge("problem", "1 while the task has a problem", int(bool(answer.problem)))
         checkpoints = len(answer.checkpoints)
         yield self._gauge("uncommitted_checkpoints", "Saved, not yet committed", checkpoints)
-        for phase in _PHASES:
+        for phase in TaskPhase:
             yield self._gauge("phase", "1 for the phase", int(phase == answer.phase), phase=phase)
         for sink in answer.sinks:
             query = sink.assigned.query

@@ -18,6 +18,7 @@ from rekindle.protocol import Answer, Contradiction, TaskPhase, TaskProblem, Tas
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.log import OutputLog
 from rekindle.task.inputs import Inputs
+from rekindle.task.phases import PhaseMachine, TaskEvent
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 
@@ -52,7 +53,7 @@ class Report:
         interval_us: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.phase: TaskPhase = "Waiting"
+        self.phases = PhaseMachine()
         self.restored_from: int | None = None
         self.parts: Parts | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain's own: it counts on in them
@@ -63,6 +64,7 @@ class Report:
         self._interval_us = interval_us
         self._clock = clock
         self._problems: dict[str, TaskProblem] = {}
+        self._failure: TaskProblem | None = None
         self._durations: deque[float] = deque(maxlen=512)
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
         self._asked: frozenset[int] = frozenset()
@@ -79,10 +81,9 @@ class Report:
             self._problems[subject] = problem
 
     def fail(self, problem: TaskProblem) -> None:
-        """The task cannot go on; what is said first stays."""
-        if self.phase != "Failed":
-            self._problems = {"failed": problem}
-            self.phase = "Failed"
+        """The task cannot go on; the first failure stays."""
+        self._failure = self._failure or problem  # before the phase, which is never without it
+        self.phases.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:
         """One call of the chain, appended to the log, took so long and ended with this epoch."""
@@ -116,16 +117,21 @@ class Report:
 
     def judge_phase(self) -> None:
         """Live within LIVE_WITHIN epochs of the head; then until BEHIND_AFTER behind it."""
-        if self.parts is None or self.phase not in ("CatchingUp", "Live"):
+        phase = self.phase
+        if self.parts is None or not phase.serves:
             return
         head = self.parts.inputs.head()
         behind = head - self.engine_epoch
-        if self.phase == "CatchingUp" and head != NO_EPOCH and behind <= LIVE_WITHIN:
-            self.phase = "Live"
-        elif self.phase == "Live" and behind > BEHIND_AFTER:
-            self.phase = "CatchingUp"
+        if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN:
+            self.phases.step(TaskEvent.CAUGHT_UP)
+        elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER:
+            self.phases.step(TaskEvent.FELL_BEHIND)
 
     # -- read ------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> TaskPhase:
+        return self.phases.phase
 
     def lag_s(self) -> float:
         """Age of the oldest epoch that the grid has released and the log does not have."""
@@ -174,7 +180,7 @@ class Report:
         return {e: said for e, said in known.items() if e > newest - DIGESTS or e in self._asked}
 
     def _problem(self, parts: Parts | None) -> TaskProblem | None:
-        said = next(iter(self._problems.copy().values()), None)
+        said = self._failure or next(iter(self._problems.copy().values()), None)
         if said is not None or parts is None:
             return said
         for message in (parts.inputs.problem(), parts.sinks.problem(), parts.saver.problem):

@@ -40,6 +40,7 @@ from rekindle.protocol import (
     Poll,
     RestorePoint,
     SinkAssignment,
+    TaskPhase,
     TaskProblem,
 )
 from rekindle.streams.epochs import NO_EPOCH
@@ -56,6 +57,7 @@ from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.loop import EpochLoop, Position
 from rekindle.task.metrics import make_registry
+from rekindle.task.phases import TaskEvent
 from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver, Snapshot
 from rekindle.task.sinks import SinkWriters
@@ -84,7 +86,6 @@ class TaskRuntime:
         self._config = config
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
-        self._failed = threading.Event()
         self._stays = False  # failed, and to start again would change nothing
         self._discards = False
         self._wish: Poll | None = None
@@ -96,8 +97,8 @@ class TaskRuntime:
             config.bind,
             CONTROL_PORT,
             self.desk,
-            alive=lambda: self.report.phase != "Failed" or self._stays,
-            ready=lambda: self.report.phase in ("CatchingUp", "Live"),
+            alive=lambda: not self._failed or self._stays,
+            ready=lambda: self.report.phase.serves,
             registry=make_registry(
                 self.report, config.topology.name, config.segment.name, config.ref
             ),
@@ -112,13 +113,17 @@ class TaskRuntime:
     def stop(self) -> None:
         self._stopping.set()
 
+    @property
+    def _failed(self) -> bool:
+        return self.report.phase is TaskPhase.FAILED
+
     def run(self) -> int:
         try:
             start = self._wait(lambda: self.desk.wait_for_start(TICK_S), "the first poll", TICK_S)
             self._start(start)
             while not self._stopping.wait(TICK_S):
                 self._tick()
-                if self._failed.is_set() or self._recomputes():
+                if self._failed or self._recomputes():
                     break
         except _Stopped:
             pass
@@ -127,17 +132,17 @@ class TaskRuntime:
             refused = error.operator if isinstance(error, OperatorRefused) else None
             self._stays = isinstance(error, NotDeterministic)
             self._fail(str(error), refused=refused)
-        if self._failed.is_set() and not self._stopping.is_set():
+        if self._failed and not self._stopping.is_set():
             self._stay_failed()
         self._shut_down()
-        return 1 if self._failed.is_set() else 0
+        return 1 if self._failed else 0
 
     # -- starting --------------------------------------------------------------------------------
 
     def _start(self, poll: Poll) -> None:
         assert poll.restore is not None
         self.report.restored_from = poll.restore.epoch
-        self.report.phase = "Restoring"
+        self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
         position = self._restore(poll.restore)
         inputs = self._open_inputs(position)
         inputs.route((self.desk.wish or poll).upstreams)
@@ -156,7 +161,7 @@ class TaskRuntime:
         self.report.dropped = chain.dropped
         self.report.parts = parts
         self._flight.serve_log(log, inputs.head)
-        self.report.phase = "CatchingUp"
+        self.report.phases.step(TaskEvent.STARTED)
         self._tick()
         attempts = Attempts(self._config.data)
         loop = EpochLoop(
@@ -284,7 +289,7 @@ class TaskRuntime:
             chain = self._engine.chain
             if chain.done() and (error := chain.exception()) is not None:
                 raise error
-            if self._failed.is_set():
+            if self._failed:
                 raise RekindleError(f"the engine died while the task waited for {what}")
             if self._recomputes() or self._stopping.wait(back_off):
                 raise _Stopped(what)
@@ -357,7 +362,6 @@ class TaskRuntime:
         segment = self._config.segment.name
         said = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
         self.report.fail(said)
-        self._failed.set()
 
     def _stay_failed(self) -> None:
         """Write nothing more, and say why to whoever asks: for a while, or until it is ended."""
@@ -373,9 +377,8 @@ class TaskRuntime:
 
     def _shut_down(self) -> None:
         """Stop accepting, finish what is in hand, give the sinks what is out, stop Spark."""
-        failed, parts = self._failed.is_set(), self.report.parts
-        if not failed:
-            self.report.phase = "Stopping"
+        failed, parts = self._failed, self.report.parts
+        self.report.phases.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
         if self._loop_thread is not None:

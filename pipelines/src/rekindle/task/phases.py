@@ -1,0 +1,96 @@
+"""The phases of a task, and the events that lead from one to the next. Pure.
+
+The table is the whole rule: an event that it does not name for a phase is a bug, and raises with
+what happened before. Failed is final; events that were under way in other threads when the task
+failed leave it as it is. Knows none of the task's parts.
+
+Design: docs/design/task.md#phases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from enum import StrEnum
+
+from rekindle.errors import RekindleError
+from rekindle.protocol import TaskPhase
+
+STORY = 16
+"""Newest transitions that an error quotes."""
+
+
+class TaskEvent(StrEnum):
+    """What changes a task's phase."""
+
+    RESTORE_POINT_RECEIVED = "restore point received"
+    STARTED = "started"  # state, inputs and engine are there; the log is open to readers
+    CAUGHT_UP = "caught up"
+    FELL_BEHIND = "fell behind"
+    STOP_REQUESTED = "stop requested"
+    FAILED = "failed"
+
+
+TRANSITIONS: Mapping[TaskPhase, Mapping[TaskEvent, TaskPhase]] = {
+    TaskPhase.WAITING: {
+        TaskEvent.RESTORE_POINT_RECEIVED: TaskPhase.RESTORING,
+        TaskEvent.STOP_REQUESTED: TaskPhase.STOPPING,
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+    TaskPhase.RESTORING: {
+        TaskEvent.STARTED: TaskPhase.CATCHING_UP,
+        TaskEvent.STOP_REQUESTED: TaskPhase.STOPPING,
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+    TaskPhase.CATCHING_UP: {
+        TaskEvent.CAUGHT_UP: TaskPhase.LIVE,
+        TaskEvent.STOP_REQUESTED: TaskPhase.STOPPING,
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+    TaskPhase.LIVE: {
+        TaskEvent.FELL_BEHIND: TaskPhase.CATCHING_UP,
+        TaskEvent.STOP_REQUESTED: TaskPhase.STOPPING,
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+    TaskPhase.STOPPING: {
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+    TaskPhase.FAILED: {
+        TaskEvent.CAUGHT_UP: TaskPhase.FAILED,
+        TaskEvent.FELL_BEHIND: TaskPhase.FAILED,
+        TaskEvent.STOP_REQUESTED: TaskPhase.FAILED,
+        TaskEvent.FAILED: TaskPhase.FAILED,
+    },
+}
+
+
+class InvalidTransition(RekindleError):
+    """An event that cannot happen in a phase: a bug in the task. Names what happened before."""
+
+
+class PhaseMachine:
+    """The phase of one task. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._phase = TaskPhase.WAITING
+        self._lock = threading.Lock()
+        self._story: deque[str] = deque(maxlen=STORY)
+
+    @property
+    def phase(self) -> TaskPhase:
+        return self._phase
+
+    def step(self, event: TaskEvent) -> bool:
+        """Whether the event changed the phase. Raises InvalidTransition."""
+        with self._lock:
+            before = self._phase
+            after = TRANSITIONS[before].get(event)
+            if after is None:
+                story = "; ".join(self._story) or "nothing"
+                raise InvalidTransition(
+                    f"a task that is {before} cannot take the event '{event}'; before that: {story}"
+                )
+            self._story.append(f"{before}: {event}")
+            self._phase = after
+            return after is not before

@@ -1,0 +1,79 @@
+"""The phases of a task: what leads where, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.protocol import TaskPhase
+from rekindle.task.phases import TRANSITIONS, InvalidTransition, PhaseMachine, TaskEvent
+
+EVENTS = st.lists(st.sampled_from(TaskEvent), max_size=12)
+
+
+def run(events: list[TaskEvent]) -> PhaseMachine:
+    """What remains of a sequence once the events that its phases refuse are left out."""
+    machine = PhaseMachine()
+    for event in events:
+        if event in TRANSITIONS[machine.phase]:
+            machine.step(event)
+    return machine
+
+
+def test_a_task_goes_from_waiting_to_live() -> None:
+    machine = PhaseMachine()
+    seen = []
+    for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
+        machine.step(event)
+        seen.append(machine.phase)
+    assert seen == [TaskPhase.RESTORING, TaskPhase.CATCHING_UP, TaskPhase.LIVE]
+
+
+@given(EVENTS, st.sampled_from(TaskEvent))
+def test_an_event_outside_the_table_changes_nothing(
+    events: list[TaskEvent], event: TaskEvent
+) -> None:
+    machine = run(events)
+    before = machine.phase
+    if event in TRANSITIONS[before]:
+        assert machine.step(event) == (machine.phase is not before)
+    else:
+        with pytest.raises(InvalidTransition, match=f"{before} cannot take the event '{event}'"):
+            machine.step(event)
+        assert machine.phase is before
+
+
+@given(EVENTS)
+def test_a_failed_task_stays_failed(events: list[TaskEvent]) -> None:
+    machine = run(events)
+    machine.step(TaskEvent.FAILED)
+    for event in TRANSITIONS[TaskPhase.FAILED]:
+        assert not machine.step(event)
+    assert machine.phase is TaskPhase.FAILED
+
+
+@given(EVENTS)
+def test_a_task_can_be_stopped_in_every_phase_but_stopping(events: list[TaskEvent]) -> None:
+    machine = run(events)
+    if machine.phase is not TaskPhase.STOPPING:
+        machine.step(TaskEvent.STOP_REQUESTED)
+    assert not machine.phase.serves
+
+
+@given(EVENTS)
+def test_no_task_serves_before_it_has_started(events: list[TaskEvent]) -> None:
+    before_start = [event for event in events if event is not TaskEvent.STARTED]
+    assert not run(before_start).phase.serves
+
+
+def test_every_phase_can_be_reached() -> None:
+    targets = {after for events in TRANSITIONS.values() for after in events.values()}
+    assert targets | {TaskPhase.WAITING} == set(TaskPhase) == set(TRANSITIONS)
+
+
+def test_an_invalid_event_quotes_the_transitions_before_it() -> None:
+    machine = PhaseMachine()
+    machine.step(TaskEvent.RESTORE_POINT_RECEIVED)
+    with pytest.raises(InvalidTransition, match="before that: Waiting: restore point received"):
+        machine.step(TaskEvent.CAUGHT_UP)
