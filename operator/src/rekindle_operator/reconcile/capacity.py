@@ -21,7 +21,7 @@ from rekindle_operator.limits import NamespaceLimits
 from rekindle_operator.names import ANNOTATION_SHAPE, GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate, Rank
 from rekindle_operator.reconcile.avoid import still_avoided
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
 from rekindle_operator.recovery.affinity import required_terms
 from rekindle_operator.recovery.judge import Judgement
@@ -48,7 +48,7 @@ class Candidate:
 class Work:
     """One topology's part in the plan."""
 
-    case: Case
+    context: ReconcileContext
     states: tuple[SlotState, ...]
     made: tuple[Replacement, ...] = ()
     surplus: tuple[PodView, ...] = ()  # that serve until others do
@@ -60,7 +60,7 @@ def partition_key(uid: str, slot: Slot) -> str:
 
 
 def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Work:
-    uid = work.case.view.uid
+    uid = work.context.view.uid
     made = {m.state.slot.key: m.create.manifest for m in work.made}
     found = {}
     for state in work.states:
@@ -73,7 +73,7 @@ def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Wor
             item, shape = _item_of_pod(uid, state, pod), pod.shape
         else:
             continue
-        item = replace(item, namespace=work.case.view.namespace)
+        item = replace(item, namespace=work.context.view.namespace)
         if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
             # Room that is kept for a pod which the API server will not have is kept for nobody.
             item = replace(item, avoid=frozenset(judgement.usable))
@@ -187,9 +187,9 @@ def plan_all(works: Sequence[Work], room: Room, now: float, settings: Settings) 
     items: dict[str, Item] = {}
     spares: list[Spare] = []
     for work in works:
-        if not work.candidates or work.case.running is None:
+        if not work.candidates or work.context.running is None:
             continue
-        if work.case.running.topology.spec.recovery.mode == "Blocking":
+        if work.context.running.topology.spec.recovery.mode == "Blocking":
             _demand_in_one_block(work, demands, items, now, settings)
         else:
             _demand_by_query(work, demands, items, spares, now, settings)
@@ -201,13 +201,13 @@ def _demand_in_one_block(
 ) -> None:
     """Blocking recovery: nothing starts before there is room for all (the baseline of
     progressive recovery (Su and Zhou 2017), section 4)."""
-    assert work.case.running is not None
-    queries = work.case.running.topology.spec.queries
+    assert work.context.running is not None
+    queries = work.context.running.topology.spec.queries
     needs = {c.item.key: c.item for c in work.candidates.values()}
     items |= needs
     demands.append(
         Demand(
-            key=(work.case.view.key, ""),
+            key=(work.context.view.key, ""),
             priority=sum(_priority(work, q, settings) for q in queries),
             needs=frozenset(needs),
             patient=_is_patient(work.candidates.values(), now, settings.timing),
@@ -223,8 +223,8 @@ def _demand_by_query(
     now: float,
     settings: Settings,
 ) -> None:
-    assert work.case.running is not None
-    uid, topology = work.case.view.uid, work.case.running.topology
+    assert work.context.running is not None
+    uid, topology = work.context.view.uid, work.context.running.topology
     held = {partition_key(uid, s.slot) for s in work.states if s.holds}
     held |= {partition_key(uid, p.slot) for p in work.surplus if p.slot is not None}
     first: dict[str, Candidate] = {}
@@ -240,7 +240,7 @@ def _demand_by_query(
             users[key] = max(users[key], priority)
         if needs := wanted & set(first):
             patient = _is_patient((first[key] for key in needs), now, settings.timing)
-            name = (work.case.view.key, query.name)
+            name = (work.context.view.key, query.name)
             demands.append(Demand(name, priority, frozenset(needs), patient))
     firsts = {c.item.key for c in first.values()}
     for candidate in work.candidates.values():
@@ -250,14 +250,14 @@ def _demand_by_query(
 
 
 def _partitions(work: Work, query: QuerySpec) -> set[str]:
-    assert work.case.running is not None
-    uid = work.case.view.uid
-    wanted = {s.id for s in work.case.running.topology.ancestry(query)}
+    assert work.context.running is not None
+    uid = work.context.view.uid
+    wanted = {s.id for s in work.context.running.topology.ancestry(query)}
     return {partition_key(uid, s.slot) for s in work.states if s.slot.segment in wanted}
 
 
 def _priority(work: Work, query: QuerySpec, settings: Settings) -> int:
-    return settings.limits.priority(work.case.view.namespace, query.priority)
+    return settings.limits.priority(work.context.view.namespace, query.priority)
 
 
 def _is_patient(candidates: Iterable[Candidate], now: float, timing: Timing) -> bool:
@@ -279,16 +279,16 @@ def opened_gates(work: Work, plan: Plan, now: float) -> list[OpenGate]:
 def ranks(work: Work, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
     """By pod name, what the plan starts first. `places`: queries (or whole topologies, under "")
     in the order of the plan."""
-    if work.case.running is None or not work.candidates:
+    if work.context.running is None or not work.candidates:
         return {}
-    key, topology = work.case.view.key, work.case.running.topology
+    key, topology = work.context.view.key, work.context.running.topology
     best: dict[str, int] = {}
     for query in topology.spec.queries:
         place = places.get((key, query.name), places.get((key, ""), len(places)))
         for segment in topology.ancestry(query):
             best[segment.id] = min(place, best.get(segment.id, place))
     names = {m.state.slot.key: m.create.name for m in work.made}
-    seen = {partition_key(work.case.view.uid, s.slot) for s in work.states if s.holds}
+    seen = {partition_key(work.context.view.uid, s.slot) for s in work.states if s.holds}
     found: dict[str, Rank] = {}
     for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
         slot, group = candidate.state.slot, candidate.item.group

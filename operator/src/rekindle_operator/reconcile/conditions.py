@@ -16,7 +16,7 @@ from typing import Any, Literal
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, report_age, slot_stage
 from rekindle_operator.reconcile.progress import Recovery
 from rekindle_operator.reconcile.slots import SlotState
@@ -46,20 +46,20 @@ class Trouble:
 
 
 def conditions_of(
-    case: Case,
+    context: ReconcileContext,
     states: Sequence[SlotState],
     health: Health,
     recovery: Recovery,
     trouble: Trouble | None,
 ) -> list[Condition]:
-    valid, available = _valid(case, states, health), _available(case, health)
+    valid, available = _valid(context, states, health), _available(context, health)
     return [
         valid,
         available,
-        _redundant(case, states, health),
-        _consistent(case),
+        _redundant(context, states, health),
+        _consistent(context),
         _recovering(recovery),
-        _checkpointed(case),
+        _checkpointed(context),
         degraded(trouble),
         _ready(valid, available),
     ]
@@ -106,34 +106,36 @@ def _ready(valid: Condition, available: Condition) -> Condition:
     return Condition("Ready", culprit.status, culprit.reason, culprit.message)
 
 
-def _valid(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
-    if case.problems:
-        first = case.problems[0]
-        said = "; ".join(str(p) for p in case.problems)
-        if case.running is not None:
-            said += f" [generation {case.running.generation} goes on]"
+def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
+    if context.problems:
+        first = context.problems[0]
+        said = "; ".join(str(p) for p in context.problems)
+        if context.running is not None:
+            said += f" [generation {context.running.generation} goes on]"
         return Condition("Valid", "False", first.reason or "Invalid", said)
-    if not case.judged:
-        said = f"generation {case.view.generation}: the API server is asked whether pods can be"
+    if not context.judged:
+        said = f"generation {context.view.generation}: the API server is asked whether pods can be"
         return Condition("Valid", "Unknown", "Checking", said)
-    refused = _found_by_tasks(case, states) or _found_before(case, health)
+    refused = _found_by_tasks(context, states) or _found_before(context, health)
     if refused:
         return Condition("Valid", "False", _REFUSED, refused)
-    said = "; ".join((f"generation {case.view.generation} is accepted", *_remarks(case, states)))
+    said = "; ".join(
+        (f"generation {context.view.generation} is accepted", *_remarks(context, states))
+    )
     return Condition("Valid", "True", "Accepted", said)
 
 
-def _remarks(case: Case, states: Sequence[SlotState]) -> Iterator[str]:
+def _remarks(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[str]:
     """What runs other than the spec has it."""
-    if case.running is None:
+    if context.running is None:
         return
-    if case.newer_image:
-        image = case.running.view.spec.get("image")
+    if context.newer_image:
+        image = context.running.view.spec.get("image")
         yield (
             f"it goes on with image {image}, which it was accepted with. The operator's default "
-            f"is {case.newer_image} now: any edit of the spec takes it"
+            f"is {context.newer_image} now: any edit of the spec takes it"
         )
-    queries, limit = case.running.topology.spec.queries, case.max_priority
+    queries, limit = context.running.topology.spec.queries, context.max_priority
     if limit is not None and any(q.priority > limit for q in queries):
         above = ", ".join(f"{q.name} ({q.priority})" for q in queries if q.priority > limit)
         yield f"priorities above the namespace's limit count as {limit}: {above}"
@@ -142,38 +144,40 @@ def _remarks(case: Case, states: Sequence[SlotState]) -> Iterator[str]:
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
 
 
-def _found_by_tasks(case: Case, states: Sequence[SlotState]) -> str:
+def _found_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) -> str:
     """What only a task can see: SQL that Spark refuses, input that does not fit its schema."""
-    if case.running is None:
+    if context.running is None:
         return ""
-    paths = {node.name: path for path, node in nodes_with_paths(case.running.topology.spec)}
-    reports = (case.data.task(s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
+    paths = {node.name: path for path, node in nodes_with_paths(context.running.topology.spec)}
+    reports = (
+        context.data.task(s.slot.key, s.pod.incarnation) for s in states if s.pod is not None
+    )
     said = (f"{paths[r.refused]}: {r.problem}" for r in reports if r and r.refused in paths)
     return "; ".join(sorted(set(said)))
 
 
-def _found_before(case: Case, health: Health) -> str:
+def _found_before(context: ReconcileContext, health: Health) -> str:
     """A task that starts again says nothing until it has come as far as before."""
-    old = condition_of(case.view.status, "Valid")
-    ours = old.get("reason") == _REFUSED and old["observedGeneration"] == case.view.generation
+    old = condition_of(context.view.status, "Valid")
+    ours = old.get("reason") == _REFUSED and old["observedGeneration"] == context.view.generation
     return str(old["message"]) if ours and health.queries_live < len(health.queries) else ""
 
 
-def _available(case: Case, health: Health) -> Condition:
-    if case.suspended:
+def _available(context: ReconcileContext, health: Health) -> Condition:
+    if context.suspended:
         return Condition("Available", "False", "Suspended", "spec.suspend is true")
-    if case.running is None:
+    if context.running is None:
         return Condition("Available", "False", "NotStarted", "no generation is accepted")
     down = [f"{q.name} ({q.state})" for q in health.queries if q.state not in ("Live", "Unknown")]
     if down:
         return Condition("Available", "False", "QueriesDown", "not live: " + ", ".join(down))
     if health.is_unknown:
-        return Condition("Available", "Unknown", _NO_REPORT, report_age(case))
+        return Condition("Available", "Unknown", _NO_REPORT, report_age(context))
     return Condition("Available", "True", "AllQueriesLive", "every query is live")
 
 
-def _redundant(case: Case, states: Sequence[SlotState], health: Health) -> Condition:
-    stages = [(s, slot_stage(case, s)) for s in states]
+def _redundant(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
+    stages = [(s, slot_stage(context, s)) for s in states]
     missing = [
         f"{s.segment.name}/{s.slot.partition}/{s.slot.replica}"
         for s, stage in stages
@@ -183,17 +187,17 @@ def _redundant(case: Case, states: Sequence[SlotState], health: Health) -> Condi
         shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
         return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
     if any(stage == "Unknown" for _, stage in stages):
-        return Condition("Redundant", "Unknown", _NO_REPORT, report_age(case))
+        return Condition("Redundant", "Unknown", _NO_REPORT, report_age(context))
     return Condition("Redundant", "True", "AllReplicasLive", "every replica is live")
 
 
-def _consistent(case: Case) -> Condition:
-    if case.stale_since is not None:
-        return Condition("Consistent", "Unknown", _NO_REPORT, report_age(case))
-    data = case.data
+def _consistent(context: ReconcileContext) -> Condition:
+    if context.stale_since is not None:
+        return Condition("Consistent", "Unknown", _NO_REPORT, report_age(context))
+    data = context.data
     if not data.diverged and not data.inconsistent:
         return Condition("Consistent", "True", "Agreed", "no replicas disagree")
-    segments = {s.id: s.name for s in case.running.topology.segments} if case.running else {}
+    segments = {s.id: s.name for s in context.running.topology.segments} if context.running else {}
     shown = []
     for key in data.diverged:
         segment, _, rest = key.partition("/")
@@ -210,15 +214,15 @@ def _recovering(recovery: Recovery) -> Condition:
     return Condition("Recovering", "True", str(recovery.record["mode"]), f"in this order: {plan}")
 
 
-def _checkpointed(case: Case) -> Condition:
+def _checkpointed(context: ReconcileContext) -> Condition:
     """By epochs and not by the clock: sources that have ended, or pause, make no epochs to save."""
-    newest = case.data.checkpoint.get("epoch")
-    if case.running is None or case.suspended or case.data.head_epoch is None:
+    newest = context.data.checkpoint.get("epoch")
+    if context.running is None or context.suspended or context.data.head_epoch is None:
         return Condition("Checkpointed", "Unknown", "NotRunning", "no source has made an epoch")
-    if case.stale_since is not None:
-        return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(case))
-    every = case.running.topology.spec.checkpoint_every
-    missed = (case.data.head_epoch - (newest if isinstance(newest, int) else -1)) // every
+    if context.stale_since is not None:
+        return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
+    every = context.running.topology.spec.checkpoint_every
+    missed = (context.data.head_epoch - (newest if isinstance(newest, int) else -1)) // every
     if missed <= _OVERDUE:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     since = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"

@@ -17,7 +17,7 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
 )
-from rekindle_operator.reconcile.case import Case, coordinator_incarnation
+from rekindle_operator.reconcile.context import ReconcileContext, coordinator_incarnation
 from rekindle_operator.reconcile.roll import coordinator_rolls
 from rekindle_operator.recovery.judge import Judgement
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
@@ -46,14 +46,18 @@ class Succession:
 
 
 def keep_coordinator(
-    case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+    context: ReconcileContext,
+    snapshot: Snapshot,
+    judgement: Judgement,
+    now: float,
+    settings: Settings,
 ) -> Succession:
-    if case.running is None or not case.wants_pods:
+    if context.running is None or not context.wants_pods:
         return Succession("", None)
-    pods = coordinator_pods(case, snapshot)
+    pods = coordinator_pods(context, snapshot)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
-    lease = _lease(case, snapshot)
-    view, incarnation = case.running.view, None
+    lease = _lease(context, snapshot)
+    view, incarnation = context.running.view, None
     template = coordinator_template(view, judgement.avoided, settings.pods)
     why = (
         "there is none"
@@ -62,7 +66,7 @@ def keep_coordinator(
         or _never_accepted(newest, judgement, now, settings.timing)
         or _silence(newest, lease, snapshot, now, settings.timing)
         or _stranded(newest, template, now, settings.timing)
-        or ("it runs another image" if coordinator_rolls(case, newest) else "")
+        or ("it runs another image" if coordinator_rolls(context, newest) else "")
     )
     prepare: list[Action] = []
     create: list[CreatePod] = []
@@ -71,14 +75,14 @@ def keep_coordinator(
     if lease is None:
         prepare.append(EnsureLease(view.namespace, coordinator_lease(view)))
     if why:
-        reserved = coordinator_incarnation(case)
+        reserved = coordinator_incarnation(context)
         refused = snapshot.refusals.get(SlotRef(view.uid, names.COORDINATOR_SLOT, reserved))
         highest = max(reserved, newest.incarnation if newest else 0)
         incarnation = highest + 1 if refused is None else reserved
         avoided = set(snapshot.unsuitable.get(coordinator_shape(view, settings.pods), ()))
         if newest is not None and newest.node is not None and not newest.terminating:
             avoided.add(newest.node)  # whatever is wrong with it may be its node's fault
-            rolled = coordinator_rolls(case, newest)
+            rolled = coordinator_rolls(context, newest)
             if newest.shape and newest.node in judgement.usable and not rolled:
                 prepare.append(AvoidNode(newest.shape, newest.node, newest.uid, why))
         manifest = coordinator_pod(
@@ -93,22 +97,25 @@ def keep_coordinator(
             grace = 0 if judgement.loss_of_node(pod) else _GRACE_S
             reason = why or "a newer incarnation stands"
             remove.append(DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, reason))
-    told = "" if incarnation == coordinator_incarnation(case) else why  # of a refusal: told already
+    told = (
+        "" if incarnation == coordinator_incarnation(context) else why
+    )  # of a refusal: told already
     return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove), manifest)
 
 
-def coordinator_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
+def coordinator_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:
     return [
         p
         for p in snapshot.pods
-        if p.owner_uid == case.view.uid and p.role == names.ROLE_COORDINATOR
+        if p.owner_uid == context.view.uid and p.role == names.ROLE_COORDINATOR
     ]
 
 
-def _lease(case: Case, snapshot: Snapshot) -> LeaseView | None:
-    name = names.coordinator_name(case.view.name)
+def _lease(context: ReconcileContext, snapshot: Snapshot) -> LeaseView | None:
+    name = names.coordinator_name(context.view.name)
     return next(
-        (x for x in snapshot.leases if (x.namespace, x.name) == (case.view.namespace, name)), None
+        (x for x in snapshot.leases if (x.namespace, x.name) == (context.view.namespace, name)),
+        None,
     )
 
 

@@ -33,8 +33,8 @@ from rekindle_operator.reconcile.capacity import (
     ranks,
     with_candidates,
 )
-from rekindle_operator.reconcile.case import Case, open_case, reservation
 from rekindle_operator.reconcile.conditions import Trouble
+from rekindle_operator.reconcile.context import ReconcileContext, open_context, reservation
 from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
 from rekindle_operator.reconcile.events import Change, tell
 from rekindle_operator.reconcile.health import examine, still_needed
@@ -76,25 +76,27 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     faults = Faults()
 
     def survey(view: TopologyView) -> Surveyed:
-        case, accepting = open_case(view, snapshot, settings, view.uid in judgement.fresh, now)
-        counted = case.wants_pods
-        states = census(case, snapshot, judgement, now, settings) if counted else ()
-        states = roll_next(case, states)
-        return Surveyed(case, tuple(accepting), states)
+        context, accepting = open_context(
+            view, snapshot, settings, view.uid in judgement.fresh, now
+        )
+        counted = context.wants_pods
+        states = census(context, snapshot, judgement, now, settings) if counted else ()
+        states = roll_next(context, states)
+        return Surveyed(context, tuple(accepting), states)
 
     def prepare(surveyed: Surveyed) -> Prepared:
-        case, states = surveyed.case, surveyed.states
-        made = replacements(case, states, judgement, now, settings)
-        succession = keep_coordinator(case, snapshot, judgement, now, settings)
-        serving = surplus(case, states, snapshot, judgement, now, settings.timing)
-        work = with_candidates(Work(case, states, tuple(made), serving), snapshot, judgement)
+        context, states = surveyed.context, surveyed.states
+        made = replacements(context, states, judgement, now, settings)
+        succession = keep_coordinator(context, snapshot, judgement, now, settings)
+        serving = surplus(context, states, snapshot, judgement, now, settings.timing)
+        work = with_candidates(Work(context, states, tuple(made), serving), snapshot, judgement)
         return Prepared(surveyed.accepting, work, succession)
 
     def act(prepared: Prepared) -> Turn:
         work, succession = prepared.work, prepared.succession
         own = _turn(work, succession, snapshot, judgement, plan, now)
         order = ranks(work, places) | {a.name: (-1, 0) for a in succession.create}
-        return Turn(work.case.view.key, (*prepared.accepting, *own), ranks=order)
+        return Turn(work.context.view.key, (*prepared.accepting, *own), ranks=order)
 
     surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
     prepared = faults.without(prepare, surveyed)
@@ -131,7 +133,7 @@ def _removed(pods: Sequence[DeletePod]) -> list[Turn]:
 class Surveyed:
     """A topology, what accepting its newest generation takes, and how its slots are."""
 
-    case: Case
+    context: ReconcileContext
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
 
@@ -175,13 +177,13 @@ def _say(fault: Exception, view: TopologyView, now: float) -> tuple[Action, ...]
     return undecided(view, Trouble("ReconcileFailed", why), now).actions
 
 
-def _trouble(case: Case, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
+def _trouble(context: ReconcileContext, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
     if judgement.trouble:
         return Trouble("NodesNotReady", judgement.trouble)
     if snapshot.stalled:
         kinds = ", ".join(snapshot.stalled)
         return Trouble("WatchStalled", f"the API server is not heard on the watches of {kinds}")
-    failure = snapshot.failures.get(case.view.key)
+    failure = snapshot.failures.get(context.view.key)
     return Trouble("ActionFailed", failure) if failure else None
 
 
@@ -210,47 +212,47 @@ def _turn(
     now: float,
 ) -> list[Action]:
     """One topology's actions; `schedule` says in which order they are done."""
-    case = work.case
-    if case.view.deleting:
+    context = work.context
+    if context.view.deleting:
         return []
     taken = dict(incarnations(work.made))
     if succession.incarnation is not None:
         taken[COORDINATOR_SLOT] = succession.incarnation
-    over_share = plan.over_share_of(case.view.key)
-    health = examine(case, work.states, work.surplus, over_share)
-    recovery = follow(case, work.states, health, judgement, plan, now)
+    over_share = plan.over_share_of(context.view.key)
+    health = examine(context, work.states, work.surplus, over_share)
+    recovery = follow(context, work.states, health, judgement, plan, now)
     status = build_status(
-        case,
+        context,
         work.states,
         health,
         recovery,
-        reservation(case, taken, snapshot),
-        _trouble(case, snapshot, judgement),
+        reservation(context, taken, snapshot),
+        _trouble(context, snapshot, judgement),
         now,
     )
     actions: list[Action] = [*succession.prepare, *succession.create, *succession.remove]
-    if owned(status) != owned(case.view.status):
-        slow = without_figures(status) != without_figures(case.view.status)
-        view = case.view
+    if owned(status) != owned(context.view.status):
+        slow = without_figures(status) != without_figures(context.view.status)
+        view = context.view
         fresh = frozenset(
             SlotRef(view.uid, slot, n)
             for slot, n in taken.items()
-            if n > case.reserved.get(slot, 0)
+            if n > context.reserved.get(slot, 0)
         )
         actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
     change = Change(
-        case, work.states, judgement, plan, status, succession.why, succession.incarnation
+        context, work.states, judgement, plan, status, succession.why, succession.incarnation
     )
     actions += tell(change)
     if succession.create or any(m.due for m in work.made):
-        actions.append(CreateToken(case.view.namespace, token_secret(case.view)))
+        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
     actions += nodes_to_avoid((m.state for m in work.made), judgement)
     actions += [m.create for m in work.made if m.due]
     actions += opened_gates(work, plan, now)
     actions += [m.delete for m in work.made if m.delete is not None]
-    if case.suspended:
-        actions += suspension(case, snapshot, judgement)
+    if context.suspended:
+        actions += suspension(context, snapshot, judgement)
     else:
-        serving = still_needed(case, work.states, work.surplus)
-        actions += leftovers(case, work.states, snapshot, judgement, serving)
+        serving = still_needed(context, work.states, work.surplus)
+        actions += leftovers(context, work.states, snapshot, judgement, serving)
     return actions

@@ -15,8 +15,8 @@ from math import inf
 from typing import Any
 
 from rekindle_operator.reconcile.actions import EmitEvent
-from rekindle_operator.reconcile.case import Case
 from rekindle_operator.reconcile.conditions import condition_of
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.judge import Judgement, Loss
 from rekindle_operator.recovery.plan import Plan
@@ -28,7 +28,7 @@ _NOTE_LIMIT = 1000
 class Change:
     """One pass over one topology: what there was, what there is, and what was decided."""
 
-    case: Case
+    context: ReconcileContext
     states: Sequence[SlotState]
     judgement: Judgement
     plan: Plan
@@ -38,7 +38,7 @@ class Change:
 
     @property
     def old(self) -> Mapping[str, Any]:
-        return self.case.view.status
+        return self.context.view.status
 
 
 def tell(change: Change) -> list[EmitEvent]:
@@ -54,7 +54,7 @@ def tell(change: Change) -> list[EmitEvent]:
         *_trouble(change),
         *_phases(change),
     ]
-    return [_event(change.case, *words) for words in said]
+    return [_event(change.context, *words) for words in said]
 
 
 # (warning, reason, action, note, occasion)
@@ -62,16 +62,16 @@ Words = tuple[bool, str, str, str, str]
 
 
 def _event(
-    case: Case, warning: bool, reason: str, action: str, note: str, occasion: str
+    context: ReconcileContext, warning: bool, reason: str, action: str, note: str, occasion: str
 ) -> EmitEvent:
-    view = case.view
+    view = context.view
     short = note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ..."
     return EmitEvent(view.namespace, view.name, view.uid, warning, reason, action, short, occasion)
 
 
 def _validity(change: Change) -> Iterator[Words]:
     old, new = condition_of(change.old, "Valid"), condition_of(change.new, "Valid")
-    generation = change.case.view.generation
+    generation = change.context.view.generation
     told = old.get("observedGeneration") == generation and old.get("reason") == new["reason"]
     if told or new["reason"] == "Checking":
         return
@@ -82,7 +82,7 @@ def _validity(change: Change) -> Iterator[Words]:
 
 
 def _image(change: Change) -> Iterator[Words]:
-    image, new = change.case.newer_image, condition_of(change.new, "Valid")
+    image, new = change.context.newer_image, condition_of(change.new, "Valid")
     if image and image not in condition_of(change.old, "Valid").get("message", ""):
         yield False, "ImageOutdated", "Upgrade", new["message"], image
 
@@ -128,7 +128,7 @@ def _recovery(change: Change) -> Iterator[Words]:
 
 def _explain(change: Change, order: Sequence[str]) -> str:
     """The order, and why: profit density = priority ÷ cost of what is missing, shared."""
-    key = change.case.view.key
+    key = change.context.view.key
     now = {r.key[1]: r.density for r in change.plan.order if r.key[0] == key}
     later = {r.key[1]: r.density for r in change.plan.waiting if r.key[0] == key}
     if "" in later:
@@ -158,7 +158,7 @@ def _queries(change: Change) -> Iterator[Words]:
     entry, said = _entry(change.new), _entry(change.old)
     known_down = {q["name"] for q in said.get("queries") or () if "liveAfter" not in q}
     after = {q["name"]: q.get("liveAfter") for q in entry.get("queries") or ()}
-    stamp = entry.get("startedAt") or f"generation {change.case.view.generation}"
+    stamp = entry.get("startedAt") or f"generation {change.context.view.generation}"
     for query in change.new.get("queries") or ():
         name, state = query["name"], query["state"]
         was = before.get(name, {}).get("state", "")
@@ -194,10 +194,10 @@ def _troubles(change: Change) -> Iterator[Words]:
 
 def _round(change: Change, query: str) -> int:
     """Tells one loss of a query from the next: the incarnations that it stands on."""
-    if change.case.running is None:
+    if change.context.running is None:
         return 0
-    spec = next(q for q in change.case.running.topology.spec.queries if q.name == query)
-    wanted = {s.id for s in change.case.running.topology.ancestry(spec)}
+    spec = next(q for q in change.context.running.topology.spec.queries if q.name == query)
+    wanted = {s.id for s in change.context.running.topology.ancestry(spec)}
     taken = {s["slot"]: s["incarnation"] for s in change.new.get("slots") or ()}
     return sum(taken.get(s.slot.key, 0) for s in change.states if s.slot.segment in wanted)
 
@@ -229,7 +229,7 @@ def _trouble(change: Change) -> Iterator[Words]:
 
 def _phases(change: Change) -> Iterator[Words]:
     old, new = change.old.get("phase"), change.new["phase"]
-    occasion = f"generation {change.case.view.generation}"
+    occasion = f"generation {change.context.view.generation}"
     if new == "Suspended" and old != "Suspended":
         note = "tasks are stopped; checkpoints and incarnations are kept"
         yield False, "Suspended", "Suspend", note, occasion

@@ -10,7 +10,7 @@ from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Unknown", "Waiting")
@@ -50,7 +50,7 @@ class Health:
 
 
 def examine(
-    case: Case,
+    context: ReconcileContext,
     states: Sequence[SlotState],
     surplus: Iterable[PodView],
     over_share: Container[str] = (),
@@ -59,96 +59,98 @@ def examine(
     wait because their namespace has its share of the cluster; "" for all of them."""
     by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
     for state in states:
-        by_partition[state.slot.segment, state.slot.partition].append(slot_stage(case, state))
+        by_partition[state.slot.segment, state.slot.partition].append(slot_stage(context, state))
     for pod in surplus:
         if pod.slot is not None:
-            by_partition[pod.slot.segment, pod.slot.partition].append(_stage(case, pod.slot, pod))
+            by_partition[pod.slot.segment, pod.slot.partition].append(
+                _stage(context, pod.slot, pod)
+            )
     stages = {key: min(replicas, key=_ORDER.index) for key, replicas in by_partition.items()}
-    queries = case.running.topology.spec.queries if case.running else ()
+    queries = context.running.topology.spec.queries if context.running else ()
     return Health(
         queries=tuple(
-            _query(case, q, states, stages, "" in over_share or q.name in over_share)
+            _query(context, q, states, stages, "" in over_share or q.name in over_share)
             for q in queries
         ),
         stages=stages,
-        live=sum(slot_stage(case, s) == "Live" for s in states),
+        live=sum(slot_stage(context, s) == "Live" for s in states),
         slots=len(states),
         lost_partitions=frozenset(k for k, stage in stages.items() if stage == "Waiting"),
     )
 
 
-def slot_stage(case: Case, state: SlotState) -> str:
+def slot_stage(context: ReconcileContext, state: SlotState) -> str:
     """`Waiting` for a node; `Starting` until its task answers; then what the task says, as long as
     the report of it is fresh; `Unknown` after that."""
     if not state.holds or state.pod is None:
         return "Waiting"
-    return _stage(case, state.slot, state.pod)
+    return _stage(context, state.slot, state.pod)
 
 
-def _stage(case: Case, slot: Slot, pod: PodView) -> str:
-    if case.stale_since is not None:
+def _stage(context: ReconcileContext, slot: Slot, pod: PodView) -> str:
+    if context.stale_since is not None:
         return "Unknown" if pod.was_ready else "Starting"  # that much its kubelet says
-    report = case.data.task(slot.key, pod.incarnation)
+    report = context.data.task(slot.key, pod.incarnation)
     if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
         return "Starting"
     return report.phase if report.phase in _ORDER else "Starting"
 
 
 def still_needed(
-    case: Case, states: Iterable[SlotState], surplus: Iterable[PodView]
+    context: ReconcileContext, states: Iterable[SlotState], surplus: Iterable[PodView]
 ) -> list[PodView]:
     """The surplus replicas of partitions of which none that stays is live."""
-    live = {(s.slot.segment, s.slot.partition) for s in states if slot_stage(case, s) == "Live"}
+    live = {(s.slot.segment, s.slot.partition) for s in states if slot_stage(context, s) == "Live"}
     return [p for p in surplus if p.slot and (p.slot.segment, p.slot.partition) not in live]
 
 
 def _query(
-    case: Case,
+    context: ReconcileContext,
     query: QuerySpec,
     states: Sequence[SlotState],
     stages: Mapping[tuple[str, int], str],
     over_share: bool,
 ) -> QueryHealth:
-    assert case.running is not None
-    names = {s.id: s.name for s in case.running.topology.ancestry(query)}
+    assert context.running is not None
+    names = {s.id: s.name for s in context.running.topology.ancestry(query)}
     needed = {key: stage for key, stage in stages.items() if key[0] in names}
-    reasons = sorted({_reason(case, s) for s in states if _is_of(s, needed)} - {""})
+    reasons = sorted({_reason(context, s) for s in states if _is_of(s, needed)} - {""})
     if over_share:
         reasons.insert(0, _OVER_SHARE)
     worst = max(needed.values(), key=_ORDER.index, default="Waiting")
     state = "Restoring" if worst == "Starting" else worst
-    if case.suspended:
+    if context.suspended:
         return QueryHealth(query.name, query.priority, "Waiting", "spec.suspend is true")
     short = [f"{names[s]}/{p}" for (s, p), stage in needed.items() if stage == worst]
-    report = case.data.queries.get(query.name)
+    report = context.data.queries.get(query.name)
     return QueryHealth(
         name=query.name,
         priority=query.priority,
         state=state,
         waiting_for=""
         if state == "Live"
-        else f"{report_age(case)}: it is not known how {', '.join(short[:5])} are"
+        else f"{report_age(context)}: it is not known how {', '.join(short[:5])} are"
         if state == "Unknown"
         else _explain(worst, short, reasons),
         stable_epoch=report.stable_epoch if report else None,
-        lag_s=report.lag_s if report and case.stale_since is None else None,
+        lag_s=report.lag_s if report and context.stale_since is None else None,
     )
 
 
-def report_age(case: Case) -> str:
+def report_age(context: ReconcileContext) -> str:
     """In words that stay the same while nothing changes."""
-    if case.stale_since is None:
+    if context.stale_since is None:
         return "the coordinator's report is fresh"
-    return f"no word from the coordinator since {rfc3339(case.stale_since)}"
+    return f"no word from the coordinator since {rfc3339(context.stale_since)}"
 
 
 def _is_of(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
     return (state.slot.segment, state.slot.partition) in needed
 
 
-def _reason(case: Case, state: SlotState) -> str:
+def _reason(context: ReconcileContext, state: SlotState) -> str:
     """Who will not have its pod and why, or what its task says is wrong."""
-    report = case.data.task(state.slot.key, state.pod.incarnation) if state.pod else None
+    report = context.data.task(state.slot.key, state.pod.incarnation) if state.pod else None
     return state.refusal or (report.problem if report is not None else "")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle.topology.spec import RecoverySpec
 from rekindle_operator.cluster.convert import parse_time, rfc3339
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
 from rekindle_operator.recovery.judge import Judgement, is_burst
@@ -33,15 +33,15 @@ class Recovery:
 
 
 def follow(
-    case: Case,
+    context: ReconcileContext,
     states: Sequence[SlotState],
     health: Health,
     judgement: Judgement,
     plan: Plan,
     now: float,
 ) -> Recovery:
-    old = case.view.status.get("recovery") or {}
-    if case.running is None:
+    old = context.view.status.get("recovery") or {}
+    if context.running is None:
         return Recovery(False, old)  # what another version accepted: its record stays as it is
     history = [dict(entry) for entry in old.get("history") or ()]
     lost_at = _losses(states, now)
@@ -53,18 +53,18 @@ def follow(
         open_entry = {"startedAt": rfc3339(now), "lostNodes": [], "queries": []}
         history.insert(0, open_entry)
     begun = parse_time(open_entry["startedAt"])
-    spec = case.running.topology.spec.recovery
+    spec = context.running.topology.spec.recovery
     open_entry["mode"] = _mode(spec, open_entry.get("mode"), lost_at, now)
     open_entry["lostNodes"] = sorted({*open_entry.get("lostNodes", ()), *_nodes(states, judgement)})
     open_entry["queries"] = _queries(open_entry["queries"], health, now - begun)
-    if case.suspended or (not fresh and _is_over(case, states, open_entry)):
+    if context.suspended or (not fresh and _is_over(context, states, open_entry)):
         open_entry["finishedAt"] = rfc3339(now)
         return Recovery(False, {"history": history[:HISTORY]})
     record = {
         "startedAt": open_entry["startedAt"],
         "mode": open_entry["mode"],
         "lostNodes": open_entry["lostNodes"],
-        "plan": _order(case, old.get("plan") or (), health, plan),
+        "plan": _order(context, old.get("plan") or (), health, plan),
         "history": history[:HISTORY],
     }
     return Recovery(True, record)
@@ -125,21 +125,25 @@ def _queries(
     return [found[name] for name in sorted(found) if name in names]
 
 
-def _is_over(case: Case, states: Sequence[SlotState], entry: Mapping[str, Any]) -> bool:
+def _is_over(
+    context: ReconcileContext, states: Sequence[SlotState], entry: Mapping[str, Any]
+) -> bool:
     waits = any("liveAfter" not in q for q in entry["queries"])
     starting = any(
         s.holds
         and s.pod is not None
         and s.pod.lost_at is not None
-        and slot_stage(case, s) not in ("Live", "Failed")
+        and slot_stage(context, s) not in ("Live", "Failed")
         for s in states
     )
     return not waits and not starting
 
 
-def _order(case: Case, before: Sequence[str], health: Health, plan: Plan) -> list[str]:
+def _order(
+    context: ReconcileContext, before: Sequence[str], health: Health, plan: Plan
+) -> list[str]:
     """Those that have started, in the order they did; then those that start now; then the rest."""
-    key = case.view.key
+    key = context.view.key
     down = {q.name for q in health.queries if q.state not in ("Live", "Unknown")}
     now = [r.key[1] for r in plan.order if r.key[0] == key]
     later = [r.key[1] for r in plan.waiting if r.key[0] == key]

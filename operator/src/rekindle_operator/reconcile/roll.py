@@ -12,33 +12,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.case import Case
+from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
 from rekindle_operator.recovery.judge import Loss
 
 
-def is_asked(case: Case) -> bool:
+def is_asked(context: ReconcileContext) -> bool:
     """Not while the newest generation is not accepted: its pods would be outdated again."""
-    running = case.running
-    return running is not None and case.view.roll and running.generation == case.view.generation
+    running = context.running
+    return (
+        running is not None and context.view.roll and running.generation == context.view.generation
+    )
 
 
-def roll_next(case: Case, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
+def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states, one of them `OUTDATED`, if its turn has come."""
-    if not is_asked(case) or not all(_is_live(case, s) for s in states):
+    if not is_asked(context) or not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)
     return tuple(replace(s, loss=Loss.OUTDATED) if s is chosen else s for s in states)
 
 
-def coordinator_rolls(case: Case, coordinator: PodView) -> bool:
+def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
     """It runs another image than the generation; what else is edited does not concern it."""
-    if not is_asked(case) or case.running is None or not coordinator.image:
+    if not is_asked(context) or context.running is None or not coordinator.image:
         return False
-    recorded = case.running.view.spec.get("image")
+    recorded = context.running.view.spec.get("image")
     return recorded is not None and coordinator.image != recorded
 
 
-def _is_live(case: Case, state: SlotState) -> bool:
-    return state.loss is None and state.stand is Stand.BOUND and slot_stage(case, state) == "Live"
+def _is_live(context: ReconcileContext, state: SlotState) -> bool:
+    return (
+        state.loss is None and state.stand is Stand.BOUND and slot_stage(context, state) == "Live"
+    )

@@ -18,7 +18,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
-from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case, Running, place_of
+from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext, Running, place_of
 from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
 from rekindle_operator.recovery.start import StartJudge
 from rekindle_operator.resources.task import task_pod, task_template
@@ -83,78 +83,82 @@ class SlotState:
         return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
 
 
-def task_pods(case: Case, snapshot: Snapshot) -> list[PodView]:
+def task_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:
     return [
         p
         for p in snapshot.pods
-        if p.owner_uid == case.view.uid and p.role == names.ROLE_TASK and p.slot is not None
+        if p.owner_uid == context.view.uid and p.role == names.ROLE_TASK and p.slot is not None
     ]
 
 
 def census(
-    case: Case, snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+    context: ReconcileContext,
+    snapshot: Snapshot,
+    judgement: Judgement,
+    now: float,
+    settings: Settings,
 ) -> tuple[SlotState, ...]:
-    if case.running is None:
+    if context.running is None:
         return ()
     starting = StartJudge(snapshot, judgement, now, settings.timing)
     by_slot: dict[Slot, list[PodView]] = defaultdict(list)
-    for pod in task_pods(case, snapshot):
+    for pod in task_pods(context, snapshot):
         if pod.slot is not None:
             by_slot[pod.slot].append(pod)
-    topology, states = case.running.topology, []
+    topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
-    namesakes = _namesakes(case, topology.slots())
-    template = _templates(case.running, segments, settings)
+    namesakes = _namesakes(context, topology.slots())
+    template = _templates(context.running, segments, settings)
     for slot in topology.slots():
-        reserved = case.reserved.get(slot.key, 0)
+        reserved = context.reserved.get(slot.key, 0)
         taken = namesakes.get(place_of(slot.key), 0)
-        refused = snapshot.refusals.get(SlotRef(case.view.uid, slot.key, reserved))
+        refused = snapshot.refusals.get(SlotRef(context.view.uid, slot.key, reserved))
         state = SlotState(slot, segments[slot.segment], reserved, taken, refused=refused)
         if pods := by_slot.get(slot):
             pod = max(pods, key=lambda p: p.incarnation)
             loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
-            if loss is None and _diverged(case, slot, pod):
+            if loss is None and _diverged(context, slot, pod):
                 loss = Loss.DIVERGED
             if loss is None:
                 loss = starting.judge(pod)
-            outdated = pod.generation != case.running.generation and (
+            outdated = pod.generation != context.running.generation and (
                 pod.template != template(slot.segment)
             )
-            if loss is None and outdated and not _has_started(case, pod):
+            if loss is None and outdated and not _has_started(context, pod):
                 loss = Loss.OUTDATED  # what the edit mends may be why it does not start
             trouble = starting.trouble(pod)
             state = replace(state, pod=pod, loss=loss, trouble=trouble, outdated=outdated)
-        elif _had_pod(case, state):
+        elif _had_pod(context, state):
             state = replace(state, loss=Loss.GONE)
         states.append(state)
     return tuple(states)
 
 
-def _had_pod(case: Case, state: SlotState) -> bool:
+def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
     """Not a slot that an edit brings (back), nor one whose pod was refused, nor after a pause, nor
     while the topology starts: then its pod may never have been created."""
-    fresh = state.slot.key not in case.before
-    unmade = fresh or state.refused is not None or was_suspended(case)
-    return bool(state.reserved) and not unmade and _has_run(case, state)
+    fresh = state.slot.key not in context.before
+    unmade = fresh or state.refused is not None or was_suspended(context)
+    return bool(state.reserved) and not unmade and _has_run(context, state)
 
 
-def _has_run(case: Case, state: SlotState) -> bool:
+def _has_run(context: ReconcileContext, state: SlotState) -> bool:
     """As the status says: before every query was live once, only those that were."""
-    assert case.running is not None
-    if case.view.status.get("phase") not in BEFORE_RUNNING:
+    assert context.running is not None
+    if context.view.status.get("phase") not in BEFORE_RUNNING:
         return True
-    said = case.view.status.get("queries") or ()
+    said = context.view.status.get("queries") or ()
     live = {str(q["name"]) for q in said if q.get("state") not in (None, "Waiting", "Unknown")}
-    queries = (q for q in case.running.topology.spec.queries if q.name in live)
-    return any(state.segment in case.running.topology.ancestry(q) for q in queries)
+    queries = (q for q in context.running.topology.spec.queries if q.name in live)
+    return any(state.segment in context.running.topology.ancestry(q) for q in queries)
 
 
-def _namesakes(case: Case, slots: Iterable[Slot]) -> Mapping[str, int]:
+def _namesakes(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
     """A changed segment is another segment of the same name, and so would its pods be: new slots
     count on from those that are no more. By partition and replica."""
     current = {slot.key for slot in slots}
     highest: dict[str, int] = {}
-    for key, incarnation in case.reserved.items():
+    for key, incarnation in context.reserved.items():
         if key not in current and key.count("/") == 2:
             place = place_of(key)
             highest[place] = max(incarnation, highest.get(place, 0))
@@ -173,23 +177,23 @@ def _templates(
     return template
 
 
-def _has_started(case: Case, pod: PodView) -> bool:
+def _has_started(context: ReconcileContext, pod: PodView) -> bool:
     """It serves, or has served, or works on its state, as the coordinator says."""
     if pod.node is None or pod.slot is None:
         return False
-    report = case.data.task(pod.slot.key, pod.incarnation)
+    report = context.data.task(pod.slot.key, pod.incarnation)
     return pod.was_ready or (report is not None and report.phase not in ("Waiting", "Failed"))
 
 
-def _diverged(case: Case, slot: Slot, pod: PodView) -> bool:
+def _diverged(context: ReconcileContext, slot: Slot, pod: PodView) -> bool:
     """The verdict is about the incarnation that the coordinator reports, not its successor."""
-    if case.stale_since is not None:
+    if context.stale_since is not None:
         return False
-    return slot.key in case.data.diverged and bool(case.data.task(slot.key, pod.incarnation))
+    return slot.key in context.data.diverged and bool(context.data.task(slot.key, pod.incarnation))
 
 
-def was_suspended(case: Case) -> bool:
-    return bool(case.view.status.get("phase") == "Suspended")
+def was_suspended(context: ReconcileContext) -> bool:
+    return bool(context.view.status.get("phase") == "Suspended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +208,14 @@ class Replacement:
 
 
 def replacements(
-    case: Case, states: Iterable[SlotState], judgement: Judgement, now: float, settings: Settings
+    context: ReconcileContext,
+    states: Iterable[SlotState],
+    judgement: Judgement,
+    now: float,
+    settings: Settings,
 ) -> list[Replacement]:
     """For every slot that is vacant or whose pod is lost."""
-    if case.running is None or not case.wants_pods:
+    if context.running is None or not context.wants_pods:
         return []
     made = []
     for state in states:
@@ -216,17 +224,17 @@ def replacements(
         incarnation = state.next_incarnation
         lost_at = _lost_at(state, now)
         manifest = task_pod(
-            case.running.view,
-            case.running.topology,
-            case.running.generation,
+            context.running.view,
+            context.running.topology,
+            context.running.generation,
             state.slot,
             incarnation,
             settings.pods,
             lost_at=lost_at,
             attempt=_attempt(state),
         )
-        ref = SlotRef(case.view.uid, state.slot.key, incarnation)
-        create = CreatePod(case.view.namespace, manifest, ref, lost_at)
+        ref = SlotRef(context.view.uid, state.slot.key, incarnation)
+        create = CreatePod(context.view.namespace, manifest, ref, lost_at)
         due = state.refused is None or now >= state.refused.again_at
         made.append(Replacement(state, incarnation, create, _removal(state, judgement), due))
     return made
@@ -259,7 +267,7 @@ def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
 
 
 def surplus(
-    case: Case,
+    context: ReconcileContext,
     states: Iterable[SlotState],
     snapshot: Snapshot,
     judgement: Judgement,
@@ -272,18 +280,18 @@ def surplus(
     partitions = {(slot.segment, slot.partition) for slot in current}
     return tuple(
         p
-        for p in task_pods(case, snapshot)
+        for p in task_pods(context, snapshot)
         if p.slot is not None
         and p.slot not in current
         and (p.slot.segment, p.slot.partition) in partitions
         and (p.node is not None and not p.ended)
         and judge_pod(p, judgement, snapshot, now, timing) is None
-        and not _diverged(case, p.slot, p)
+        and not _diverged(context, p.slot, p)
     )
 
 
 def leftovers(
-    case: Case,
+    context: ReconcileContext,
     states: Iterable[SlotState],
     snapshot: Snapshot,
     judgement: Judgement,
@@ -293,8 +301,8 @@ def leftovers(
     still `serving`."""
     current = {s.slot: s.pod for s in states}
     found: list[Action] = []
-    for pod in task_pods(case, snapshot):
-        if pod.terminating or pod.slot is None or case.running is None or pod in serving:
+    for pod in task_pods(context, snapshot):
+        if pod.terminating or pod.slot is None or context.running is None or pod in serving:
             continue
         if pod.slot not in current:
             found.append(_delete(pod, judgement, None, "its slot is no more in the topology"))
@@ -303,9 +311,9 @@ def leftovers(
     return found
 
 
-def suspension(case: Case, snapshot: Snapshot, judgement: Judgement) -> list[Action]:
+def suspension(context: ReconcileContext, snapshot: Snapshot, judgement: Judgement) -> list[Action]:
     """Tasks first, the coordinator after the last of them: it commits what they saved."""
-    pods = [p for p in snapshot.pods if p.owner_uid == case.view.uid]
+    pods = [p for p in snapshot.pods if p.owner_uid == context.view.uid]
     tasks = [p for p in pods if p.role == names.ROLE_TASK]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
     return [_delete(p, judgement, None, "suspended") for p in chosen if not p.terminating]

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rekindle_operator.cluster.model import TopologyView
-from rekindle_operator.reconcile.case import BEFORE_RUNNING, Case
 from rekindle_operator.reconcile.conditions import (
     Condition,
     Trouble,
@@ -21,6 +20,7 @@ from rekindle_operator.reconcile.conditions import (
     dated,
     degraded,
 )
+from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.progress import Recovery
 from rekindle_operator.reconcile.slots import SlotState
@@ -42,7 +42,7 @@ _FIGURES = ("lag", "checkpoint")
 
 
 def build_status(
-    case: Case,
+    context: ReconcileContext,
     states: Sequence[SlotState],
     health: Health,
     recovery: Recovery,
@@ -52,19 +52,21 @@ def build_status(
 ) -> dict[str, Any]:
     lags = [q.lag_s for q in health.queries if q.lag_s is not None]
     status: dict[str, Any] = {
-        "observedGeneration": case.view.generation,
-        "phase": _phase(case, health, recovery),
-        "conditions": dated(case.view, conditions_of(case, states, health, recovery, trouble), now),
+        "observedGeneration": context.view.generation,
+        "phase": _phase(context, health, recovery),
+        "conditions": dated(
+            context.view, conditions_of(context, states, health, recovery, trouble), now
+        ),
         "queries": [_query(q) for q in health.queries],
         "queriesLive": f"{health.queries_live}/{len(health.queries)}",
         "redundancy": f"{health.live}/{health.slots}",
-        "operators": _operators(case, states),
+        "operators": _operators(context, states),
         "recovery": dict(recovery.record),
         "slots": slots,
     }
     if lags:
         status["lag"] = f"{max(lags):.1f}s"
-    if checkpoint := _checkpoint(case.data.checkpoint):
+    if checkpoint := _checkpoint(context.data.checkpoint):
         status["checkpoint"] = checkpoint
     return status
 
@@ -105,12 +107,12 @@ def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     return slow
 
 
-def _phase(case: Case, health: Health, recovery: Recovery) -> str:
-    if case.view.deleting:
+def _phase(context: ReconcileContext, health: Health, recovery: Recovery) -> str:
+    if context.view.deleting:
         return "Deleting"
-    if case.running is None:
-        return "Invalid" if case.problems else "Pending"
-    if case.suspended:
+    if context.running is None:
+        return "Invalid" if context.problems else "Pending"
+    if context.suspended:
         return "Suspended"
     if recovery.active:
         return "Recovering"
@@ -118,7 +120,7 @@ def _phase(case: Case, health: Health, recovery: Recovery) -> str:
         return "Unknown"
     if health.queries_live == len(health.queries):
         return "Running" if health.live == health.slots else "Degraded"
-    return "Starting" if case.view.status.get("phase") in BEFORE_RUNNING else "Degraded"
+    return "Starting" if context.view.status.get("phase") in BEFORE_RUNNING else "Degraded"
 
 
 def _query(query: Any) -> dict[str, Any]:
@@ -136,18 +138,18 @@ def _query(query: Any) -> dict[str, Any]:
     return said
 
 
-def _operators(case: Case, states: Sequence[SlotState]) -> list[dict[str, Any]]:
-    if case.running is None:
+def _operators(context: ReconcileContext, states: Sequence[SlotState]) -> list[dict[str, Any]]:
+    if context.running is None:
         return []
     said = []
-    for segment in case.running.topology.segments:
+    for segment in context.running.topology.segments:
         slots = [s for s in states if s.slot.segment == segment.id]
-        ready = sum(slot_stage(case, s) == "Live" for s in slots)
+        ready = sum(slot_stage(context, s) == "Live" for s in slots)
         epochs = [
             report.stable_epoch
             for s in slots
             if s.pod is not None
-            and (report := case.data.task(s.slot.key, s.pod.incarnation)) is not None
+            and (report := context.data.task(s.slot.key, s.pod.incarnation)) is not None
             and report.stable_epoch is not None
         ]
         for name in segment.nodes:

@@ -1,4 +1,4 @@
-"""One topology as reconcile sees it: which generation runs, what is wrong with the newest. Pure.
+"""One topology in a reconcile pass: which generation runs, what is wrong with the newest. Pure.
 
 A generation is accepted by its ConfigMap. An edit that is refused changes nothing that runs: the
 newest accepted generation's record goes on.
@@ -44,7 +44,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReconcileContext:
     view: TopologyView
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
@@ -66,10 +66,10 @@ class Case:
         return self.running is not None and not self.suspended and not self.view.deleting
 
 
-def open_case(
+def open_context(
     view: TopologyView, snapshot: Snapshot, settings: Settings, reported: bool, now: float
-) -> tuple[Case, list[Action]]:
-    """The case, and what accepting its newest generation takes. `reported`: lately, by a
+) -> tuple[ReconcileContext, list[Action]]:
+    """The context, and what accepting its newest generation takes. `reported`: lately, by a
     coordinator."""
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
@@ -104,7 +104,7 @@ def open_case(
                     actions.append(
                         CreateConfig(view.namespace, generation_record(view, defaults.image))
                     )
-    case = Case(
+    context = ReconcileContext(
         view=view,
         running=running,
         problems=problems,
@@ -116,7 +116,7 @@ def open_case(
         stale_since=None if reported else snapshot.reports.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
-    return case, actions + _forgotten(case, configs, snapshot)
+    return context, actions + _forgotten(context, configs, snapshot)
 
 
 def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
@@ -152,9 +152,11 @@ def _trial(fresh: Running, defaults: PodDefaults) -> TryPods:
     return TryPods(view.namespace, view.uid, view.generation, pods)
 
 
-def _forgotten(case: Case, configs: list[ConfigView], snapshot: Snapshot) -> list[Action]:
+def _forgotten(
+    context: ReconcileContext, configs: list[ConfigView], snapshot: Snapshot
+) -> list[Action]:
     """Records that no pod mounts and that are older than the newest few."""
-    mounted = {p.generation for p in snapshot.pods if p.owner_uid == case.view.uid}
+    mounted = {p.generation for p in snapshot.pods if p.owner_uid == context.view.uid}
     return [
         DeleteConfig(c.namespace, c.name)
         for c in configs[:-_KEPT_GENERATIONS]
@@ -163,20 +165,20 @@ def _forgotten(case: Case, configs: list[ConfigView], snapshot: Snapshot) -> lis
 
 
 def reservation(
-    case: Case, taken: Mapping[str, int], snapshot: Snapshot
+    context: ReconcileContext, taken: Mapping[str, int], snapshot: Snapshot
 ) -> list[dict[str, object]]:
     """`status.slots` with the incarnations that this pass takes: counters never go back.
 
     Slots that edits have left behind, and that have no pod any more, are folded into one for each
     partition and replica, with the highest of their incarnations.
     """
-    highest = dict(case.reserved)
+    highest = dict(context.reserved)
     for slot, incarnation in taken.items():
         highest[slot] = max(incarnation, highest.get(slot, 0))
-    if case.running is not None:
-        pods = (p for p in snapshot.pods if p.owner_uid == case.view.uid)
+    if context.running is not None:
+        pods = (p for p in snapshot.pods if p.owner_uid == context.view.uid)
         kept = {names.COORDINATOR_SLOT, *(p.slot.key for p in pods if p.slot is not None)}
-        kept |= {slot.key for slot in case.running.topology.slots()}
+        kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
             incarnation, folded = highest.pop(slot), f"{_NO_MORE}/{place_of(slot)}"
             highest[folded] = max(incarnation, highest.get(folded, 0))
@@ -188,5 +190,5 @@ def place_of(slot: str) -> str:
     return slot.partition("/")[2]
 
 
-def coordinator_incarnation(case: Case) -> int:
-    return case.reserved.get(names.COORDINATOR_SLOT, 0)
+def coordinator_incarnation(context: ReconcileContext) -> int:
+    return context.reserved.get(names.COORDINATOR_SLOT, 0)
