@@ -11,7 +11,7 @@ from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.core import reconcile
-from rekindle_operator.recovery.judge import judge_nodes
+from rekindle_operator.recovery.losses import assess_nodes
 
 
 def begin_anew(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
@@ -92,5 +92,5 @@ def test_a_node_whose_coordinator_reports_is_not_lost_with_its_tasks(running: Mo
     running.freeze_node(node)
     running.dead.clear()
     running.pass_time(4.0)
-    judged = judge_nodes(running.snapshot(), running.now, running.settings.timing)
-    assert not judged.lost_nodes
+    assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
+    assert not assessment.lost_nodes

@@ -1,4 +1,4 @@
-"""Loss is judged on evidence, and evidence has an age (docs/decisions/0027)."""
+"""Losses are assessed on evidence, and evidence has an age (docs/decisions/0027)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyV
 from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportBook
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, ShunNode
 from rekindle_operator.reconcile.core import reconcile
-from rekindle_operator.recovery.judge import judge_nodes
+from rekindle_operator.recovery.losses import assess_nodes
 
 
 def changes(cluster: ModelCluster) -> list[object]:
@@ -103,9 +103,9 @@ def test_a_coordinator_condemns_no_node_whose_kubelet_answers(running: ModelClus
         if pod.name in told:
             running.silent[pod.ref] = running.now
     running.pass_time(3.5)
-    judgement = judge_nodes(running.snapshot(), running.now, running.settings.timing)
-    assert not judgement.lost_nodes
-    assert victim in judgement.usable
+    assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
+    assert not assessment.lost_nodes
+    assert victim in assessment.usable
     done = changes(running)
     assert {a.name for a in done if isinstance(a, DeletePod)} == told
     assert not [a for a in done if isinstance(a, DeletePod) and a.grace_s == 0]
@@ -126,8 +126,8 @@ def test_a_kubelet_that_may_have_died_with_its_tasks_outweighs_nobody(
         reports=dict.fromkeys(running.reports, running.now + 2.9),
     )
     now = running.now + 2.9
-    assert not judge_nodes(snapshot, now, running.settings.timing).cut_off
-    later = judge_nodes(snapshot, now + 0.2, running.settings.timing)
+    assert not assess_nodes(snapshot, now, running.settings.timing).cut_off
+    later = assess_nodes(snapshot, now + 0.2, running.settings.timing)
     assert later.newly_silent == {victim}
 
 
@@ -294,7 +294,7 @@ def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
             heard.uid: KubeletReplies(running.now, running.now),
         }
         snapshot = replace(running.snapshot(), pod_replies=replies)
-        assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
+        assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
 def test_an_operator_that_reaches_only_its_own_node_condemns_nobody(
@@ -308,7 +308,7 @@ def test_an_operator_that_reaches_only_its_own_node_condemns_nobody(
     for _ in range(10):
         running.pass_time(0.5)
         snapshot = replace(running.snapshot(), own_node=own)
-        assert not judge_nodes(snapshot, running.now, running.settings.timing).lost_nodes
+        assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
 # --- whatever the other witnesses say ---------------------------------------------
@@ -340,7 +340,7 @@ def test_a_node_with_a_task_that_is_heard_is_never_lost(
     }
     nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
     snapshot = replace(running.snapshot(), nodes=nodes, kubelets=kubelets, pod_replies=pods)
-    assert not judge_nodes(snapshot, now, running.settings.timing).lost_nodes
+    assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
 @settings(
@@ -364,7 +364,7 @@ def test_an_old_report_condemns_no_node_whose_kubelet_answers(
         kubelets={n.uid: heard for n in nodes},
         pod_replies={p.uid: heard for p in pods},
     )
-    assert not judge_nodes(snapshot, now, running.settings.timing).lost_nodes
+    assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
 @settings(
@@ -384,9 +384,9 @@ def test_no_report_takes_a_node_whose_kubelet_answers(
         shunned=dict.fromkeys(running.nodes, now - 10.0),
         kubelets={n.uid: KubeletReplies(now, now - ago_s) for n in running.nodes.values()},
     )
-    judgement = judge_nodes(snapshot, now, running.settings.timing)
-    assert not judgement.lost_nodes
-    assert judgement.usable.keys() == running.nodes.keys()
+    assessment = assess_nodes(snapshot, now, running.settings.timing)
+    assert not assessment.lost_nodes
+    assert assessment.usable.keys() == running.nodes.keys()
 
 
 # --- whose report it is ------------------------------------------------------------

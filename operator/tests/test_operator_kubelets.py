@@ -22,8 +22,8 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
-from rekindle_operator.recovery.judge import judge_nodes
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.settings import Timing
 
 TIMING = Timing()
@@ -89,7 +89,7 @@ class Watch:
         )
 
     def lost(self) -> set[str]:
-        return set(judge_nodes(self.snapshot(), self.now, TIMING).lost_nodes)
+        return set(assess_nodes(self.snapshot(), self.now, TIMING).lost_nodes)
 
     def tick(self, after_s: float = TICK_S, lose_answer_of: str = "") -> set[str]:
         """What was called lost meanwhile. A process that was away sends what it had to send only
@@ -318,7 +318,7 @@ def test_a_pod_that_nobody_has_heard_yet_makes_no_deaf_coordinator_credible() ->
         reports = {"uid-t": START + 5}
         nodes = node("a"), node("b")
         snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, reports=reports)
-        return set(judge_nodes(snapshot, START + 5, TIMING).lost_nodes)
+        return set(assess_nodes(snapshot, START + 5, TIMING).lost_nodes)
 
     assert lost(report) == set()
     assert lost([*report[:2], answered]) == {"a"}

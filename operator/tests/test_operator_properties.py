@@ -16,7 +16,7 @@ from test_operator_model_cluster import ModelCluster
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.core import reconcile
-from rekindle_operator.recovery.judge import judge_nodes
+from rekindle_operator.recovery.losses import assess_nodes
 
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
 _NODES = st.sampled_from("abcd")
@@ -118,7 +118,7 @@ def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> N
 
 def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
     """I7: the newest incarnation of each slot stands on a node that is not known to be lost."""
-    lost = judge_nodes(cluster.snapshot(), cluster.now, cluster.settings.timing).lost_nodes
+    lost = assess_nodes(cluster.snapshot(), cluster.now, cluster.settings.timing).lost_nodes
     for topology in cluster.topologies:
         newest: dict[Any, Any] = {}
         for pod in cluster.tasks(topology).values():
@@ -141,7 +141,7 @@ def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
     """I8, seen from outside: storm-watch is one task, so any node would do that has room for it
     and has not refused its like."""
     snapshot = cluster.snapshot()
-    usable = judge_nodes(snapshot, cluster.now, cluster.settings.timing).usable
+    usable = assess_nodes(snapshot, cluster.now, cluster.settings.timing).usable
     for topology in cluster.topologies:
         if topology == "second" or cluster.query_states(topology).get("storm-watch") != "Waiting":
             continue

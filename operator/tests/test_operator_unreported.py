@@ -18,8 +18,8 @@ from rekindle_operator.cluster.model import (
     TopologyView,
 )
 from rekindle_operator.probe import pod_answers
-from rekindle_operator.recovery.judge import Loss, judge_nodes, judge_pod
 from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.losses import Loss, assess_nodes, loss_of_pod
 from rekindle_operator.recovery.unreported import pods_to_ask
 from rekindle_operator.settings import Timing
 
@@ -73,7 +73,7 @@ def world(
 
 
 def lost(snapshot: Snapshot) -> set[str]:
-    return set(judge_nodes(snapshot, NOW, TIMING).lost_nodes)
+    return set(assess_nodes(snapshot, NOW, TIMING).lost_nodes)
 
 
 ALL = dict.fromkeys("abc", ANSWERS)
@@ -218,16 +218,16 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
 def test_a_task_that_a_silent_kubelet_never_took_is_placed_anew() -> None:
     never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})
-    judgement = judge_nodes(snapshot, NOW, TIMING)
+    assessment = assess_nodes(snapshot, NOW, TIMING)
     waiting = replace(snapshot.pods[0], ready=False, was_ready=False, created_at=NOW - 6)
     taken = replace(waiting, accepted=True)
     young = replace(waiting, created_at=NOW - 2)
-    losses = [judge_pod(p, judgement, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
+    losses = [loss_of_pod(p, assessment, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
     assert losses == [Loss.UNBOUND, None, None]
 
 
 def usable(snapshot: Snapshot) -> set[str]:
-    return set(judge_nodes(snapshot, NOW, TIMING).usable)
+    return set(assess_nodes(snapshot, NOW, TIMING).usable)
 
 
 def test_a_node_whose_kubelet_does_not_answer_gets_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Specs, judged and compiled once each. Pure but for its cache.
+"""Specs, validated and compiled once each. Pure but for its cache.
 
 A spec is compiled by what its JSON says, so the same spec of another generation costs nothing.
 
@@ -29,16 +29,16 @@ class Rejected:
     problems: tuple[Problem, ...]
 
 
-Verdict = Compiled | Rejected
+SpecResult = Compiled | Rejected
 
 
-def judge_spec(name: str, spec: Mapping[str, Any]) -> Verdict:
+def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
     """Parse, validate, compile; all that is wrong, never only the first."""
-    return _judge(name, json.dumps(spec, sort_keys=True))
+    return _compile(name, json.dumps(spec, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _judge(name: str, text: str) -> Verdict:
+def _compile(name: str, text: str) -> SpecResult:
     try:
         return Compiled(compile_topology(load_spec(json.loads(text)), name))
     except InvalidTopology as error:

@@ -133,7 +133,7 @@ class EmitEvent:
 
 @dataclass(frozen=True, slots=True)
 class ShunNode:
-    """Remember that a node was judged lost by silence while Kubernetes still calls it Ready."""
+    """Remember a node that is lost because it is silent, while Kubernetes still calls it Ready."""
 
     node: str
     at: float

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from rekindle_operator.cluster.model import NodeView
 from rekindle_operator.reconcile.actions import AvoidNode
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import Bin, Item
 
 # What the plan knows as well as they do, and what passes: somebody else was faster with the room.
@@ -24,7 +24,7 @@ _OF_THE_MOMENT = (
 )
 
 
-def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[AvoidNode]:
+def nodes_to_avoid(states: Iterable[SlotState], assessment: LossAssessment) -> list[AvoidNode]:
     """What the pods that are replaced in this pass tell of their nodes."""
     found = []
     for state in states:
@@ -38,12 +38,12 @@ def nodes_to_avoid(states: Iterable[SlotState], judgement: Judgement) -> list[Av
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, state.trouble
-            case Loss.SILENT if judgement.is_cut_off(pod):
+            case Loss.SILENT if assessment.is_cut_off(pod):
                 node, why = pod.node, "its tasks are silent while its kubelet answers"
             case _:
                 continue
         lasts = bool(why) and not any(words in why for words in _OF_THE_MOMENT)
-        if node is not None and node in judgement.usable and lasts:
+        if node is not None and node in assessment.usable and lasts:
             found.append(AvoidNode(pod.shape, node, pod.uid, why))
     return found
 

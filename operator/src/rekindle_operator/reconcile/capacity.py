@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
 from rekindle_operator.recovery.affinity import required_terms
-from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.recovery.pack import Bin, Item, Room, pack
 from rekindle_operator.recovery.plan import Demand, Plan, Spare, make_plan
 from rekindle_operator.resources.common import Manifest
@@ -59,7 +59,7 @@ def partition_key(uid: str, slot: Slot) -> str:
     return f"{uid}/{slot.segment}/{slot.partition}"
 
 
-def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Work:
+def with_candidates(work: Work, snapshot: Snapshot, assessment: LossAssessment) -> Work:
     uid = work.context.view.uid
     made = {m.state.slot.key: m.create.manifest for m in work.made}
     found = {}
@@ -76,9 +76,9 @@ def with_candidates(work: Work, snapshot: Snapshot, judgement: Judgement) -> Wor
         item = replace(item, namespace=work.context.view.namespace)
         if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
             # Room that is kept for a pod which the API server will not have is kept for nobody.
-            item = replace(item, avoid=frozenset(judgement.usable))
+            item = replace(item, avoid=frozenset(assessment.usable))
         elif bad := snapshot.unsuitable.get(shape):
-            item = replace(item, avoid=still_avoided(item, bad, judgement.usable))
+            item = replace(item, avoid=still_avoided(item, bad, assessment.usable))
         found[key] = Candidate(state, item, pod)
     return replace(work, candidates=found)
 
@@ -110,7 +110,7 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
 
 def measure(
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     gone: Iterable[str],
     coordinators: Iterable[Manifest],
     limits: NamespaceLimits,
@@ -132,7 +132,7 @@ def measure(
             selector = tuple(sorted(pod.selector.items()))
             unplaced.append(Item("", ASK, "", 0, selector, pod.tolerations, terms))
     bins = {}
-    for name, node in judgement.usable.items():
+    for name, node in assessment.usable.items():
         here = used.get(name, [])
         holds = frozenset(
             (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica)
@@ -141,7 +141,7 @@ def measure(
         )
         free = node.allocatable - total(p.requests for p in here)
         bins[name] = Bin(node, free, holds)
-    whole = total(n.allocatable for n in judgement.usable.values())
+    whole = total(n.allocatable for n in assessment.usable.values())
     room = Room(bins, whole, _left_of_shares(snapshot, used, whole, limits))
     for number, item in enumerate(unplaced):
         key = f"coordinator {number}"

@@ -113,7 +113,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
         if context.running is not None:
             said += f" [generation {context.running.generation} goes on]"
         return Condition("Valid", "False", first.reason or "Invalid", said)
-    if not context.judged:
+    if not context.is_validated:
         said = f"generation {context.view.generation}: the API server is asked whether pods can be"
         return Condition("Valid", "Unknown", "Checking", said)
     refused = _found_by_tasks(context, states) or _found_before(context, health)

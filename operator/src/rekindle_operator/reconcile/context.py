@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator import names
-from rekindle_operator.catalog import Compiled, Rejected, judge_spec
+from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import recorded
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane, read_data_plane
@@ -48,7 +48,7 @@ class ReconcileContext:
     view: TopologyView
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
-    judged: bool  # False while the API server's verdict is awaited
+    is_validated: bool  # False while the dry run of its pods is pending
     data: DataPlane
     reserved: Mapping[str, int]  # slot -> incarnation
     before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
@@ -77,10 +77,10 @@ def open_context(
     defaults = settings.pods
     actions: list[Action] = []
     problems: tuple[Problem, ...] = ()
-    judged, running = True, _newest_running(view, configs)
+    is_validated, running = True, _newest_running(view, configs)
     before = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     if not view.deleting and (running is None or running.generation != view.generation):
-        match judge_spec(view.name, view.spec):
+        match compile_spec(view.name, view.spec):
             case Rejected(found):
                 problems = found
             case Compiled(_) if refused := refused_by_policy(view.spec, defaults.policy):
@@ -93,7 +93,7 @@ def open_context(
                 fresh = Running(view, topology)
                 trial = snapshot.trials.get((view.uid, view.generation))
                 if trial is None:
-                    judged = False
+                    is_validated = False
                     actions.append(_trial(fresh, defaults))
                 elif trial.problems:
                     problems = trial.problems
@@ -108,7 +108,7 @@ def open_context(
         view=view,
         running=running,
         problems=problems,
-        judged=judged,
+        is_validated=is_validated,
         data=read_data_plane(view.data_plane),
         reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
         before=before,
@@ -133,7 +133,7 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
     if not configs:
         return None
     accepted = recorded(view, configs[-1])
-    match judge_spec(view.name, accepted.spec):
+    match compile_spec(view.name, accepted.spec):
         case Compiled(topology):
             return Running(accepted, topology)
         case Rejected():

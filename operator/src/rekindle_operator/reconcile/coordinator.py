@@ -19,7 +19,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.context import ReconcileContext, coordinator_incarnation
 from rekindle_operator.reconcile.roll import coordinator_rolls
-from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import (
@@ -48,7 +48,7 @@ class Succession:
 def keep_coordinator(
     context: ReconcileContext,
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     now: float,
     settings: Settings,
 ) -> Succession:
@@ -58,12 +58,12 @@ def keep_coordinator(
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(context, snapshot)
     view, incarnation = context.running.view, None
-    template = coordinator_template(view, judgement.avoided, settings.pods)
+    template = coordinator_template(view, assessment.avoided, settings.pods)
     why = (
         "there is none"
         if newest is None
-        else _loss(newest, judgement)
-        or _never_accepted(newest, judgement, now, settings.timing)
+        else _loss(newest, assessment)
+        or _never_accepted(newest, assessment, now, settings.timing)
         or _silence(newest, lease, snapshot, now, settings.timing)
         or _stranded(newest, template, now, settings.timing)
         or ("it runs another image" if coordinator_rolls(context, newest) else "")
@@ -83,10 +83,10 @@ def keep_coordinator(
         if newest is not None and newest.node is not None and not newest.terminating:
             avoided.add(newest.node)  # whatever is wrong with it may be its node's fault
             rolled = coordinator_rolls(context, newest)
-            if newest.shape and newest.node in judgement.usable and not rolled:
+            if newest.shape and newest.node in assessment.usable and not rolled:
                 prepare.append(AvoidNode(newest.shape, newest.node, newest.uid, why))
         manifest = coordinator_pod(
-            view, incarnation, judgement.avoided, settings.pods, avoid=avoided
+            view, incarnation, assessment.avoided, settings.pods, avoid=avoided
         )
         if refused is None or now >= refused.again_at:
             prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
@@ -94,7 +94,7 @@ def keep_coordinator(
             create.append(CreatePod(view.namespace, manifest, ref))
     for pod in pods:
         if not pod.terminating and (why or pod is not newest):
-            grace = 0 if judgement.loss_of_node(pod) else _GRACE_S
+            grace = 0 if assessment.loss_of_node(pod) else _GRACE_S
             reason = why or "a newer incarnation stands"
             remove.append(DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, reason))
     told = (
@@ -119,19 +119,19 @@ def _lease(context: ReconcileContext, snapshot: Snapshot) -> LeaseView | None:
     )
 
 
-def _loss(pod: PodView, judgement: Judgement) -> str:
+def _loss(pod: PodView, assessment: LossAssessment) -> str:
     """Why the coordinator is to be replaced; empty: it stays."""
     if pod.terminating:
         return "its pod is being deleted"
     if pod.ended:
         return "its pod has failed"
-    if judgement.loss_of_node(pod):
-        return f"its node {pod.node} {judgement.lost_nodes[pod.node or '']}"
+    if assessment.loss_of_node(pod):
+        return f"its node {pod.node} {assessment.lost_nodes[pod.node or '']}"
     return ""
 
 
-def _never_accepted(pod: PodView, judgement: Judgement, now: float, timing: Timing) -> str:
-    if judgement.is_out_of_reach(pod) and now - pod.created_at >= timing.unbound_s:
+def _never_accepted(pod: PodView, assessment: LossAssessment, now: float, timing: Timing) -> str:
+    if assessment.is_out_of_reach(pod) and now - pod.created_at >= timing.unbound_s:
         return f"the kubelet of {pod.node} neither takes it nor answers"
     return ""
 

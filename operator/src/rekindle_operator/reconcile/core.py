@@ -53,7 +53,7 @@ from rekindle_operator.reconcile.slots import (
     zombies,
 )
 from rekindle_operator.reconcile.status import build_status, failed_status, owned, without_figures
-from rekindle_operator.recovery.judge import Judgement, judge_nodes
+from rekindle_operator.recovery.losses import LossAssessment, assess_nodes
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
@@ -72,38 +72,38 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     other."""
     settings = settings or Settings()
     snapshot = without_forged(snapshot)
-    judgement = judge_nodes(snapshot, now, settings.timing)
+    assessment = assess_nodes(snapshot, now, settings.timing)
     faults = Faults()
 
     def survey(view: TopologyView) -> Surveyed:
         context, accepting = open_context(
-            view, snapshot, settings, view.uid in judgement.fresh, now
+            view, snapshot, settings, view.uid in assessment.fresh, now
         )
         counted = context.wants_pods
-        states = census(context, snapshot, judgement, now, settings) if counted else ()
+        states = census(context, snapshot, assessment, now, settings) if counted else ()
         states = roll_next(context, states)
         return Surveyed(context, tuple(accepting), states)
 
     def prepare(surveyed: Surveyed) -> Prepared:
         context, states = surveyed.context, surveyed.states
-        made = replacements(context, states, judgement, now, settings)
-        succession = keep_coordinator(context, snapshot, judgement, now, settings)
-        serving = surplus(context, states, snapshot, judgement, now, settings.timing)
-        work = with_candidates(Work(context, states, tuple(made), serving), snapshot, judgement)
+        made = replacements(context, states, assessment, now, settings)
+        succession = keep_coordinator(context, snapshot, assessment, now, settings)
+        serving = surplus(context, states, snapshot, assessment, now, settings.timing)
+        work = with_candidates(Work(context, states, tuple(made), serving), snapshot, assessment)
         return Prepared(surveyed.accepting, work, succession)
 
     def act(prepared: Prepared) -> Turn:
         work, succession = prepared.work, prepared.succession
-        own = _turn(work, succession, snapshot, judgement, plan, now)
+        own = _turn(work, succession, snapshot, assessment, plan, now)
         order = ranks(work, places) | {a.name: (-1, 0) for a in succession.create}
         return Turn(work.context.view.key, (*prepared.accepting, *own), ranks=order)
 
     surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
     prepared = faults.without(prepare, surveyed)
-    plan = _plan(list(prepared.values()), snapshot, judgement, now, settings)
+    plan = _plan(list(prepared.values()), snapshot, assessment, now, settings)
     places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
     turns = faults.without(act, prepared)
-    shunned = Turn("", tuple(ShunNode(n, now) for n in sorted(judgement.newly_silent)))
+    shunned = Turn("", tuple(ShunNode(n, now) for n in sorted(assessment.newly_silent)))
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
         Turn(
@@ -117,8 +117,8 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
-    peers = Turn("replicas of the operator", tuple(lost_peers(snapshot, judgement, now, settings)))
-    return [shunned, peers, *_removed(zombies(snapshot, judgement)), *turns.values(), *faulty]
+    peers = Turn("replicas of the operator", tuple(lost_peers(snapshot, assessment, now, settings)))
+    return [shunned, peers, *_removed(zombies(snapshot, assessment)), *turns.values(), *faulty]
 
 
 def _removed(pods: Sequence[DeletePod]) -> list[Turn]:
@@ -177,9 +177,11 @@ def _say(fault: Exception, view: TopologyView, now: float) -> tuple[Action, ...]
     return undecided(view, Trouble("ReconcileFailed", why), now).actions
 
 
-def _trouble(context: ReconcileContext, snapshot: Snapshot, judgement: Judgement) -> Trouble | None:
-    if judgement.trouble:
-        return Trouble("NodesNotReady", judgement.trouble)
+def _trouble(
+    context: ReconcileContext, snapshot: Snapshot, assessment: LossAssessment
+) -> Trouble | None:
+    if assessment.trouble:
+        return Trouble("NodesNotReady", assessment.trouble)
     if snapshot.stalled:
         kinds = ", ".join(snapshot.stalled)
         return Trouble("WatchStalled", f"the API server is not heard on the watches of {kinds}")
@@ -190,7 +192,7 @@ def _trouble(context: ReconcileContext, snapshot: Snapshot, judgement: Judgement
 def _plan(
     prepared: Sequence[Prepared],
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     now: float,
     settings: Settings,
 ) -> Plan:
@@ -199,7 +201,7 @@ def _plan(
     states = [s for work in works for s in work.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
     coordinators = [p.succession.pod for p in prepared if p.succession.pod is not None]
-    room = measure(snapshot, judgement, withdrawn, coordinators, settings.limits)
+    room = measure(snapshot, assessment, withdrawn, coordinators, settings.limits)
     return plan_all(works, room, now, settings)
 
 
@@ -207,7 +209,7 @@ def _turn(
     work: Work,
     succession: Succession,
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     plan: Plan,
     now: float,
 ) -> list[Action]:
@@ -220,14 +222,14 @@ def _turn(
         taken[COORDINATOR_SLOT] = succession.incarnation
     over_share = plan.over_share_of(context.view.key)
     health = examine(context, work.states, work.surplus, over_share)
-    recovery = follow(context, work.states, health, judgement, plan, now)
+    recovery = follow(context, work.states, health, assessment, plan, now)
     status = build_status(
         context,
         work.states,
         health,
         recovery,
         reservation(context, taken, snapshot),
-        _trouble(context, snapshot, judgement),
+        _trouble(context, snapshot, assessment),
         now,
     )
     actions: list[Action] = [*succession.prepare, *succession.create, *succession.remove]
@@ -241,18 +243,18 @@ def _turn(
         )
         actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
     change = Change(
-        context, work.states, judgement, plan, status, succession.why, succession.incarnation
+        context, work.states, assessment, plan, status, succession.why, succession.incarnation
     )
     actions += tell(change)
     if succession.create or any(m.due for m in work.made):
         actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in work.made), judgement)
+    actions += nodes_to_avoid((m.state for m in work.made), assessment)
     actions += [m.create for m in work.made if m.due]
     actions += opened_gates(work, plan, now)
     actions += [m.delete for m in work.made if m.delete is not None]
     if context.suspended:
-        actions += suspension(context, snapshot, judgement)
+        actions += suspension(context, snapshot, assessment)
     else:
         serving = still_needed(context, work.states, work.surplus)
-        actions += leftovers(context, work.states, snapshot, judgement, serving)
+        actions += leftovers(context, work.states, snapshot, assessment, serving)
     return actions

@@ -18,7 +18,7 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.conditions import condition_of
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.plan import Plan
 
 _NOTE_LIMIT = 1000
@@ -30,7 +30,7 @@ class Change:
 
     context: ReconcileContext
     states: Sequence[SlotState]
-    judgement: Judgement
+    assessment: LossAssessment
     plan: Plan
     new: Mapping[str, Any]
     succession: str  # why the coordinator was replaced; empty: it was not
@@ -94,9 +94,9 @@ def _losses(change: Change) -> Iterator[Words]:
     for node in entry.get("lostNodes") or ():
         if node not in known:
             lost = [s for s in change.states if s.pod is not None and s.pod.node == node]
-            why = change.judgement.lost_nodes.get(node, "is lost")
+            why = change.assessment.lost_nodes.get(node, "is lost")
             note = f"node {node} {why}; it ran {_name(lost)}"
-            yield True, "NodeLost", "Judge", note, f"{entry.get('startedAt')} {node}"
+            yield True, "NodeLost", "Assess", note, f"{entry.get('startedAt')} {node}"
     held = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds}
     for state in change.states:
         if state.loss is None or not state.loss.of_what_ran or state.pod is None:
@@ -120,7 +120,7 @@ def _recovery(change: Change) -> Iterator[Words]:
     ):
         nodes = ", ".join(new.get("lostNodes") or ()) or "no node of them known"
         note = f"a correlated failure (lost: {nodes}): queries come back by profit density"
-        yield True, "BurstDetected", "Judge", note, f"{started} burst"
+        yield True, "BurstDetected", "Assess", note, f"{started} burst"
     if new["plan"] and (old.get("startedAt") != started or old.get("plan") != new["plan"]):
         occasion = f"{started} {' '.join(new['plan'])}"
         yield False, "RecoveryPlanned", "Plan", _explain(change, new["plan"]), occasion
@@ -168,7 +168,7 @@ def _queries(change: Change) -> Iterator[Words]:
         was_up = was == "Live" or (was == "Unknown" and name not in known_down)
         if was_up and state in ("Waiting", "Restoring", "Failed"):
             note = f"{name} (priority {query['priority']}) is down: {query.get('waitingFor', '')}"
-            yield True, "QueryLost", "Judge", note, occasion
+            yield True, "QueryLost", "Assess", note, occasion
         if state in ("Restoring", "CatchingUp") and was not in ("Restoring", "CatchingUp"):
             note = f"{name} is coming up; it waits for {query.get('waitingFor', '')}"
             yield False, "QueryRestoring", "Recover", note, occasion

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.reconcile.actions import DeletePod
-from rekindle_operator.recovery.judge import Judgement
+from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.settings import Settings
 
 # The scheduler may choose a dead node again for as long as Kubernetes calls it Ready. Nothing is
@@ -19,7 +19,7 @@ _NOT_ACCEPTED_S = 10.0
 
 
 def lost_peers(
-    snapshot: Snapshot, judgement: Judgement, now: float, settings: Settings
+    snapshot: Snapshot, assessment: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
     """For the Deployment to make new ones. Ages are by this process's clock where it has seen the
     pod get its node: a skew of seconds would have each new replica deleted at once."""
@@ -27,14 +27,14 @@ def lost_peers(
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
         for p in peers
-        if (why := _why_lost(p, judgement, now - snapshot.phase_since.get(p.uid, p.created_at)))
+        if (why := _why_lost(p, assessment, now - snapshot.phase_since.get(p.uid, p.created_at)))
     ]
 
 
-def _why_lost(pod: PodView, judgement: Judgement, age_s: float) -> str:
-    if judgement.loss_of_node(pod) and age_s >= _YOUNG_S:
+def _why_lost(pod: PodView, assessment: LossAssessment, age_s: float) -> str:
+    if assessment.loss_of_node(pod) and age_s >= _YOUNG_S:
         return "this replica's node is lost"
-    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not judgement.trouble:
+    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not assessment.trouble:
         return "its node's kubelet does not accept this replica"
     return ""
 

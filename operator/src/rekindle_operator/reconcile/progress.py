@@ -18,7 +18,7 @@ from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
-from rekindle_operator.recovery.judge import Judgement, is_burst
+from rekindle_operator.recovery.losses import LossAssessment, is_burst
 from rekindle_operator.recovery.plan import Plan
 
 HISTORY = 10
@@ -36,7 +36,7 @@ def follow(
     context: ReconcileContext,
     states: Sequence[SlotState],
     health: Health,
-    judgement: Judgement,
+    assessment: LossAssessment,
     plan: Plan,
     now: float,
 ) -> Recovery:
@@ -55,7 +55,9 @@ def follow(
     begun = parse_time(open_entry["startedAt"])
     spec = context.running.topology.spec.recovery
     open_entry["mode"] = _mode(spec, open_entry.get("mode"), lost_at, now)
-    open_entry["lostNodes"] = sorted({*open_entry.get("lostNodes", ()), *_nodes(states, judgement)})
+    open_entry["lostNodes"] = sorted(
+        {*open_entry.get("lostNodes", ()), *_nodes(states, assessment)}
+    )
     open_entry["queries"] = _queries(open_entry["queries"], health, now - begun)
     if context.suspended or (not fresh and _is_over(context, states, open_entry)):
         open_entry["finishedAt"] = rfc3339(now)
@@ -101,11 +103,11 @@ def _mode(spec: RecoverySpec, before: str | None, lost_at: Mapping[str, float], 
     return "Direct"
 
 
-def _nodes(states: Sequence[SlotState], judgement: Judgement) -> set[str]:
+def _nodes(states: Sequence[SlotState], assessment: LossAssessment) -> set[str]:
     return {
         s.pod.node
         for s in states
-        if s.pod is not None and s.pod.node is not None and judgement.loss_of_node(s.pod)
+        if s.pod is not None and s.pod.node is not None and assessment.loss_of_node(s.pod)
     }
 
 

@@ -15,7 +15,7 @@ from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import slot_stage
 from rekindle_operator.reconcile.slots import SlotState, Stand
-from rekindle_operator.recovery.judge import Loss
+from rekindle_operator.recovery.losses import Loss
 
 
 def is_asked(context: ReconcileContext) -> bool:

@@ -19,8 +19,8 @@ from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext, Running, place_of
-from rekindle_operator.recovery.judge import Judgement, Loss, judge_pod
-from rekindle_operator.recovery.start import StartJudge
+from rekindle_operator.recovery.losses import Loss, LossAssessment, loss_of_pod
+from rekindle_operator.recovery.start import StartFailures
 from rekindle_operator.resources.task import task_pod, task_template
 from rekindle_operator.settings import Settings, Timing
 
@@ -94,13 +94,13 @@ def task_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:
 def census(
     context: ReconcileContext,
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     now: float,
     settings: Settings,
 ) -> tuple[SlotState, ...]:
     if context.running is None:
         return ()
-    starting = StartJudge(snapshot, judgement, now, settings.timing)
+    start_failures = StartFailures(snapshot, assessment, now, settings.timing)
     by_slot: dict[Slot, list[PodView]] = defaultdict(list)
     for pod in task_pods(context, snapshot):
         if pod.slot is not None:
@@ -116,17 +116,17 @@ def census(
         state = SlotState(slot, segments[slot.segment], reserved, taken, refused=refused)
         if pods := by_slot.get(slot):
             pod = max(pods, key=lambda p: p.incarnation)
-            loss = judge_pod(pod, judgement, snapshot, now, settings.timing)
+            loss = loss_of_pod(pod, assessment, snapshot, now, settings.timing)
             if loss is None and _diverged(context, slot, pod):
                 loss = Loss.DIVERGED
             if loss is None:
-                loss = starting.judge(pod)
+                loss = start_failures.loss_of(pod)
             outdated = pod.generation != context.running.generation and (
                 pod.template != template(slot.segment)
             )
             if loss is None and outdated and not _has_started(context, pod):
                 loss = Loss.OUTDATED  # what the edit mends may be why it does not start
-            trouble = starting.trouble(pod)
+            trouble = start_failures.trouble(pod)
             state = replace(state, pod=pod, loss=loss, trouble=trouble, outdated=outdated)
         elif _had_pod(context, state):
             state = replace(state, loss=Loss.GONE)
@@ -210,7 +210,7 @@ class Replacement:
 def replacements(
     context: ReconcileContext,
     states: Iterable[SlotState],
-    judgement: Judgement,
+    assessment: LossAssessment,
     now: float,
     settings: Settings,
 ) -> list[Replacement]:
@@ -236,7 +236,7 @@ def replacements(
         ref = SlotRef(context.view.uid, state.slot.key, incarnation)
         create = CreatePod(context.view.namespace, manifest, ref, lost_at)
         due = state.refused is None or now >= state.refused.again_at
-        made.append(Replacement(state, incarnation, create, _removal(state, judgement), due))
+        made.append(Replacement(state, incarnation, create, _removal(state, assessment), due))
     return made
 
 
@@ -257,12 +257,12 @@ def _attempt(state: SlotState) -> int:
     return 0
 
 
-def _removal(state: SlotState, judgement: Judgement) -> DeletePod | None:
+def _removal(state: SlotState, assessment: LossAssessment) -> DeletePod | None:
     pod, loss = state.pod, state.loss
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `zombies`
-    grace = 0 if judgement.loss_of_node(pod) else _SHORT_GRACE_S
-    frees = loss is Loss.UNBOUND and pod.pinned in judgement.usable
+    grace = 0 if assessment.loss_of_node(pod) else _SHORT_GRACE_S
+    frees = loss is Loss.UNBOUND and pod.pinned in assessment.usable
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, loss.value, frees)
 
 
@@ -270,7 +270,7 @@ def surplus(
     context: ReconcileContext,
     states: Iterable[SlotState],
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     now: float,
     timing: Timing,
 ) -> tuple[PodView, ...]:
@@ -285,7 +285,7 @@ def surplus(
         and p.slot not in current
         and (p.slot.segment, p.slot.partition) in partitions
         and (p.node is not None and not p.ended)
-        and judge_pod(p, judgement, snapshot, now, timing) is None
+        and loss_of_pod(p, assessment, snapshot, now, timing) is None
         and not _diverged(context, p.slot, p)
     )
 
@@ -294,7 +294,7 @@ def leftovers(
     context: ReconcileContext,
     states: Iterable[SlotState],
     snapshot: Snapshot,
-    judgement: Judgement,
+    assessment: LossAssessment,
     serving: Collection[PodView],
 ) -> list[Action]:
     """Fenced incarnations, and pods of slots that the topology has no more but those that are
@@ -305,21 +305,23 @@ def leftovers(
         if pod.terminating or pod.slot is None or context.running is None or pod in serving:
             continue
         if pod.slot not in current:
-            found.append(_delete(pod, judgement, None, "its slot is no more in the topology"))
+            found.append(_delete(pod, assessment, None, "its slot is no more in the topology"))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
-            found.append(_delete(pod, judgement, _SHORT_GRACE_S, "a newer incarnation stands"))
+            found.append(_delete(pod, assessment, _SHORT_GRACE_S, "a newer incarnation stands"))
     return found
 
 
-def suspension(context: ReconcileContext, snapshot: Snapshot, judgement: Judgement) -> list[Action]:
+def suspension(
+    context: ReconcileContext, snapshot: Snapshot, assessment: LossAssessment
+) -> list[Action]:
     """Tasks first, the coordinator after the last of them: it commits what they saved."""
     pods = [p for p in snapshot.pods if p.owner_uid == context.view.uid]
     tasks = [p for p in pods if p.role == names.ROLE_TASK]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
-    return [_delete(p, judgement, None, "suspended") for p in chosen if not p.terminating]
+    return [_delete(p, assessment, None, "suspended") for p in chosen if not p.terminating]
 
 
-def zombies(snapshot: Snapshot, judgement: Judgement) -> list[DeletePod]:
+def zombies(snapshot: Snapshot, assessment: LossAssessment) -> list[DeletePod]:
     """Nobody will ever confirm the end of a Terminating pod on a lost node; nor is there anyone to
     end the pods of a topology that is being deleted."""
     going = {t.uid for t in snapshot.topologies if t.deleting}
@@ -327,13 +329,13 @@ def zombies(snapshot: Snapshot, judgement: Judgement) -> list[DeletePod]:
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
         for p in snapshot.pods
         if p.topology is not None
-        and judgement.loss_of_node(p)
+        and assessment.loss_of_node(p)
         and (p.terminating or p.owner_uid in going)
     ]
 
 
-def _delete(pod: PodView, judgement: Judgement, grace_s: int | None, why: str) -> DeletePod:
-    grace = 0 if judgement.loss_of_node(pod) else grace_s
+def _delete(pod: PodView, assessment: LossAssessment, grace_s: int | None, why: str) -> DeletePod:
+    grace = 0 if assessment.loss_of_node(pod) else grace_s
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, why)
 
 

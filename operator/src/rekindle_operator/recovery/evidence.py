@@ -33,7 +33,9 @@ class Evidence:
         return self.silences.get(pod.ref, 0.0)
 
 
-def weigh(snapshot: Snapshot, ours: Iterable[PodView], now: float, timing: Timing) -> Evidence:
+def collect_evidence(
+    snapshot: Snapshot, ours: Iterable[PodView], now: float, timing: Timing
+) -> Evidence:
     """`ours`: bound pods of topologies."""
     fresh = frozenset(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s

@@ -11,7 +11,7 @@ Design: docs/design/recovery.md#gates.
 from __future__ import annotations
 
 from rekindle_operator.cluster.model import PodView, Snapshot
-from rekindle_operator.recovery.judge import Judgement, Loss
+from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.settings import Timing
 
 _MOST_NODES = 3
@@ -19,18 +19,18 @@ _MOST_DOUBLINGS = 4
 _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
-class StartJudge:
+class StartFailures:
     """For one topology in one pass: it condemns at most one more node for each shape, so that all
     pods of a bad image are not replaced at once."""
 
-    def __init__(self, snapshot: Snapshot, judgement: Judgement, now: float, timing: Timing):
+    def __init__(self, snapshot: Snapshot, assessment: LossAssessment, now: float, timing: Timing):
         self._snapshot = snapshot
-        self._judgement = judgement
+        self._assessment = assessment
         self._now = now
         self._timing = timing
         self._condemned: dict[str, str] = {}  # shape -> node
 
-    def judge(self, pod: PodView) -> Loss | None:
+    def loss_of(self, pod: PodView) -> Loss | None:
         """None: it runs, or starts, or no other node is worth a try."""
         if pod.node is None or not pod.shape or not self._is_patience_over(pod):
             return None
@@ -59,4 +59,4 @@ class StartJudge:
             bad |= {node}
             if self._condemned.setdefault(pod.shape, node) != node:
                 return False
-        return len(bad) <= _MOST_NODES and not self._judgement.usable.keys() <= bad
+        return len(bad) <= _MOST_NODES and not self._assessment.usable.keys() <= bad

@@ -25,7 +25,7 @@ class Unready:
     trouble: str = ""
 
 
-def judge_unready(
+def assess_unready(
     snapshot: Snapshot, occupied: Set[str], evidence: Evidence, now: float, timing: Timing
 ) -> Unready:
     """`occupied`: names of nodes with pods of topologies."""

@@ -4,7 +4,7 @@ A coordinator that dies with the nodes of its tasks leaves nobody who hears them
 asks itself: the kubelet of each node, and one pod there, by its HTTP port. Both used to answer,
 both are silent now, and others have been heard since: two witnesses, as with a report. One pod of
 each node is asked now and then all the time, since only who has answered before can fall silent.
-Nobody ever reports on the operator's own replicas: their nodes are judged in the same way.
+Nobody ever reports on the operator's own replicas: their nodes are assessed in the same way.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from enum import StrEnum
 
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.names import ROLE_TASK
-from rekindle_operator.recovery.evidence import Evidence, proven_silence_s, weigh
+from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
 from rekindle_operator.recovery.kubelets import (
     answers_now,
     doubtful_nodes,
     last_answer,
     silent_kubelets,
 )
-from rekindle_operator.recovery.unready import judge_unready
+from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
 
@@ -57,7 +57,7 @@ class Loss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else tells that they are dead until Kubernetes says NotReady. `cut_off`: uid of a
     topology and a node on which none of its tasks is heard while the kubelet answers. `trouble`:
@@ -91,15 +91,15 @@ class Judgement:
         return pod.node in self.doubtful and not pod.accepted
 
 
-def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
+def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
     nodes = {node.name: node for node in snapshot.nodes}
     ours = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
     running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
-    evidence = weigh(snapshot, ours, now, timing)
+    evidence = collect_evidence(snapshot, ours, now, timing)
     quiet_kubelets = silent_kubelets(snapshot, now, timing)
     answering = {n.name for n in snapshot.nodes if answers_now(n, snapshot, now, timing)}
     occupied = {p.node for p in ours if p.node is not None}
-    unready = judge_unready(snapshot, occupied, evidence, now, timing)
+    unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
     lost |= dict.fromkeys(unready.lost, "is not Ready")
     shunned = {
@@ -127,7 +127,7 @@ def judge_nodes(snapshot: Snapshot, now: float, timing: Timing) -> Judgement:
         for name, node in nodes.items()
         if name not in lost and name not in doubtful and node.ready and not node.cordoned
     }
-    return Judgement(
+    return LossAssessment(
         lost_nodes=lost,
         newly_silent=frozenset(silent),
         heard=evidence.heard,
@@ -178,35 +178,37 @@ def _cut_off(
     )
 
 
-def judge_pod(
-    pod: PodView, judgement: Judgement, snapshot: Snapshot, now: float, timing: Timing
+def loss_of_pod(
+    pod: PodView, assessment: LossAssessment, snapshot: Snapshot, now: float, timing: Timing
 ) -> Loss | None:
     """Of the newest pod of a slot; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
     if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_s):
         return Loss.FAILED
-    if judgement.loss_of_node(pod):
+    if assessment.loss_of_node(pod):
         return Loss.NODE
-    if judgement.is_out_of_reach(pod) and _is_patience_over(pod, now, timing):
+    if assessment.is_out_of_reach(pod) and _is_patience_over(pod, now, timing):
         return Loss.UNBOUND
     if pod.ended:
         return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
     if pod.node is None:
-        return _judge_open(pod, judgement, now, timing)
-    patience_s = timing.node_silent_s if judgement.is_cut_off(pod) else timing.task_silent_s
-    credible = pod.owner_uid in judgement.heard
+        return _loss_of_open(pod, assessment, now, timing)
+    patience_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
+    credible = pod.owner_uid in assessment.heard
     if credible and proven_silence_s(pod, snapshot) >= patience_s:
         return Loss.SILENT
     return None
 
 
-def _judge_open(pod: PodView, judgement: Judgement, now: float, timing: Timing) -> Loss | None:
+def _loss_of_open(
+    pod: PodView, assessment: LossAssessment, now: float, timing: Timing
+) -> Loss | None:
     if pod.gates or pod.pinned is None:
         return None
-    if judgement.trouble:
+    if assessment.trouble:
         return None
-    if pod.pinned not in judgement.usable:
+    if pod.pinned not in assessment.usable:
         return Loss.UNBOUND
     return Loss.UNBOUND if _is_patience_over(pod, now, timing) else None
 
