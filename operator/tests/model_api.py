@@ -182,8 +182,8 @@ class ModelOperator:
     def run_pass(self) -> None:
         self.deliver()
         model = self.model
-        _, turns = decide(self.snapshot, self.live, lambda: model.now, model.settings)
-        self.executor.run(turns)
+        _, decisions = decide(self.snapshot, self.live, lambda: model.now, model.settings)
+        self.executor.run(decisions)
         model.kubelets_and_scheduler()
 
     def run(self, seconds: float, step_s: float = 0.5) -> None:

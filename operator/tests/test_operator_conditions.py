@@ -10,16 +10,16 @@ from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.actions import WriteStatus
-from rekindle_operator.reconcile.core import reconcile, take_turns
+from rekindle_operator.reconcile.core import reconcile, reconcile_all
 
 
 def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -> None:
     unhashable = {"spec": {"containers": [{"name": {}}]}}
     running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
     running.lose_node("a")
-    turns = take_turns(running.snapshot(), running.now)
-    assert [t.owner for t in turns if t.fault is not None] == ["default/bad"]
-    (said,) = (a for t in turns if t.fault is not None for a in t.actions)
+    decisions = reconcile_all(running.snapshot(), running.now)
+    assert [t.owner for t in decisions if t.fault is not None] == ["default/bad"]
+    (said,) = (a for t in decisions if t.fault is not None for a in t.actions)
     assert isinstance(said, WriteStatus)
     conditions = {c["type"]: c for c in said.status["conditions"]}
     assert conditions["Ready"]["status"] == "Unknown"

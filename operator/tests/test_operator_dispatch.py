@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
-from rekindle_operator.reconcile.actions import CreatePod, DeleteConfig, Turn, WriteStatus
+from rekindle_operator.reconcile.actions import (
+    CreatePod,
+    DeleteConfig,
+    TopologyActions,
+    WriteStatus,
+)
 from rekindle_operator.reconcile.schedule import Stage, Step, schedule
 
 _DEADLINE_S = 10.0
@@ -189,7 +194,7 @@ _OUTCOMES = st.sampled_from(["ok", "fail", "bug"])
 )
 def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int) -> None:
     """I9, whatever fails: and what depends on nothing that failed is done."""
-    turns, expected = [], set()
+    decisions, expected = [], set()
     for number, (status, pods) in enumerate(topologies):
         uid, created = f"t{number}", []
         for at, (outcome, rank) in enumerate(pods):
@@ -200,7 +205,7 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
         reserves = frozenset(pod.ref for pod, _ in created)
         write = WriteStatus("ns", f"{status}-{uid}", uid, {}, True, reserves)
         ranks = {pod.name: rank for pod, rank in created}
-        turns.append(Turn(uid, (*(pod for pod, _ in created), write), ranks=ranks))
+        decisions.append(TopologyActions(uid, (*(pod for pod, _ in created), write), ranks=ranks))
     done: list[str] = []
 
     def do(step: Step) -> Outcome:
@@ -211,7 +216,7 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
         return Outcome.FAILED if name.startswith("fail") else Outcome.DONE
 
     doing = Dispatcher(do, lambda _: None, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), workers)
-    doing.run(schedule(turns))
+    doing.run(schedule(decisions))
     created_names = {name for name in done if name.count("-") == 2}
     assert created_names == expected
     for name in created_names:

@@ -18,11 +18,11 @@ from rekindle_operator.reconcile.actions import (
     CreateConfig,
     CreatePod,
     DeletePod,
+    DryRunPods,
     EmitEvent,
     EnsureAccess,
     OpenGate,
-    TryPods,
-    Turn,
+    TopologyActions,
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import schedule
@@ -73,7 +73,7 @@ def run(api: Refusing) -> ClusterCache:
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
     create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, lost_at=990.0)
-    executor.run([Turn("default/t", (create, _REMOVAL))])
+    executor.run([TopologyActions("default/t", (create, _REMOVAL))])
     return cluster
 
 
@@ -82,7 +82,7 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
     cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
-    executor.run([Turn("default/t", (TryPods("default", "u", 3, pods),))])
+    executor.run([TopologyActions("default/t", (DryRunPods("default", "u", 3, pods),))])
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
     (problem,) = cluster.snapshot().trials["u", 3].problems
     assert (problem.path, problem.reason) == ("spec.podTemplate", "PodRefused")
@@ -108,7 +108,9 @@ def test_a_failed_status_write_keeps_its_incarnations() -> None:
     api = Failing({"PATCH status": 500})
     cluster = ClusterCache(api, None, lambda: 1000.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
-    executor.run([Turn("default/t", (reserving("t"), creation("t-0", uid="t"), _REMOVAL))])
+    executor.run(
+        [TopologyActions("default/t", (reserving("t"), creation("t-0", uid="t"), _REMOVAL))]
+    )
     assert api.calls == ["PATCH status", "DELETE old"], (
         "the pod needs the status, nothing else does"
     )
@@ -122,7 +124,7 @@ def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
         api = Refusing(409, "already exists", owner=owner)
         cluster = ClusterCache(api, None, lambda: 0.0)
         executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
-        executor.run([Turn("default/t", (record, creation("t-0", uid="uid")))])
+        executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
         assert ("POST pods" in api.calls) is goes_on
 
 
@@ -144,7 +146,7 @@ def grant_access(owner: str | None) -> list[str]:
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
     ref = SlotRef("uid", COORDINATOR_SLOT, 1)
     pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
-    executor.run([Turn("default/t", (access, CreatePod("default", pod, ref)))])
+    executor.run([TopologyActions("default/t", (access, CreatePod("default", pod, ref)))])
     return api.calls
 
 
@@ -217,11 +219,11 @@ def test_a_delete_that_is_denied_holds_up_no_other() -> None:
     clock, api = Clock(), Failing({"DELETE z0": 403})
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
-    turn = Turn("", tuple(removal(f"z{n}") for n in range(5)))
-    executor.run([turn])
+    decision = TopologyActions("", tuple(removal(f"z{n}") for n in range(5)))
+    executor.run([decision])
     assert sorted(api.calls) == [f"DELETE z{n}" for n in range(5)]
     for _ in range(600):
-        executor.run([Turn("", (removal("z0"),))])
+        executor.run([TopologyActions("", (removal("z0"),))])
         clock.now += 1.0
     assert 20 < api.calls.count("DELETE z0") < 60, "with back-off, and without end"
 
@@ -234,7 +236,13 @@ def test_replacements_precede_clean_up_status_and_events() -> None:
     )
     first = (event("a"), removal("old-a"), reserving("a"), creation("a-0", uid="a"))
     second = (removal("old-b"), WriteStatus("default", "b", "b", {}, True), event("b"))
-    executor.run([Turn("", (removal("zombie"),)), Turn("a", first), Turn("b", second)])
+    executor.run(
+        [
+            TopologyActions("", (removal("zombie"),)),
+            TopologyActions("a", first),
+            TopologyActions("b", second),
+        ]
+    )
     assert api.calls == [
         "PATCH status",
         "POST pods",
@@ -248,13 +256,15 @@ def test_replacements_precede_clean_up_status_and_events() -> None:
 
 
 def test_pods_are_created_in_the_order_of_the_plan() -> None:
-    turns = [
-        Turn(name, (reserving(name), creation(f"{name}-0", uid=name)), ranks={f"{name}-0": rank})
+    decisions = [
+        TopologyActions(
+            name, (reserving(name), creation(f"{name}-0", uid=name)), ranks={f"{name}-0": rank}
+        )
         for name, rank in (("a", (0, 2)), ("b", (1, 0)), ("c", (0, 1)), ("d", (-1, 0)))
     ]
-    pods = [s.action.name for s in schedule(turns) if isinstance(s.action, CreatePod)]
+    pods = [s.action.name for s in schedule(decisions) if isinstance(s.action, CreatePod)]
     assert pods == ["d-0", "c-0", "a-0", "b-0"]
-    keys = [s.key for s in schedule(turns)]
+    keys = [s.key for s in schedule(decisions)]
     assert keys[:2] == ["WriteStatus default/d d", "CreatePod default/d-0"]
 
 
@@ -262,15 +272,15 @@ def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
-    turn = Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))
-    executor.run([turn])
+    decision = TopologyActions("default/t", (OpenGate("default", "p", "u", "node", ()),))
+    executor.run([decision])
     assert cluster.snapshot().failures == {}, "one failure is most often a conflict"
     clock.now += 1.0
-    executor.run([turn])
+    executor.run([decision])
     assert cluster.snapshot().failures == {"default/t": "OpenGate default/p u fails: 403 no"}
     api.fails.clear()
     clock.now += 40.0
-    executor.run([turn])
+    executor.run([decision])
     assert cluster.snapshot().failures == {}
 
 
@@ -279,7 +289,7 @@ def test_a_failed_action_is_forgotten_when_nobody_wants_it() -> None:
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
     for _ in range(2):
-        executor.run([Turn("default/t", (OpenGate("default", "p", "u", "node", ()),))])
+        executor.run([TopologyActions("default/t", (OpenGate("default", "p", "u", "node", ()),))])
         clock.now += 1.0
     assert cluster.snapshot().failures
     clock.now += 120.0

@@ -9,7 +9,7 @@ from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.refusals import Refusals
-from rekindle_operator.reconcile.core import take_turns
+from rekindle_operator.reconcile.core import reconcile_all
 from rekindle_operator.reconcile.schedule import schedule
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -57,8 +57,8 @@ def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -
     running.binding = False
 
     def pass_without_flights() -> None:
-        turns = take_turns(running.snapshot(), running.now, running.settings)
-        steps = schedule(t for t in turns if not t.owner.endswith("/flights"))
+        decisions = reconcile_all(running.snapshot(), running.now, running.settings)
+        steps = schedule(t for t in decisions if not t.owner.endswith("/flights"))
         running.apply(step.action for step in steps)
 
     for _ in range(5):

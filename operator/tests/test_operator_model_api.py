@@ -18,7 +18,7 @@ from urllib3.exceptions import ReadTimeoutError
 from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
-from rekindle_operator.reconcile.core import take_turns
+from rekindle_operator.reconcile.core import reconcile_all
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
 def test_a_watch_that_is_not_heard_is_said(operator: ModelOperator) -> None:
     operator.run(6.0)
     snapshot = replace(operator.snapshot(), stalled=("pods",))
-    turns = take_turns(snapshot, operator.model.now, operator.model.settings)
-    (written,) = (a for t in turns for a in t.actions if isinstance(a, WriteStatus))
+    decisions = reconcile_all(snapshot, operator.model.now, operator.model.settings)
+    (written,) = (a for t in decisions for a in t.actions if isinstance(a, WriteStatus))
     (degraded,) = (c for c in written.status["conditions"] if c["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "WatchStalled")
 
@@ -181,7 +181,7 @@ def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOper
     for name in "ab":
         started.model.remove_node(name)
     started.deliver()
-    turns = take_turns(started.snapshot(), started.model.now, started.model.settings)
+    decisions = reconcile_all(started.snapshot(), started.model.now, started.model.settings)
     asked: list[str] = []
     now = [0.0]
 
@@ -192,7 +192,7 @@ def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOper
 
     started.api.call_api = hang  # type: ignore[method-assign]
     live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
-    why = live.unconfirmed(turns, started.snapshot())
+    why = live.unconfirmed(decisions, started.snapshot())
     assert "does not answer" in why["default/flights"]
     assert len(asked) == 1
 
@@ -251,11 +251,11 @@ def test_a_read_that_hangs_holds_up_no_other_topology(two: ModelOperator) -> Non
 def test_a_pod_that_changes_after_the_decision_is_not_deleted(started: ModelOperator) -> None:
     started.model.remove_node("b")
     started.deliver()
-    turns = take_turns(started.snapshot(), started.model.now, started.model.settings)
+    decisions = reconcile_all(started.snapshot(), started.model.now, started.model.settings)
     for raw in started.model.raw_pods.values():
         raw["metadata"]["resourceVersion"] = str(started.model.next_version())
     before = uids(started)
-    started.executor.run(turns)
+    started.executor.run(decisions)
     assert before <= uids(started)
 
 

@@ -33,12 +33,12 @@ from rekindle_operator.reconcile.actions import (
     CreateToken,
     DeleteConfig,
     DeletePod,
+    DryRunPods,
     EmitEvent,
     EnsureAccess,
     EnsureLease,
     OpenGate,
     ShunNode,
-    TryPods,
     WriteStatus,
 )
 from rekindle_operator.reconcile.core import reconcile
@@ -222,7 +222,7 @@ class ModelCluster(ModelState):
 
     def _apply(self, action: Action) -> None:
         match action:
-            case TryPods(uid=uid, generation=generation):
+            case DryRunPods(uid=uid, generation=generation):
                 key = uid, generation
                 self.trials[key] = replace(self.refusals.get(key, Trial()), at=self.now)
             case CreateConfig(manifest=manifest):

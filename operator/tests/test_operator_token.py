@@ -13,7 +13,12 @@ from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.actions import CreatePod, CreateToken, EnsureAccess, Turn
+from rekindle_operator.reconcile.actions import (
+    CreatePod,
+    CreateToken,
+    EnsureAccess,
+    TopologyActions,
+)
 from rekindle_operator.reconcile.core import reconcile
 
 
@@ -115,9 +120,9 @@ def executor(api: Recording, now: list[float]) -> Executor:
     return Executor(api, cluster, "me", 2.0, lambda: now[0], lambda: True)
 
 
-def token(name: str) -> Turn:
+def token(name: str) -> TopologyActions:
     secret = {"kind": "Secret", "metadata": {"name": name}, "immutable": True}
-    return Turn(f"default/{name}", (CreateToken("default", secret),))
+    return TopologyActions(f"default/{name}", (CreateToken("default", secret),))
 
 
 def test_each_token_is_drawn_anew(now: list[float]) -> None:

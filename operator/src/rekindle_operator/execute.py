@@ -38,13 +38,13 @@ from rekindle_operator.reconcile.actions import (
     CreateToken,
     DeleteConfig,
     DeletePod,
+    DryRunPods,
     EmitEvent,
     EnsureAccess,
     EnsureLease,
     OpenGate,
     ShunNode,
-    TryPods,
-    Turn,
+    TopologyActions,
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import Step, schedule
@@ -79,8 +79,8 @@ class Executor:
             self._attempt, self._skipped, clock, allowed, Backoff(random.random), workers
         )
 
-    def run(self, turns: Iterable[Turn]) -> None:
-        self._dispatcher.run(schedule(turns))
+    def run(self, decisions: Iterable[TopologyActions]) -> None:
+        self._dispatcher.run(schedule(decisions))
 
     def _attempt(self, step: Step) -> Outcome:
         action = step.action
@@ -112,8 +112,8 @@ class Executor:
 
     def _do(self, action: Action) -> None:
         match action:
-            case TryPods():
-                self._try_pods(action)
+            case DryRunPods():
+                self._dry_run_pods(action)
             case CreateConfig(namespace, manifest):
                 self._create(f"/api/v1/namespaces/{namespace}/configmaps", manifest)
             case DeleteConfig(namespace, name):
@@ -148,7 +148,7 @@ class Executor:
 
     # --- kinds of actions -----------------------------------------------------
 
-    def _try_pods(self, action: TryPods) -> None:
+    def _dry_run_pods(self, action: DryRunPods) -> None:
         """Strictly, since the API server else drops the fields that it does not know."""
         query = [("dryRun", "All"), ("fieldValidation", "Strict")]
         problems = []

@@ -25,8 +25,8 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.convert import node_view, version_of
 from rekindle_operator.cluster.model import NodeView, Snapshot
-from rekindle_operator.reconcile.actions import DeletePod, Turn
-from rekindle_operator.reconcile.confirm import Premises, premises_of
+from rekindle_operator.reconcile.actions import DeletePod, TopologyActions
+from rekindle_operator.reconcile.confirm import Preconditions, preconditions_of
 
 _READERS = 32  # one that hangs is occupied until its timeout
 _TIMEOUT_S = (2, 5)
@@ -59,18 +59,19 @@ class LiveCheck:
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="live")
         self._open: dict[str, Future[str | None]] = {}  # that hung, by what they read
 
-    def unconfirmed(self, turns: Iterable[Turn], snapshot: Snapshot) -> Mapping[str, str]:
-        """Owners of the turns that rest on something that is not so (""), or that cannot be read
-        (why)."""
-        premises = premises_of(turns, snapshot)
+    def unconfirmed(
+        self, decisions: Iterable[TopologyActions], snapshot: Snapshot
+    ) -> Mapping[str, str]:
+        """Owners of decisions whose preconditions do not hold ("") or cannot be read (why)."""
+        preconditions = preconditions_of(decisions, snapshot)
         check = _Check(self._api, self._cluster, self._monotonic)
-        nodes = {name: node for p in premises for name, node in p.nodes.items()}
+        nodes = {name: node for p in preconditions for name, node in p.nodes.items()}
         said = self._ask(
             {f"node {name}": partial(check.node, name, node) for name, node in nodes.items()}
-            | {f"pods of {p.owner}": partial(check.others, p) for p in premises}
+            | {f"pods of {p.owner}": partial(check.others, p) for p in preconditions}
         )
         found = {}
-        for one in premises:
+        for one in preconditions:
             words = [said[f"pods of {one.owner}"], *(said[f"node {name}"] for name in one.nodes)]
             wrong = [w for w in words if w is not None]
             if wrong:
@@ -131,15 +132,15 @@ class _Check:
         logger.warning("node %s is not what its mirror says; nothing is done to its pods", name)
         return ""
 
-    def others(self, premises: Premises) -> str | None:
+    def others(self, preconditions: Preconditions) -> str | None:
         try:
-            same = self._has_same_lease(premises) and self._has_same_pods(premises)
+            same = self._has_same_lease(preconditions) and self._has_same_pods(preconditions)
         except Unread as error:
             return str(error)
         return None if same else ""
 
-    def _has_same_lease(self, premises: Premises) -> bool:
-        lease = premises.lease
+    def _has_same_lease(self, preconditions: Preconditions) -> bool:
+        lease = preconditions.lease
         if lease is None:
             return True
         path = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases/{lease.name}"
@@ -149,10 +150,12 @@ class _Check:
         self._cluster.leases.put(raw)
         return False
 
-    def _has_same_pods(self, premises: Premises) -> bool:
-        view = premises.topology
+    def _has_same_pods(self, preconditions: Preconditions) -> bool:
+        view = preconditions.topology
         if view is None:
-            same = [self._is_same_pod(a) for a in premises.deleted]  # each goes into the mirror
+            same = [
+                self._is_same_pod(a) for a in preconditions.deleted
+            ]  # each goes into the mirror
             return all(same)
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
         listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
@@ -160,11 +163,11 @@ class _Check:
         versions = {raw["metadata"]["uid"]: version_of(raw) for raw in items}
         for raw in items:
             self._cluster.pods.put(raw)
-        for uid, name in premises.pods.items():
+        for uid, name in preconditions.pods.items():
             if uid not in versions:
                 self._cluster.pods.drop(view.namespace, name, uid)
-        return premises.pods.keys() == versions.keys() and all(
-            versions[a.uid] == a.version for a in premises.deleted if a.uid in versions
+        return preconditions.pods.keys() == versions.keys() and all(
+            versions[a.uid] == a.version for a in preconditions.deleted if a.uid in versions
         )
 
     def _is_same_pod(self, action: DeletePod) -> bool:

@@ -29,9 +29,9 @@ from rekindle_operator.metrics import (
     observe_ages,
 )
 from rekindle_operator.pacing import Rehearsals, wait_s
-from rekindle_operator.reconcile.actions import Turn
-from rekindle_operator.reconcile.conditions import Trouble
-from rekindle_operator.reconcile.core import take_turns, undecided
+from rekindle_operator.reconcile.actions import TopologyActions
+from rekindle_operator.reconcile.conditions import OperatorProblem
+from rekindle_operator.reconcile.core import reconcile_all, report_undecided
 from rekindle_operator.settings import Settings
 
 _PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
@@ -48,22 +48,22 @@ def decide(
     live: LiveCheck,
     clock: Callable[[], float],
     settings: Settings,
-) -> tuple[Snapshot, list[Turn]]:
+) -> tuple[Snapshot, list[TopologyActions]]:
     """What to do, and what that rests on. Turns that would destroy something for a reason that the
     API server does not confirm are decided anew; if that does not help, they wait for the next
     pass. Where the API server cannot be asked, nobody knows how the topology is: it waits, too."""
     unread: dict[str, str] = {}  # owner -> why
     for _ in range(_DECISIONS):
         snapshot = look()
-        turns = [t for t in take_turns(snapshot, clock(), settings) if t.owner not in unread]
-        unconfirmed = live.unconfirmed(turns, snapshot)
+        decisions = [d for d in reconcile_all(snapshot, clock(), settings) if d.owner not in unread]
+        unconfirmed = live.unconfirmed(decisions, snapshot)
         unread |= {owner: why for owner, why in unconfirmed.items() if why}
         if unconfirmed.keys() <= unread.keys():
             break
-    confirmed = [turn for turn in turns if turn.owner not in unconfirmed]
+    confirmed = [decision for decision in decisions if decision.owner not in unconfirmed]
     for view in snapshot.topologies:
         if why := unread.get(view.key):
-            confirmed.append(undecided(view, Trouble("ReadFailed", why), clock()))
+            confirmed.append(report_undecided(view, OperatorProblem("ReadFailed", why), clock()))
     return snapshot, confirmed
 
 
@@ -135,7 +135,7 @@ class ControlLoop:
         if not self._rehearsals.is_due(began):
             return
         try:
-            take_turns(self._cluster.snapshot(), self._clock(), self._settings)
+            reconcile_all(self._cluster.snapshot(), self._clock(), self._settings)
         except Exception:  # said when it matters
             logger.debug("a rehearsal failed", exc_info=True)
         self._rehearsals.done(began, time.monotonic())
@@ -144,11 +144,11 @@ class ControlLoop:
         with RECONCILE_SECONDS.time():
             snapshot = self._cluster.snapshot()
             try:
-                snapshot, turns = decide(
+                snapshot, decisions = decide(
                     self._cluster.snapshot, self._live, self._clock, self._settings
                 )
-                self._tell_faults(turns)
-                self._executor.run(turns)
+                self._tell_faults(decisions)
+                self._executor.run(decisions)
             except Exception:
                 RECONCILE_ERRORS.inc()
                 logger.exception("a pass failed")
@@ -162,9 +162,11 @@ class ControlLoop:
             RECONCILE_ERRORS.inc()
             logger.exception("the metrics of a pass are not complete")
 
-    def _tell_faults(self, turns: Iterable[Turn]) -> None:
+    def _tell_faults(self, decisions: Iterable[TopologyActions]) -> None:
         """With its trace, and once for as long as it stays the same: passes are many."""
-        faults = {turn.owner: turn.fault for turn in turns if turn.fault is not None}
+        faults = {
+            decision.owner: decision.fault for decision in decisions if decision.fault is not None
+        }
         for owner, fault in faults.items():
             RECONCILE_ERRORS.inc()
             if self._faults.get(owner) != repr(fault):

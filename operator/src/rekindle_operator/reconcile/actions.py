@@ -15,7 +15,7 @@ from rekindle_operator.resources.common import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class TryPods:
+class DryRunPods:
     """Create with dry run, and remember the API server's verdict on this generation."""
 
     namespace: str
@@ -150,7 +150,7 @@ class AvoidNode:
 
 
 Action = (
-    TryPods
+    DryRunPods
     | CreateConfig
     | DeleteConfig
     | EnsureAccess
@@ -172,7 +172,7 @@ in the plan)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TopologyActions:
     """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass, and
     which place its pods have in the plan, by name. `fault`: what deciding it tripped over, which is
     a fault of ours; then it has no actions."""

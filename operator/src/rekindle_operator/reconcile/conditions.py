@@ -38,7 +38,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class OperatorProblem:
     """Why the operator itself, or the cluster it runs in, does not work as it should."""
 
     reason: str
@@ -50,7 +50,7 @@ def conditions_of(
     states: Sequence[SlotState],
     health: Health,
     recovery: Recovery,
-    trouble: Trouble | None,
+    trouble: OperatorProblem | None,
 ) -> list[Condition]:
     valid, available = _valid(context, states, health), _available(context, health)
     return [
@@ -91,7 +91,7 @@ def dated(view: TopologyView, conditions: Iterable[Condition], now: float) -> li
     return entries
 
 
-def degraded(trouble: Trouble | None) -> Condition:
+def degraded(trouble: OperatorProblem | None) -> Condition:
     if trouble is None:
         return Condition("Degraded", "False", "AsExpected", "the operator does what it should")
     return Condition("Degraded", "True", trouble.reason, trouble.message)

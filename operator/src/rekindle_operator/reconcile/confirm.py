@@ -1,8 +1,8 @@
-"""What a pass would destroy, and which objects that decision rests on. Pure.
+"""What a pass would delete or replace, and which objects justify that. Pure.
 
-A mirror may be old: its watch stalled, or has not caught up. Before anything is deleted or
-replaced, `live_check` reads these objects from the API server; if one is not as the snapshot had
-it, the pass is decided anew.
+The cache may be old: its watch stalled, or has not caught up. Before anything is deleted or
+replaced, `live_check` reads these objects from the API server. If one differs from the snapshot,
+the decision is made again.
 
 Design: docs/design/kubernetes.md#before-anything-is-destroyed.
 """
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from rekindle_operator import names
 from rekindle_operator.cluster.model import LeaseView, NodeView, Snapshot, TopologyView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, Turn
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, TopologyActions
 
 
 @dataclass(frozen=True, slots=True)
-class Premises:
-    """Of one turn. `topology`: all of its pods are read, since one that is missing from the mirror
-    would be replaced. `nodes`: None for one that the snapshot does not have."""
+class Preconditions:
+    """What must still hold when one decision is executed.
+
+    `topology`: all of its pods are read, since one that is missing from the cache would be
+    replaced. `nodes`: None for one that the snapshot does not have."""
 
     owner: str
     topology: TopologyView | None
@@ -31,8 +33,10 @@ class Premises:
     pods: Mapping[str, str]  # of the topology, as the snapshot has them: uid -> name
 
 
-def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
-    """Of the turns that delete or replace something."""
+def preconditions_of(
+    decisions: Iterable[TopologyActions], snapshot: Snapshot
+) -> list[Preconditions]:
+    """Of the decisions that delete or replace something."""
     pods = {p.uid: p for p in snapshot.pods}
     nodes = {n.name: n for n in snapshot.nodes}
     topologies = {t.key: t for t in snapshot.topologies}
@@ -41,10 +45,10 @@ def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
         if p.topology is not None:
             of_topology[f"{p.namespace}/{p.topology}"][p.uid] = p.name
     found = []
-    for turn in turns:
-        deleted = tuple(a for a in turn.actions if isinstance(a, DeletePod))
-        view = topologies.get(turn.owner)
-        if not deleted and not any(_replaces(a) for a in turn.actions):
+    for decision in decisions:
+        deleted = tuple(a for a in decision.actions if isinstance(a, DeletePod))
+        view = topologies.get(decision.owner)
+        if not deleted and not any(_replaces(a) for a in decision.actions):
             continue
         places = {
             pod.node
@@ -52,13 +56,13 @@ def premises_of(turns: Iterable[Turn], snapshot: Snapshot) -> list[Premises]:
             if a.grace_s == 0 and (pod := pods.get(a.uid)) is not None and pod.node is not None
         }
         found.append(
-            Premises(
-                owner=turn.owner,
+            Preconditions(
+                owner=decision.owner,
                 topology=view,
                 deleted=deleted,
                 nodes={name: nodes.get(name) for name in places},
-                lease=_lease(view, turn, snapshot),
-                pods=of_topology.get(turn.owner, {}),
+                lease=_lease(view, decision, snapshot),
+                pods=of_topology.get(decision.owner, {}),
             )
         )
     return found
@@ -68,10 +72,12 @@ def _replaces(action: Action) -> bool:
     return isinstance(action, CreatePod) and action.ref.incarnation > 1
 
 
-def _lease(view: TopologyView | None, turn: Turn, snapshot: Snapshot) -> LeaseView | None:
+def _lease(
+    view: TopologyView | None, decision: TopologyActions, snapshot: Snapshot
+) -> LeaseView | None:
     """Whoever follows a coordinator fences it."""
     if view is None or not any(
-        isinstance(a, CreatePod) and a.is_coordinator and _replaces(a) for a in turn.actions
+        isinstance(a, CreatePod) and a.is_coordinator and _replaces(a) for a in decision.actions
     ):
         return None
     key = view.namespace, names.coordinator_name(view.name)

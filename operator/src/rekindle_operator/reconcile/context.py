@@ -19,7 +19,7 @@ from rekindle_operator.cluster.convert import recorded
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_size
-from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, TryPods
+from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
 from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings
@@ -140,7 +140,7 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
             return None
 
 
-def _trial(fresh: Running, defaults: PodDefaults) -> TryPods:
+def _trial(fresh: Running, defaults: PodDefaults) -> DryRunPods:
     view = fresh.view
     pods = tuple(
         (
@@ -149,7 +149,7 @@ def _trial(fresh: Running, defaults: PodDefaults) -> TryPods:
         )
         for segment in fresh.topology.segments
     )
-    return TryPods(view.namespace, view.uid, view.generation, pods)
+    return DryRunPods(view.namespace, view.uid, view.generation, pods)
 
 
 def _forgotten(

@@ -33,7 +33,7 @@ _GRACE_S = 1  # it is stateless and fenced
 
 
 @dataclass(frozen=True, slots=True)
-class Succession:
+class CoordinatorReplacement:
     """`incarnation` is to be reserved before `create`; None: the coordinator stays. `pod`: what
     needs a place, also while its creation waits."""
 
@@ -51,9 +51,9 @@ def keep_coordinator(
     assessment: LossAssessment,
     now: float,
     settings: Settings,
-) -> Succession:
+) -> CoordinatorReplacement:
     if context.running is None or not context.wants_pods:
-        return Succession("", None)
+        return CoordinatorReplacement("", None)
     pods = coordinator_pods(context, snapshot)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(context, snapshot)
@@ -100,7 +100,9 @@ def keep_coordinator(
     told = (
         "" if incarnation == coordinator_incarnation(context) else why
     )  # of a refusal: told already
-    return Succession(told, incarnation, tuple(prepare), tuple(create), tuple(remove), manifest)
+    return CoordinatorReplacement(
+        told, incarnation, tuple(prepare), tuple(create), tuple(remove), manifest
+    )
 
 
 def coordinator_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:

@@ -21,7 +21,7 @@ from rekindle_operator.reconcile.actions import (
     CreateToken,
     DeletePod,
     ShunNode,
-    Turn,
+    TopologyActions,
     WriteStatus,
 )
 from rekindle_operator.reconcile.avoid import nodes_to_avoid
@@ -33,9 +33,9 @@ from rekindle_operator.reconcile.capacity import (
     ranks,
     with_candidates,
 )
-from rekindle_operator.reconcile.conditions import Trouble
+from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.context import ReconcileContext, open_context, reservation
-from rekindle_operator.reconcile.coordinator import Succession, keep_coordinator
+from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, keep_coordinator
 from rekindle_operator.reconcile.events import Change, tell
 from rekindle_operator.reconcile.health import examine, still_needed
 from rekindle_operator.reconcile.peers import lost_peers
@@ -44,9 +44,9 @@ from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import (
     SlotState,
-    census,
     incarnations,
     leftovers,
+    observe_slots,
     replacements,
     surplus,
     suspension,
@@ -64,10 +64,12 @@ R = TypeVar("R")
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
     """`now`: seconds since 1970, by the clock that stamped the snapshot."""
-    return [step.action for step in schedule(take_turns(snapshot, now, settings))]
+    return [step.action for step in schedule(reconcile_all(snapshot, now, settings))]
 
 
-def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Turn]:
+def reconcile_all(
+    snapshot: Snapshot, now: float, settings: Settings | None = None
+) -> list[TopologyActions]:
     """The same, by topology: one that cannot be served, or that trips a fault of ours, holds up no
     other."""
     settings = settings or Settings()
@@ -75,41 +77,41 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
     assessment = assess_nodes(snapshot, now, settings.timing)
     faults = Faults()
 
-    def survey(view: TopologyView) -> Surveyed:
+    def survey(view: TopologyView) -> ObservedTopology:
         context, accepting = open_context(
             view, snapshot, settings, view.uid in assessment.fresh, now
         )
         counted = context.wants_pods
-        states = census(context, snapshot, assessment, now, settings) if counted else ()
+        states = observe_slots(context, snapshot, assessment, now, settings) if counted else ()
         states = roll_next(context, states)
-        return Surveyed(context, tuple(accepting), states)
+        return ObservedTopology(context, tuple(accepting), states)
 
-    def prepare(surveyed: Surveyed) -> Prepared:
-        context, states = surveyed.context, surveyed.states
+    def prepare(observed: ObservedTopology) -> Prepared:
+        context, states = observed.context, observed.states
         made = replacements(context, states, assessment, now, settings)
-        succession = keep_coordinator(context, snapshot, assessment, now, settings)
+        replacement = keep_coordinator(context, snapshot, assessment, now, settings)
         serving = surplus(context, states, snapshot, assessment, now, settings.timing)
         work = with_candidates(Work(context, states, tuple(made), serving), snapshot, assessment)
-        return Prepared(surveyed.accepting, work, succession)
+        return Prepared(observed.accepting, work, replacement)
 
-    def act(prepared: Prepared) -> Turn:
-        work, succession = prepared.work, prepared.succession
-        own = _turn(work, succession, snapshot, assessment, plan, now)
-        order = ranks(work, places) | {a.name: (-1, 0) for a in succession.create}
-        return Turn(work.context.view.key, (*prepared.accepting, *own), ranks=order)
+    def act(prepared: Prepared) -> TopologyActions:
+        work, replacement = prepared.work, prepared.replacement
+        own = _turn(work, replacement, snapshot, assessment, plan, now)
+        order = ranks(work, places) | {a.name: (-1, 0) for a in replacement.create}
+        return TopologyActions(work.context.view.key, (*prepared.accepting, *own), ranks=order)
 
-    surveyed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
-    prepared = faults.without(prepare, surveyed)
+    observed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
+    prepared = faults.without(prepare, observed)
     plan = _plan(list(prepared.values()), snapshot, assessment, now, settings)
     places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    turns = faults.without(act, prepared)
-    shunned = Turn("", tuple(ShunNode(n, now) for n in sorted(assessment.newly_silent)))
+    decisions = faults.without(act, prepared)
+    shunned = TopologyActions("", tuple(ShunNode(n, now) for n in sorted(assessment.newly_silent)))
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
-        Turn(
+        TopologyActions(
             view.key,
             (
-                *(surveyed[view.uid].accepting if view.uid in surveyed else ()),
+                *(observed[view.uid].accepting if view.uid in observed else ()),
                 *_say(fault, view, now),
             ),
             fault,
@@ -117,20 +119,25 @@ def take_turns(snapshot: Snapshot, now: float, settings: Settings | None = None)
         for view in snapshot.topologies
         if (fault := faults.found.get(view.uid)) is not None
     ]
-    peers = Turn("replicas of the operator", tuple(lost_peers(snapshot, assessment, now, settings)))
-    return [shunned, peers, *_removed(zombies(snapshot, assessment)), *turns.values(), *faulty]
+    peers = TopologyActions(
+        "replicas of the operator", tuple(lost_peers(snapshot, assessment, now, settings))
+    )
+    return [shunned, peers, *_removed(zombies(snapshot, assessment)), *decisions.values(), *faulty]
 
 
-def _removed(pods: Sequence[DeletePod]) -> list[Turn]:
+def _removed(pods: Sequence[DeletePod]) -> list[TopologyActions]:
     """By namespace, so that one pod that cannot be read or deleted holds up few others."""
     by_namespace: dict[str, list[DeletePod]] = defaultdict(list)
     for pod in pods:
         by_namespace[pod.namespace].append(pod)
-    return [Turn(f"pods of {name}", tuple(found)) for name, found in sorted(by_namespace.items())]
+    return [
+        TopologyActions(f"pods of {name}", tuple(found))
+        for name, found in sorted(by_namespace.items())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class ObservedTopology:
     """A topology, what accepting its newest generation takes, and how its slots are."""
 
     context: ReconcileContext
@@ -144,7 +151,7 @@ class Prepared:
 
     accepting: tuple[Action, ...]
     work: Work
-    succession: Succession
+    replacement: CoordinatorReplacement
 
 
 class Faults:
@@ -164,29 +171,33 @@ class Faults:
         return done
 
 
-def undecided(view: TopologyView, trouble: Trouble, now: float) -> Turn:
+def report_undecided(view: TopologyView, trouble: OperatorProblem, now: float) -> TopologyActions:
     """Of a topology that nothing can be done for: say so."""
     status = failed_status(view, trouble, now)
     if view.deleting or status == owned(view.status):
-        return Turn(view.key, ())
-    return Turn(view.key, (WriteStatus(view.namespace, view.name, view.uid, status, urgent=True),))
+        return TopologyActions(view.key, ())
+    return TopologyActions(
+        view.key, (WriteStatus(view.namespace, view.name, view.uid, status, urgent=True),)
+    )
 
 
 def _say(fault: Exception, view: TopologyView, now: float) -> tuple[Action, ...]:
     why = f"the operator failed to decide what to do: {fault!r}"
-    return undecided(view, Trouble("ReconcileFailed", why), now).actions
+    return report_undecided(view, OperatorProblem("ReconcileFailed", why), now).actions
 
 
 def _trouble(
     context: ReconcileContext, snapshot: Snapshot, assessment: LossAssessment
-) -> Trouble | None:
+) -> OperatorProblem | None:
     if assessment.trouble:
-        return Trouble("NodesNotReady", assessment.trouble)
+        return OperatorProblem("NodesNotReady", assessment.trouble)
     if snapshot.stalled:
         kinds = ", ".join(snapshot.stalled)
-        return Trouble("WatchStalled", f"the API server is not heard on the watches of {kinds}")
+        return OperatorProblem(
+            "WatchStalled", f"the API server is not heard on the watches of {kinds}"
+        )
     failure = snapshot.failures.get(context.view.key)
-    return Trouble("ActionFailed", failure) if failure else None
+    return OperatorProblem("ActionFailed", failure) if failure else None
 
 
 def _plan(
@@ -200,14 +211,14 @@ def _plan(
     works = [p.work for p in prepared]
     states = [s for work in works for s in work.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
-    coordinators = [p.succession.pod for p in prepared if p.succession.pod is not None]
+    coordinators = [p.replacement.pod for p in prepared if p.replacement.pod is not None]
     room = measure(snapshot, assessment, withdrawn, coordinators, settings.limits)
     return plan_all(works, room, now, settings)
 
 
 def _turn(
     work: Work,
-    succession: Succession,
+    replacement: CoordinatorReplacement,
     snapshot: Snapshot,
     assessment: LossAssessment,
     plan: Plan,
@@ -218,8 +229,8 @@ def _turn(
     if context.view.deleting:
         return []
     taken = dict(incarnations(work.made))
-    if succession.incarnation is not None:
-        taken[COORDINATOR_SLOT] = succession.incarnation
+    if replacement.incarnation is not None:
+        taken[COORDINATOR_SLOT] = replacement.incarnation
     over_share = plan.over_share_of(context.view.key)
     health = examine(context, work.states, work.surplus, over_share)
     recovery = follow(context, work.states, health, assessment, plan, now)
@@ -232,7 +243,7 @@ def _turn(
         _trouble(context, snapshot, assessment),
         now,
     )
-    actions: list[Action] = [*succession.prepare, *succession.create, *succession.remove]
+    actions: list[Action] = [*replacement.prepare, *replacement.create, *replacement.remove]
     if owned(status) != owned(context.view.status):
         slow = without_figures(status) != without_figures(context.view.status)
         view = context.view
@@ -243,10 +254,10 @@ def _turn(
         )
         actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
     change = Change(
-        context, work.states, assessment, plan, status, succession.why, succession.incarnation
+        context, work.states, assessment, plan, status, replacement.why, replacement.incarnation
     )
     actions += tell(change)
-    if succession.create or any(m.due for m in work.made):
+    if replacement.create or any(m.due for m in work.made):
         actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
     actions += nodes_to_avoid((m.state for m in work.made), assessment)
     actions += [m.create for m in work.made if m.due]

@@ -33,7 +33,7 @@ class Change:
     assessment: LossAssessment
     plan: Plan
     new: Mapping[str, Any]
-    succession: str  # why the coordinator was replaced; empty: it was not
+    replacement: str  # why the coordinator was replaced; empty: it was not
     incarnation: int | None
 
     @property
@@ -203,8 +203,8 @@ def _round(change: Change, query: str) -> int:
 
 
 def _coordinator(change: Change) -> Iterator[Words]:
-    if change.incarnation is not None and change.incarnation > 1 and change.succession:
-        note = f"coordinator {change.incarnation} follows: {change.succession}"
+    if change.incarnation is not None and change.incarnation > 1 and change.replacement:
+        note = f"coordinator {change.incarnation} follows: {change.replacement}"
         yield True, "CoordinatorReplaced", "Replace", note, f"{change.incarnation}"
 
 

@@ -27,7 +27,7 @@ def is_asked(context: ReconcileContext) -> bool:
 
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
-    """The states, one of them `OUTDATED`, if its turn has come."""
+    """The states, one of them `OUTDATED`, if one may be replaced now."""
     if not is_asked(context) or not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)

@@ -23,14 +23,14 @@ from rekindle_operator.reconcile.actions import (
     CreateToken,
     DeleteConfig,
     DeletePod,
+    DryRunPods,
     EmitEvent,
     EnsureAccess,
     EnsureLease,
     OpenGate,
     Rank,
     ShunNode,
-    TryPods,
-    Turn,
+    TopologyActions,
     WriteStatus,
 )
 
@@ -73,24 +73,26 @@ class Step:
         return max(self.stage, Stage.PLACE), self.rank, self.stage
 
 
-def schedule(turns: Iterable[Turn]) -> list[Step]:
+def schedule(decisions: Iterable[TopologyActions]) -> list[Step]:
     """Each action once, though several may ask for it."""
     chosen: dict[str, Step] = {}
-    for step in sorted((s for turn in turns for s in _steps(turn)), key=lambda s: s.order):
+    for step in sorted(
+        (s for decision in decisions for s in _steps(decision)), key=lambda s: s.order
+    ):
         chosen.setdefault(step.key, step)
     return list(chosen.values())
 
 
-def _steps(turn: Turn) -> Iterator[Step]:
-    status = next((a for a in turn.actions if isinstance(a, WriteStatus)), None)
-    created = (a for a in turn.actions if isinstance(a, CreatePod))
-    most_urgent = min((_rank(turn, a.name) for a in created), default=_LAST)
-    for action in turn.actions:
+def _steps(decision: TopologyActions) -> Iterator[Step]:
+    status = next((a for a in decision.actions if isinstance(a, WriteStatus)), None)
+    created = (a for a in decision.actions if isinstance(a, CreatePod))
+    most_urgent = min((_rank(decision, a.name) for a in created), default=_LAST)
+    for action in decision.actions:
         stage = _stage(action)
         needed = stage is Stage.PREPARE and _is_waited_for(action)
-        rank = most_urgent if needed else _own_rank(turn, action)
-        after = _after(action, turn.actions, status)
-        yield Step(turn.owner, action, key_of(action), stage, rank, after)
+        rank = most_urgent if needed else _own_rank(decision, action)
+        after = _after(action, decision.actions, status)
+        yield Step(decision.owner, action, key_of(action), stage, rank, after)
 
 
 def _is_waited_for(action: Action) -> bool:
@@ -98,18 +100,18 @@ def _is_waited_for(action: Action) -> bool:
     return isinstance(action, (WriteStatus, CreateConfig, CreateToken, EnsureAccess, EnsureLease))
 
 
-def _own_rank(turn: Turn, action: Action) -> Rank:
+def _own_rank(decision: TopologyActions, action: Action) -> Rank:
     match action:
         case CreatePod() | OpenGate():
-            return _rank(turn, action.name)
+            return _rank(decision, action.name)
         case ShunNode() | AvoidNode() | DeletePod():
             return _FIRST
         case _:
             return _LAST
 
 
-def _rank(turn: Turn, name: str) -> Rank:
-    return turn.ranks.get(name, _LAST)
+def _rank(decision: TopologyActions, name: str) -> Rank:
+    return decision.ranks.get(name, _LAST)
 
 
 def _stage(action: Action) -> Stage:
@@ -124,7 +126,7 @@ def _stage(action: Action) -> Stage:
             return Stage.PREPARE if action.frees else Stage.CLEAN_UP
         case CreatePod() | OpenGate():
             return Stage.PLACE
-        case TryPods():
+        case DryRunPods():
             return Stage.VALIDATE
         case DeleteConfig():
             return Stage.CLEAN_UP
@@ -157,7 +159,7 @@ def _after(
 def key_of(action: Action) -> str:
     kind = type(action).__name__
     match action:
-        case TryPods():
+        case DryRunPods():
             return f"{kind} {action.uid} {action.generation}"
         case CreateConfig() | EnsureLease():
             return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"

@@ -91,7 +91,7 @@ def task_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:
     ]
 
 
-def census(
+def observe_slots(
     context: ReconcileContext,
     snapshot: Snapshot,
     assessment: LossAssessment,

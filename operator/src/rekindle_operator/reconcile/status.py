@@ -14,7 +14,7 @@ from typing import Any
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile.conditions import (
     Condition,
-    Trouble,
+    OperatorProblem,
     condition_of,
     conditions_of,
     dated,
@@ -47,7 +47,7 @@ def build_status(
     health: Health,
     recovery: Recovery,
     slots: list[dict[str, object]],
-    trouble: Trouble | None,
+    trouble: OperatorProblem | None,
     now: float,
 ) -> dict[str, Any]:
     lags = [q.lag_s for q in health.queries if q.lag_s is not None]
@@ -71,7 +71,7 @@ def build_status(
     return status
 
 
-def failed_status(view: TopologyView, trouble: Trouble, now: float) -> dict[str, Any]:
+def failed_status(view: TopologyView, trouble: OperatorProblem, now: float) -> dict[str, Any]:
     """Of a topology that the operator cannot decide on: what it last wrote, and that nobody knows
     whether it still holds."""
     status = owned(view.status)
