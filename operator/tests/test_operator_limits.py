@@ -1,4 +1,4 @@
-"""What the administrator grants namespaces: priorities are clamped, shares of capacity bounded."""
+"""Limits that an administrator grants namespaces: priorities, and shares of the capacity."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
-from test_operator_plan import demand, item, node, room, started
+from test_operator_plan import capacity, node, pod, query, started
 
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.limits import NamespaceLimits, read_limits
 from rekindle_operator.reconcile.events import readable
-from rekindle_operator.recovery.pack import Room
-from rekindle_operator.recovery.plan import Spare, make_plan
+from rekindle_operator.recovery.pack import Capacity
+from rekindle_operator.recovery.plan import SpareReplica, make_plan
 
 
 def limited(**limits: Any) -> ModelCluster:
@@ -59,11 +59,11 @@ def test_a_priority_above_the_limit_is_clamped_and_told() -> None:
 
 
 def live_beside_a_greedy_namespace(**limits: Any) -> int:
-    """Queries of `flights` that run where there is not room for both topologies."""
+    """Queries of `flights` that run where there is no capacity for both topologies."""
     cluster = limited(**limits)
     spec = flights_spec()
-    for query in spec["queries"]:
-        query["priority"] = 1_000_000
+    for entry in spec["queries"]:
+        entry["priority"] = 1_000_000
     cluster.add_topology("greedy", spec)
     cluster.topologies["greedy"] = replace(cluster.topologies["greedy"], namespace="greedy")
     for name in "ab":
@@ -102,24 +102,24 @@ def test_a_blocking_topology_over_its_share_says_why() -> None:
     assert all("the namespace has its share of the cluster" in w for w in waits)
 
 
-def shared(of: Room, **left: Amounts) -> Room:
-    return Room(of.bins, of.whole, left)
+def shared(of: Capacity, **left: Amounts) -> Capacity:
+    return Capacity(of.nodes, of.whole, left)
 
 
 def test_a_share_that_is_used_up_delays_no_spare_of_others() -> None:
-    items = {"a": replace(item("a", 4), namespace="small")}
-    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
-    nodes = shared(room(node("n", 9)), small=Amounts(2, 100, 10))
-    plan = make_plan([demand("Q", 1, "a")], items, [spare], nodes)
+    pods = {"a": replace(pod("a", 4), namespace="small")}
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    nodes = shared(capacity(node("n", 9)), small=Amounts(2, 100, 10))
+    plan = make_plan([query("Q", 1, "a")], pods, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "n"}
     assert plan.over_share == {("ns/t", "Q")}
 
 
 def test_queries_of_one_namespace_share_its_part() -> None:
-    items = {n: replace(item(n, 2), namespace="small") for n in ("a", "b")} | {"c": item("c", 2)}
-    demands = [demand("A", 9, "a"), demand("B", 8, "b"), demand("C", 1, "c")]
-    nodes = shared(room(node("n", 9)), small=Amounts(3, 100, 10))
-    plan = make_plan(demands, items, [], nodes)
+    pods = {n: replace(pod(n, 2), namespace="small") for n in ("a", "b")} | {"c": pod("c", 2)}
+    queries = [query("A", 9, "a"), query("B", 8, "b"), query("C", 1, "c")]
+    nodes = shared(capacity(node("n", 9)), small=Amounts(3, 100, 10))
+    plan = make_plan(queries, pods, [], nodes)
     assert sorted(started(plan)) == ["A", "C"]
     assert plan.over_share == {("ns/t", "B")}
 
@@ -139,5 +139,5 @@ def test_densities_are_readable(density: float, text: str) -> None:
 
 
 def test_a_density_without_any_node_compares_priorities() -> None:
-    plan = make_plan([demand("A", 30, "a")], {"a": item("a", 500, 1 << 30)}, [], room())
+    plan = make_plan([query("A", 30, "a")], {"a": pod("a", 500, 1 << 30)}, [], capacity())
     assert plan.waiting[0].density == 10.0

@@ -1,4 +1,4 @@
-"""Plan and pack: profit density (docs/design/recovery.md#plan), room, anti-affinity, spares."""
+"""Plan and pack: profit density (docs/design/recovery.md#plan), capacity, anti-affinity, spares."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.model import NodeView, Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
-from rekindle_operator.recovery.pack import Bin, Item, Room, pack
-from rekindle_operator.recovery.plan import Demand, Spare, make_plan
+from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
+from rekindle_operator.recovery.plan import DownQuery, SpareReplica, make_plan
 
 
 def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) -> NodeView:
@@ -31,16 +31,18 @@ def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) 
     )
 
 
-def room(*nodes: NodeView) -> Room:
-    return Room({n.name: Bin(n, n.allocatable) for n in nodes}, total(n.allocatable for n in nodes))
+def capacity(*nodes: NodeView) -> Capacity:
+    return Capacity(
+        {n.name: NodeCapacity(n, n.allocatable) for n in nodes}, total(n.allocatable for n in nodes)
+    )
 
 
-def item(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> Item:
-    return Item(key, Amounts(cpu_m, memory, 1), group or key, replica)
+def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> PodToPlace:
+    return PodToPlace(key, Amounts(cpu_m, memory, 1), group or key, replica)
 
 
-def demand(name: str, priority: int, *needs: str, patient: bool = False) -> Demand:
-    return Demand(("ns/t", name), priority, frozenset(needs), patient)
+def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) -> DownQuery:
+    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long)
 
 
 def started(plan: Any) -> list[str]:
@@ -49,136 +51,141 @@ def started(plan: Any) -> list[str]:
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
     """C_k / f_k: alone each of a and b costs 4 + 1; together they share the 4."""
-    items = {n: item(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
-    demands = [demand("A", 10, "shared", "a"), demand("B", 10, "shared", "b"), demand("C", 10, "c")]
-    plan = make_plan(demands, items, [], room(node("n", 6)))
+    pods = {n: pod(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
+    queries = [query("A", 10, "shared", "a"), query("B", 10, "shared", "b"), query("C", 10, "c")]
+    plan = make_plan(queries, pods, [], capacity(node("n", 6)))
     assert started(plan) == ["A", "B"]
     assert [r.key[1] for r in plan.waiting] == ["C"]
 
 
 def test_what_is_left_goes_to_the_next_best_query_that_fits() -> None:
-    items = {n: item(n, cpu) for n, cpu in (("big", 5), ("huge", 8), ("small", 1))}
-    demands = [demand("B", 100, "big"), demand("H", 100, "huge"), demand("S", 1, "small")]
-    assert started(make_plan(demands, items, [], room(node("n", 6)))) == ["B", "S"]
+    pods = {n: pod(n, cpu) for n, cpu in (("big", 5), ("huge", 8), ("small", 1))}
+    queries = [query("B", 100, "big"), query("H", 100, "huge"), query("S", 1, "small")]
+    assert started(make_plan(queries, pods, [], capacity(node("n", 6)))) == ["B", "S"]
 
 
 def test_a_second_resource_can_be_the_short_one() -> None:
-    items = {"a": item("a", 1, memory=60), "b": item("b", 1, memory=60)}
-    plan = make_plan([demand("A", 2, "a"), demand("B", 1, "b")], items, [], room(node("n", 50)))
+    pods = {"a": pod("a", 1, memory=60), "b": pod("b", 1, memory=60)}
+    plan = make_plan([query("A", 2, "a"), query("B", 1, "b")], pods, [], capacity(node("n", 50)))
     assert started(plan) == ["A"]
 
 
 def test_the_number_of_pods_is_a_resource() -> None:
-    items = {"a": item("a"), "b": item("b")}
+    pods = {"a": pod("a"), "b": pod("b")}
     plan = make_plan(
-        [demand("A", 2, "a"), demand("B", 1, "b")], items, [], room(node("n", 50, pods=1))
+        [query("A", 2, "a"), query("B", 1, "b")], pods, [], capacity(node("n", 50, pods=1))
     )
     assert started(plan) == ["A"]
 
 
 def test_replicas_of_one_partition_never_share_a_node() -> None:
-    replicas = [item(f"r{r}", group="p", replica=r) for r in range(3)]
-    assert pack(replicas, room(node("a", 9), node("b", 9))) is None
-    packed = pack(replicas, room(node("a", 9), node("b", 9), node("c", 9)))
-    assert packed is not None
-    assert len(set(packed.nodes.values())) == 3
+    replicas = [pod(f"r{r}", group="p", replica=r) for r in range(3)]
+    assert pack(replicas, capacity(node("a", 9), node("b", 9))) is None
+    placement = pack(replicas, capacity(node("a", 9), node("b", 9), node("c", 9)))
+    assert placement is not None
+    assert len(set(placement.nodes.values())) == 3
 
 
 def test_taints_and_selectors_are_obeyed() -> None:
     tainted = node("tainted", 9, taints=(Taint("dedicated", "x", "NoSchedule"),))
     labelled = node("labelled", 9, labels={"disk": "ssd"})
-    everywhere = room(tainted, labelled)
+    everywhere = capacity(tainted, labelled)
     tolerant = Toleration("dedicated", "Equal", "x", "")
-    placed = pack([Item("t", Amounts(1), "t", 0, (), (tolerant,))], room(tainted))
+    placed = pack([PodToPlace("t", Amounts(1), "t", 0, (), (tolerant,))], capacity(tainted))
     assert placed is not None
-    assert pack([item("i")], room(tainted)) is None
-    chosen = pack([Item("s", Amounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
+    assert pack([pod("i")], capacity(tainted)) is None
+    chosen = pack([PodToPlace("s", Amounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
     assert chosen is not None
     assert chosen.nodes == {"s": "labelled"}
-    assert pack([Item("s", Amounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
+    assert pack([PodToPlace("s", Amounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
 
 
 def test_the_search_finds_what_best_fit_misses() -> None:
     sizes = [4, 3, 3, 2, 2, 2]  # 8 + 8 exactly
-    packed = pack([item(f"i{n}", s) for n, s in enumerate(sizes)], room(node("a", 8), node("b", 8)))
-    assert packed is not None
+    placement = pack(
+        [pod(f"i{n}", s) for n, s in enumerate(sizes)], capacity(node("a", 8), node("b", 8))
+    )
+    assert placement is not None
 
 
-def test_spares_wait_while_a_query_saves_up_capacity_and_go_first_when_it_is_patient() -> None:
-    items = {"a": item("a", 4), "b": item("b", 4)}
-    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
-    nodes = room(node("n", 6))
-    held = make_plan([demand("Q", 1, "a", "b")], items, [spare], nodes)
+def test_spares_wait_while_a_query_saves_up_capacity_and_go_first_when_it_has_waited_long() -> None:
+    pods = {"a": pod("a", 4), "b": pod("b", 4)}
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    nodes = capacity(node("n", 6))
+    held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
-    given_up = make_plan([demand("Q", 1, "a", "b", patient=True)], items, [spare], nodes)
+    given_up = make_plan([query("Q", 1, "a", "b", has_waited_long=True)], pods, [spare], nodes)
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
 def test_a_query_that_no_node_could_ever_hold_keeps_no_spare_waiting() -> None:
-    items = {"a": item("a", 40)}
-    spare = Spare(item("spare", 1), 5, "")
-    plan = make_plan([demand("Q", 1, "a")], items, [spare], room(node("n", 6)))
+    pods = {"a": pod("a", 40)}
+    spare = SpareReplica(pod("spare", 1), 5, "")
+    plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
     assert dict(plan.nodes) == {"spare": "n"}
 
 
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Of nodes that the query cannot go to, and of what is left beside all that it misses."""
-    big = Item("big", Amounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
-    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    big = PodToPlace("big", Amounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
-    used = Bin(ssd, ssd.allocatable - Amounts(4, 1, 1))
-    nodes = Room({"plain": Bin(plain, Amounts(1, 9, 9)), "ssd": used}, ssd.allocatable)
-    plan = make_plan([demand("Q", 1, "big")], {"big": big}, [spare], nodes)
+    used = NodeCapacity(ssd, ssd.allocatable - Amounts(4, 1, 1))
+    nodes = Capacity({"plain": NodeCapacity(plain, Amounts(1, 9, 9)), "ssd": used}, ssd.allocatable)
+    plan = make_plan([query("Q", 1, "big")], {"big": big}, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "plain"}
 
 
 def test_a_query_that_lacks_a_device_holds_no_cpu_back() -> None:
-    gpu = Item("g", Amounts(1, 1, 1, (("gpu", 1),)), "g", 0)
-    spare = Spare(item("spare", 1, group="run", replica=1), 5, "")
+    gpu = PodToPlace("g", Amounts(1, 1, 1, (("gpu", 1),)), "g", 0)
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     whole = Amounts(8, 100, 10, (("gpu", 1),))
-    taken = Bin(replace(node("n", 8), allocatable=whole), Amounts(4, 99, 9))
-    plan = make_plan([demand("Q", 1, "g")], {"g": gpu}, [spare], Room({"n": taken}, whole))
+    taken = NodeCapacity(replace(node("n", 8), allocatable=whole), Amounts(4, 99, 9))
+    plan = make_plan([query("Q", 1, "g")], {"g": gpu}, [spare], Capacity({"n": taken}, whole))
     assert dict(plan.nodes) == {"spare": "n"}
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     missing=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    bins=st.lists(
+    nodes=st.lists(
         st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), min_size=1, max_size=3
     ),
     spares=st.lists(st.integers(1, 3), max_size=3),
     data=st.data(),
 )
 def test_no_spare_takes_what_a_waiting_query_may_need(
-    missing: list[int], bins: Any, spares: list[int], data: Any
+    missing: list[int], nodes: Any, spares: list[int], data: Any
 ) -> None:
-    """Whatever room the nodes get: what would fit without the spares fits beside them."""
-    items = {
-        f"i{n}": Item(f"i{n}", Amounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),))
+    """Whatever capacity the nodes get: what would fit without the spares fits beside them."""
+    pods = {
+        f"i{n}": PodToPlace(f"i{n}", Amounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),))
         for n, cpu in enumerate(missing)
     }
     made = {}
-    for n, (free, used, has_ssd) in enumerate(bins):
+    for n, (free, used, has_ssd) in enumerate(nodes):
         labels = {"disk": "ssd"} if has_ssd else {}
-        made[f"n{n}"] = Bin(node(f"n{n}", free + used, labels=labels), Amounts(free, 90, 9))
-    nodes = Room(made, total(b.node.allocatable for b in made.values()))
-    extra = [Spare(item(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
-    plan = make_plan([demand("Q", 1, *items)], items, extra, nodes)
+        made[f"n{n}"] = NodeCapacity(
+            node(f"n{n}", free + used, labels=labels), Amounts(free, 90, 9)
+        )
+    available = Capacity(made, total(b.node.allocatable for b in made.values()))
+    extra = [SpareReplica(pod(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
+    plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
     if plan.order:
         return  # nothing waits
-    if not all(nodes.could_ever_hold(i) for i in items.values()):
-        return  # it waits for more than room
+    if not all(available.fits_when_empty(i) for i in pods.values()):
+        return  # it waits for more than capacity
     taken = dict.fromkeys(made, 0)
     for n, cpu in enumerate(spares):
         if (place := plan.nodes.get(f"s{n}")) is not None:
             taken[place] += cpu
     freed = {
-        name: data.draw(st.integers(0, used)) for name, (_, used, _) in zip(made, bins, strict=True)
+        name: data.draw(st.integers(0, used))
+        for name, (_, used, _) in zip(made, nodes, strict=True)
     }
     later = {
         name: made[name].free.cpu_m + freed[name]
-        for name, (_, _, ssd) in zip(made, bins, strict=True)
+        for name, (_, _, ssd) in zip(made, nodes, strict=True)
         if ssd
     }
     if _fits(missing, list(later.values())):
@@ -200,63 +207,65 @@ _PARTS = st.dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(
     sizes=_PARTS,
-    bins=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_no_waiting_query_fits_and_no_node_is_overfull(sizes: Any, bins: Any, data: Any) -> None:
+def test_no_waiting_query_fits_and_no_node_is_overfull(sizes: Any, nodes: Any, data: Any) -> None:
     """I6 and I8, against packing by brute force."""
-    items = {name: item(name, cpu) for name, cpu in sizes.items()}
-    needs = st.sets(st.sampled_from(sorted(items)), min_size=1)
-    demands = [
-        demand(f"q{n}", data.draw(st.integers(0, 9)), *data.draw(needs))
+    pods = {name: pod(name, cpu) for name, cpu in sizes.items()}
+    needs = st.sets(st.sampled_from(sorted(pods)), min_size=1)
+    queries = [
+        query(f"q{n}", data.draw(st.integers(0, 9)), *data.draw(needs))
         for n in range(data.draw(st.integers(1, 4)))
     ]
-    wanted = {n for d in demands for n in d.needs}
-    items = {k: v for k, v in items.items() if k in wanted}
-    nodes = [node(f"n{i}", cpu) for i, cpu in enumerate(bins)]
-    plan = make_plan(demands, items, [], room(*nodes))
+    wanted = {n for d in queries for n in d.needs}
+    pods = {k: v for k, v in pods.items() if k in wanted}
+    made = [node(f"n{i}", cpu) for i, cpu in enumerate(nodes)]
+    plan = make_plan(queries, pods, [], capacity(*made))
 
-    free = {n.name: n.allocatable.cpu_m for n in nodes}
+    free = {n.name: n.allocatable.cpu_m for n in made}
     for key, place in plan.nodes.items():
         free[place] -= sizes[key]
     assert min(free.values()) >= 0
-    by_name = {d.key: d for d in demands}
+    by_name = {d.key: d for d in queries}
     for ranked in plan.order:
         assert by_name[ranked.key].needs <= set(plan.nodes), "all of a query or nothing"
     for ranked in plan.waiting:
         left = [sizes[n] for n in by_name[ranked.key].needs - set(plan.nodes)]
         assert left
         assert not _fits(left, list(free.values())), f"{ranked.key} would fit"
-    assert len(plan.order) + len(plan.waiting) == len(demands)
+    assert len(plan.order) + len(plan.waiting) == len(queries)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     sizes=_PARTS,
-    bins=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     data=st.data(),
 )
 def test_a_plan_is_worth_no_less_than_the_best_single_query(
-    sizes: Any, bins: Any, data: Any
+    sizes: Any, nodes: Any, data: Any
 ) -> None:
-    items = {name: item(name, cpu) for name, cpu in sizes.items()}
-    needs = st.sets(st.sampled_from(sorted(items)), min_size=1)
-    demands = [
-        demand(f"q{n}", data.draw(st.integers(0, 99)), *data.draw(needs))
+    pods = {name: pod(name, cpu) for name, cpu in sizes.items()}
+    needs = st.sets(st.sampled_from(sorted(pods)), min_size=1)
+    queries = [
+        query(f"q{n}", data.draw(st.integers(0, 99)), *data.draw(needs))
         for n in range(data.draw(st.integers(1, 4)))
     ]
-    wanted = {n for d in demands for n in d.needs}
-    items = {k: v for k, v in items.items() if k in wanted}
-    plan = make_plan(demands, items, [], room(*(node(f"n{i}", cpu) for i, cpu in enumerate(bins))))
-    priorities = {d.key: d.priority for d in demands}
-    singles = [d.priority for d in demands if _fits([sizes[n] for n in d.needs], list(bins))]
+    wanted = {n for d in queries for n in d.needs}
+    pods = {k: v for k, v in pods.items() if k in wanted}
+    plan = make_plan(
+        queries, pods, [], capacity(*(node(f"n{i}", cpu) for i, cpu in enumerate(nodes)))
+    )
+    priorities = {d.key: d.priority for d in queries}
+    singles = [d.priority for d in queries if _fits([sizes[n] for n in d.needs], list(nodes))]
     assert sum(priorities[r.key] for r in plan.order) >= max(singles, default=0)
 
 
 def test_a_small_dense_query_keeps_out_no_important_one() -> None:
-    items = {"s": item("s", 10), "b": item("b", 1000)}
+    pods = {"s": pod("s", 10), "b": pod("b", 1000)}
     plan = make_plan(
-        [demand("small", 2, "s"), demand("big", 100, "b")], items, [], room(node("n", 1000))
+        [query("small", 2, "s"), query("big", 100, "b")], pods, [], capacity(node("n", 1000))
     )
     assert started(plan) == ["big"]
 
@@ -264,23 +273,23 @@ def test_a_small_dense_query_keeps_out_no_important_one() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     sizes=_PARTS,
-    bins=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    nodes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     spares=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=4),
     priority=st.integers(0, 9),
 )
 def test_a_spare_that_fits_nowhere_changes_no_placement(
-    sizes: Any, bins: Any, spares: Any, priority: int
+    sizes: Any, nodes: Any, spares: Any, priority: int
 ) -> None:
-    items = {name: item(name, cpu) for name, cpu in sizes.items()}
-    demands = [demand(f"q{name}", n, name) for n, name in enumerate(items)]
-    nodes = room(*(node(f"n{i}", cpu) for i, cpu in enumerate(bins)))
+    pods = {name: pod(name, cpu) for name, cpu in sizes.items()}
+    queries = [query(f"q{name}", n, name) for n, name in enumerate(pods)]
+    available = capacity(*(node(f"n{i}", cpu) for i, cpu in enumerate(nodes)))
     others = [
-        Spare(item(f"s{n}", cpu, group="run", replica=n), rank, "")
+        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), rank, "")
         for n, (cpu, rank) in enumerate(spares)
     ]
-    nowhere = Item("z", Amounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
-    without = make_plan(demands, items, others, nodes)
-    impossible = make_plan(demands, items, [*others, Spare(nowhere, priority, "")], nodes)
+    nowhere = PodToPlace("z", Amounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
+    without = make_plan(queries, pods, others, available)
+    impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
     assert impossible == without
 
 
@@ -345,29 +354,32 @@ def test_terms_are_alternatives_their_requirements_are_not_and_an_empty_one_matc
 
 def test_a_task_is_packed_only_where_its_node_affinity_lets_it() -> None:
     terms = required_terms(affinity(expression("disk", "In", "fast")))
-    wanted = Item("i", Amounts(1, 1, 1), "i", 0, affinity=terms)
-    nodes = room(node("a", 9), node("b", 2, labels={"disk": "fast"}))
-    packed = pack([wanted], nodes)
-    assert packed is not None
-    assert packed.nodes == {"i": "b"}
-    assert pack([wanted], room(node("a", 9))) is None
+    wanted = PodToPlace("i", Amounts(1, 1, 1), "i", 0, affinity=terms)
+    nodes = capacity(node("a", 9), node("b", 2, labels={"disk": "fast"}))
+    placement = pack([wanted], nodes)
+    assert placement is not None
+    assert placement.nodes == {"i": "b"}
+    assert pack([wanted], capacity(node("a", 9))) is None
 
 
 def test_an_overcommitted_node_takes_no_room_from_the_others() -> None:
     over, well = node("a", 4), node("b", 4)
-    bins = {"a": Bin(over, Amounts(-3, 50, 5)), "b": Bin(well, Amounts(4, 50, 5))}
-    packed = pack([item("i", 4)], Room(bins, Amounts(8, 200, 20)))
-    assert packed is not None
-    assert packed.nodes == {"i": "b"}
+    nodes = {
+        "a": NodeCapacity(over, Amounts(-3, 50, 5)),
+        "b": NodeCapacity(well, Amounts(4, 50, 5)),
+    }
+    placement = pack([pod("i", 4)], Capacity(nodes, Amounts(8, 200, 20)))
+    assert placement is not None
+    assert placement.nodes == {"i": "b"}
 
 
 def test_a_query_that_no_node_takes_leaves_the_others_spread() -> None:
-    items = {f"x{n}": item(f"x{n}", 5, memory=5) for n in range(4)}
-    nowhere = Item("z", Amounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
-    nodes = room(*(node(f"n{n}", 50) for n in range(4)))
+    pods = {f"x{n}": pod(f"x{n}", 5, memory=5) for n in range(4)}
+    nowhere = PodToPlace("z", Amounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
+    nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
-        [demand("q", 1, *items), demand("other", 9, "z", patient=True)],
-        {**items, "z": nowhere},
+        [query("q", 1, *pods), query("other", 9, "z", has_waited_long=True)],
+        {**pods, "z": nowhere},
         [],
         nodes,
     )

@@ -138,7 +138,7 @@ def _check_capacity(cluster: ModelCluster) -> None:
 
 
 def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
-    """I8, seen from outside: storm-watch is one task, so any node would do that has room for it
+    """I8, seen from outside: storm-watch is one task, so any node would do that has capacity for it
     and has not refused its like."""
     snapshot = cluster.snapshot()
     usable = assess_nodes(snapshot, cluster.now, cluster.settings.timing).usable

@@ -11,9 +11,9 @@ from rekindle_operator.cluster.model import NodeView
 from rekindle_operator.reconcile.actions import AvoidNode
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss, LossAssessment
-from rekindle_operator.recovery.pack import Bin, Item
+from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
-# What the plan knows as well as they do, and what passes: somebody else was faster with the room.
+# Reasons that the plan knows too, or that pass: another pod took the capacity first.
 _OF_THE_MOMENT = (
     "Insufficient",
     "Too many pods",
@@ -49,12 +49,12 @@ def nodes_to_avoid(states: Iterable[SlotState], assessment: LossAssessment) -> l
 
 
 def still_avoided(
-    item: Item, nodes: frozenset[str], usable: Mapping[str, NodeView]
+    pod: PodToPlace, nodes: frozenset[str], usable: Mapping[str, NodeView]
 ) -> frozenset[str]:
-    """`nodes`, unless they are all that could take the item: then each is tried again in time."""
+    """`nodes`, unless they are all that could take the pod: then each is tried again in time."""
     others = (node for name, node in usable.items() if name not in nodes)
     takes = any(
-        node.allocatable.covers(item.ask) and Bin(node, node.allocatable).admits(item)
+        node.allocatable.covers(pod.ask) and NodeCapacity(node, node.allocatable).admits(pod)
         for node in others
     )
     return nodes if takes else frozenset()

@@ -1,7 +1,7 @@
 """From the slots of all topologies to one plan, and from the plan to opened gates. Pure.
 
-Every slot that neither runs nor has room reserved takes part, also those whose pods this very pass
-creates: a plan over the half of them that the API server has confirmed would start the wrong query.
+Every slot that neither runs nor has reserved capacity takes part, also those whose pods this pass
+creates: a plan over only those that the API server has confirmed would start the wrong query.
 
 Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
@@ -25,8 +25,8 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import Replacement, SlotState, Stand
 from rekindle_operator.recovery.affinity import required_terms
 from rekindle_operator.recovery.losses import LossAssessment
-from rekindle_operator.recovery.pack import Bin, Item, Room, pack
-from rekindle_operator.recovery.plan import Demand, Plan, Spare, make_plan
+from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
+from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import ASK
 from rekindle_operator.resources.task import open_gate_patch
@@ -36,55 +36,57 @@ _REFUSED_FOR_GOOD = 2  # tries; a quota may refuse the first until this pass has
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PodCandidate:
     """A slot that needs a node; `pod` is its gated pod, None while that is only being made."""
 
     state: SlotState
-    item: Item
+    to_place: PodToPlace
     pod: PodView | None
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlanInput:
     """One topology's part in the plan."""
 
     context: ReconcileContext
     states: tuple[SlotState, ...]
     made: tuple[Replacement, ...] = ()
     surplus: tuple[PodView, ...] = ()  # that serve until others do
-    candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by slot key
+    candidates: Mapping[str, PodCandidate] = field(default_factory=dict)  # by slot key
 
 
 def partition_key(uid: str, slot: Slot) -> str:
     return f"{uid}/{slot.segment}/{slot.partition}"
 
 
-def with_candidates(work: Work, snapshot: Snapshot, assessment: LossAssessment) -> Work:
-    uid = work.context.view.uid
-    made = {m.state.slot.key: m.create.manifest for m in work.made}
+def with_candidates(
+    plan_input: PlanInput, snapshot: Snapshot, assessment: LossAssessment
+) -> PlanInput:
+    uid = plan_input.context.view.uid
+    made = {m.state.slot.key: m.create.manifest for m in plan_input.made}
     found = {}
-    for state in work.states:
+    for state in plan_input.states:
         key, pod = state.slot.key, None
         if manifest := made.get(key):
-            item = _item_of_manifest(uid, state, manifest)
+            to_place = _from_manifest(uid, state, manifest)
             shape = manifest["metadata"]["annotations"].get(ANNOTATION_SHAPE, "")
         elif state.stand is Stand.GATED and state.loss is None and state.pod is not None:
             pod = state.pod
-            item, shape = _item_of_pod(uid, state, pod), pod.shape
+            to_place, shape = _from_pod(uid, state, pod), pod.shape
         else:
             continue
-        item = replace(item, namespace=work.context.view.namespace)
+        to_place = replace(to_place, namespace=plan_input.context.view.namespace)
         if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
-            # Room that is kept for a pod which the API server will not have is kept for nobody.
-            item = replace(item, avoid=frozenset(assessment.usable))
+            # Capacity that is kept for a pod which the API server will not have is kept for nobody.
+            to_place = replace(to_place, avoid=frozenset(assessment.usable))
         elif bad := snapshot.unsuitable.get(shape):
-            item = replace(item, avoid=still_avoided(item, bad, assessment.usable))
-        found[key] = Candidate(state, item, pod)
-    return replace(work, candidates=found)
+            to_place = replace(to_place, avoid=still_avoided(to_place, bad, assessment.usable))
+        found[key] = PodCandidate(state, to_place, pod)
+    return replace(plan_input, candidates=found)
 
 
-def _item_of_pod(uid: str, state: SlotState, pod: PodView) -> Item:
-    return Item(
+def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
+    return PodToPlace(
         key=f"{uid}/{state.slot.key}",
         ask=pod.requests,
         group=partition_key(uid, state.slot),
@@ -95,9 +97,9 @@ def _item_of_pod(uid: str, state: SlotState, pod: PodView) -> Item:
     )
 
 
-def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
+def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace:
     spec = manifest["spec"]
-    return Item(
+    return PodToPlace(
         key=f"{uid}/{state.slot.key}",
         ask=pod_requests(spec),
         group=partition_key(uid, state.slot),
@@ -108,19 +110,19 @@ def _item_of_manifest(uid: str, state: SlotState, manifest: Manifest) -> Item:
     )
 
 
-def measure(
+def measure_capacity(
     snapshot: Snapshot,
     assessment: LossAssessment,
     gone: Iterable[str],
     coordinators: Iterable[Manifest],
     limits: NamespaceLimits,
-) -> Room:
+) -> Capacity:
     """What the usable nodes have left: bound pods of any owner count until they are gone, opened
     ones until they are bound (`gone`: uids whose reservation this pass withdraws), and so do
     coordinators that the scheduler has yet to place (`coordinators`: those yet to be made)."""
     used: dict[str, list[PodView]] = defaultdict(list)
     withdrawn = set(gone)
-    unplaced = [_coordinator_item(m["spec"]) for m in coordinators]
+    unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         place = _place(pod)
         if pod.ended or (pod.node is None and pod.uid in withdrawn):
@@ -130,8 +132,8 @@ def measure(
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             terms = required_terms(pod.affinity)
             selector = tuple(sorted(pod.selector.items()))
-            unplaced.append(Item("", ASK, "", 0, selector, pod.tolerations, terms))
-    bins = {}
+            unplaced.append(PodToPlace("", ASK, "", 0, selector, pod.tolerations, terms))
+    nodes = {}
     for name, node in assessment.usable.items():
         here = used.get(name, [])
         holds = frozenset(
@@ -140,29 +142,29 @@ def measure(
             if p.role == ROLE_TASK and p.slot is not None
         )
         free = node.allocatable - total(p.requests for p in here)
-        bins[name] = Bin(node, free, holds)
+        nodes[name] = NodeCapacity(node, free, holds)
     whole = total(n.allocatable for n in assessment.usable.values())
-    room = Room(bins, whole, _left_of_shares(snapshot, used, whole, limits))
-    for number, item in enumerate(unplaced):
+    capacity = Capacity(nodes, whole, _left_of_shares(snapshot, used, whole, limits))
+    for number, to_place in enumerate(unplaced):
         key = f"coordinator {number}"
-        packed = pack([replace(item, key=key, group=key)], room)
-        room = packed.room if packed is not None else room
-    return room
+        placement = pack([replace(to_place, key=key, group=key)], capacity)
+        capacity = placement.capacity if placement is not None else capacity
+    return capacity
 
 
 def _place(pod: PodView) -> str | None:
-    """The node that it takes room of. A required node alone reserves nothing: any author may write
-    one into a pod that waits, for its gate or because the scheduler has refused it."""
+    """The node whose capacity it takes. A required node alone reserves nothing: any author may
+    write one into a pod that waits for its gate, or that the scheduler has refused."""
     if pod.node is not None or pod.pinned is None:
         return pod.node
     waits = GATE in pod.gates if pod.topology is not None else bool(pod.gates or pod.refusal)
     return None if waits else pod.pinned
 
 
-def _coordinator_item(spec: Manifest) -> Item:
+def _from_coordinator(spec: Manifest) -> PodToPlace:
     selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
     terms = required_terms(spec.get("affinity"))
-    return Item("", ASK, "", 0, selector, tolerations_of(spec), terms)
+    return PodToPlace("", ASK, "", 0, selector, tolerations_of(spec), terms)
 
 
 def _left_of_shares(
@@ -181,117 +183,131 @@ def _left_of_shares(
     return left
 
 
-def plan_all(works: Sequence[Work], room: Room, now: float, settings: Settings) -> Plan:
+def plan_all(
+    inputs: Sequence[PlanInput], capacity: Capacity, now: float, settings: Settings
+) -> Plan:
     """One plan over all topologies."""
-    demands: list[Demand] = []
-    items: dict[str, Item] = {}
-    spares: list[Spare] = []
-    for work in works:
-        if not work.candidates or work.context.running is None:
+    down: list[DownQuery] = []
+    pods_to_place: dict[str, PodToPlace] = {}
+    spares: list[SpareReplica] = []
+    for plan_input in inputs:
+        if not plan_input.candidates or plan_input.context.running is None:
             continue
-        if work.context.running.topology.spec.recovery.mode == "Blocking":
-            _demand_in_one_block(work, demands, items, now, settings)
+        if plan_input.context.running.topology.spec.recovery.mode == "Blocking":
+            _add_whole_topology(plan_input, down, pods_to_place, now, settings)
         else:
-            _demand_by_query(work, demands, items, spares, now, settings)
-    return make_plan(demands, items, spares, room)
+            _add_queries(plan_input, down, pods_to_place, spares, now, settings)
+    return make_plan(down, pods_to_place, spares, capacity)
 
 
-def _demand_in_one_block(
-    work: Work, demands: list[Demand], items: dict[str, Item], now: float, settings: Settings
+def _add_whole_topology(
+    plan_input: PlanInput,
+    down: list[DownQuery],
+    pods_to_place: dict[str, PodToPlace],
+    now: float,
+    settings: Settings,
 ) -> None:
-    """Blocking recovery: nothing starts before there is room for all (the baseline of
+    """Blocking recovery: nothing starts before there is capacity for all (the baseline of
     progressive recovery (Su and Zhou 2017), section 4)."""
-    assert work.context.running is not None
-    queries = work.context.running.topology.spec.queries
-    needs = {c.item.key: c.item for c in work.candidates.values()}
-    items |= needs
-    demands.append(
-        Demand(
-            key=(work.context.view.key, ""),
-            priority=sum(_priority(work, q, settings) for q in queries),
+    assert plan_input.context.running is not None
+    queries = plan_input.context.running.topology.spec.queries
+    needs = {c.to_place.key: c.to_place for c in plan_input.candidates.values()}
+    pods_to_place |= needs
+    down.append(
+        DownQuery(
+            key=(plan_input.context.view.key, ""),
+            priority=sum(_priority(plan_input, q, settings) for q in queries),
             needs=frozenset(needs),
-            patient=_is_patient(work.candidates.values(), now, settings.timing),
+            has_waited_long=_has_waited_long(plan_input.candidates.values(), now, settings.timing),
         )
     )
 
 
-def _demand_by_query(
-    work: Work,
-    demands: list[Demand],
-    items: dict[str, Item],
-    spares: list[Spare],
+def _add_queries(
+    plan_input: PlanInput,
+    down: list[DownQuery],
+    pods_to_place: dict[str, PodToPlace],
+    spares: list[SpareReplica],
     now: float,
     settings: Settings,
 ) -> None:
-    assert work.context.running is not None
-    uid, topology = work.context.view.uid, work.context.running.topology
-    held = {partition_key(uid, s.slot) for s in work.states if s.holds}
-    held |= {partition_key(uid, p.slot) for p in work.surplus if p.slot is not None}
-    first: dict[str, Candidate] = {}
-    for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
-        key = candidate.item.group
+    assert plan_input.context.running is not None
+    uid, topology = plan_input.context.view.uid, plan_input.context.running.topology
+    held = {partition_key(uid, s.slot) for s in plan_input.states if s.holds}
+    held |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
+    first: dict[str, PodCandidate] = {}
+    for candidate in sorted(
+        plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
+    ):
+        key = candidate.to_place.group
         if key not in held:
             first.setdefault(key, candidate)
-    items |= {key: c.item for key, c in first.items()}
+    pods_to_place |= {key: c.to_place for key, c in first.items()}
     users: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
-        wanted, priority = _partitions(work, query), _priority(work, query, settings)
+        wanted, priority = _partitions(plan_input, query), _priority(plan_input, query, settings)
         for key in wanted:
             users[key] = max(users[key], priority)
         if needs := wanted & set(first):
-            patient = _is_patient((first[key] for key in needs), now, settings.timing)
-            name = (work.context.view.key, query.name)
-            demands.append(Demand(name, priority, frozenset(needs), patient))
-    firsts = {c.item.key for c in first.values()}
-    for candidate in work.candidates.values():
-        if candidate.item.key not in firsts:
-            group = candidate.item.group
-            spares.append(Spare(candidate.item, users[group], group if group in first else ""))
+            has_waited_long = _has_waited_long((first[key] for key in needs), now, settings.timing)
+            name = (plan_input.context.view.key, query.name)
+            down.append(DownQuery(name, priority, frozenset(needs), has_waited_long))
+    firsts = {c.to_place.key for c in first.values()}
+    for candidate in plan_input.candidates.values():
+        if candidate.to_place.key not in firsts:
+            group = candidate.to_place.group
+            spares.append(
+                SpareReplica(candidate.to_place, users[group], group if group in first else "")
+            )
 
 
-def _partitions(work: Work, query: QuerySpec) -> set[str]:
-    assert work.context.running is not None
-    uid = work.context.view.uid
-    wanted = {s.id for s in work.context.running.topology.ancestry(query)}
-    return {partition_key(uid, s.slot) for s in work.states if s.slot.segment in wanted}
+def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
+    assert plan_input.context.running is not None
+    uid = plan_input.context.view.uid
+    wanted = {s.id for s in plan_input.context.running.topology.ancestry(query)}
+    return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in wanted}
 
 
-def _priority(work: Work, query: QuerySpec, settings: Settings) -> int:
-    return settings.limits.priority(work.context.view.namespace, query.priority)
+def _priority(plan_input: PlanInput, query: QuerySpec, settings: Settings) -> int:
+    return settings.limits.priority(plan_input.context.view.namespace, query.priority)
 
 
-def _is_patient(candidates: Iterable[Candidate], now: float, timing: Timing) -> bool:
+def _has_waited_long(candidates: Iterable[PodCandidate], now: float, timing: Timing) -> bool:
     return all(
         c.pod is not None and now - c.pod.created_at >= timing.redundancy_hold_s for c in candidates
     )
 
 
-def opened_gates(work: Work, plan: Plan, now: float) -> list[OpenGate]:
+def open_gates(plan_input: PlanInput, plan: Plan, now: float) -> list[OpenGate]:
     return [
         OpenGate(
             c.pod.namespace, c.pod.name, c.pod.uid, node, tuple(open_gate_patch(c.pod, node, now))
         )
-        for c in work.candidates.values()
-        if c.pod is not None and (node := plan.nodes.get(c.item.key)) is not None
+        for c in plan_input.candidates.values()
+        if c.pod is not None and (node := plan.nodes.get(c.to_place.key)) is not None
     ]
 
 
-def ranks(work: Work, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
+def ranks(plan_input: PlanInput, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
     """By pod name, what the plan starts first. `places`: queries (or whole topologies, under "")
     in the order of the plan."""
-    if work.context.running is None or not work.candidates:
+    if plan_input.context.running is None or not plan_input.candidates:
         return {}
-    key, topology = work.context.view.key, work.context.running.topology
+    key, topology = plan_input.context.view.key, plan_input.context.running.topology
     best: dict[str, int] = {}
     for query in topology.spec.queries:
         place = places.get((key, query.name), places.get((key, ""), len(places)))
         for segment in topology.ancestry(query):
             best[segment.id] = min(place, best.get(segment.id, place))
-    names = {m.state.slot.key: m.create.name for m in work.made}
-    seen = {partition_key(work.context.view.uid, s.slot) for s in work.states if s.holds}
+    names = {m.state.slot.key: m.create.name for m in plan_input.made}
+    seen = {
+        partition_key(plan_input.context.view.uid, s.slot) for s in plan_input.states if s.holds
+    }
     found: dict[str, Rank] = {}
-    for candidate in sorted(work.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)):
-        slot, group = candidate.state.slot, candidate.item.group
+    for candidate in sorted(
+        plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
+    ):
+        slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
         found[name] = int(group in seen), best.get(slot.segment, len(places))
         seen.add(group)

@@ -26,9 +26,9 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.avoid import nodes_to_avoid
 from rekindle_operator.reconcile.capacity import (
-    Work,
-    measure,
-    opened_gates,
+    PlanInput,
+    measure_capacity,
+    open_gates,
     plan_all,
     ranks,
     with_candidates,
@@ -91,14 +91,18 @@ def reconcile_all(
         made = replacements(context, states, assessment, now, settings)
         replacement = keep_coordinator(context, snapshot, assessment, now, settings)
         serving = surplus(context, states, snapshot, assessment, now, settings.timing)
-        work = with_candidates(Work(context, states, tuple(made), serving), snapshot, assessment)
-        return Prepared(observed.accepting, work, replacement)
+        plan_input = with_candidates(
+            PlanInput(context, states, tuple(made), serving), snapshot, assessment
+        )
+        return Prepared(observed.accepting, plan_input, replacement)
 
     def act(prepared: Prepared) -> TopologyActions:
-        work, replacement = prepared.work, prepared.replacement
-        own = _turn(work, replacement, snapshot, assessment, plan, now)
-        order = ranks(work, places) | {a.name: (-1, 0) for a in replacement.create}
-        return TopologyActions(work.context.view.key, (*prepared.accepting, *own), ranks=order)
+        plan_input, replacement = prepared.plan_input, prepared.replacement
+        own = _turn(plan_input, replacement, snapshot, assessment, plan, now)
+        order = ranks(plan_input, places) | {a.name: (-1, 0) for a in replacement.create}
+        return TopologyActions(
+            plan_input.context.view.key, (*prepared.accepting, *own), ranks=order
+        )
 
     observed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
     prepared = faults.without(prepare, observed)
@@ -150,7 +154,7 @@ class Prepared:
     """What it brings to the plan, and what it needs whatever the plan says."""
 
     accepting: tuple[Action, ...]
-    work: Work
+    plan_input: PlanInput
     replacement: CoordinatorReplacement
 
 
@@ -208,16 +212,16 @@ def _plan(
     settings: Settings,
 ) -> Plan:
     """One plan over all topologies."""
-    works = [p.work for p in prepared]
-    states = [s for work in works for s in work.states]
+    inputs = [p.plan_input for p in prepared]
+    states = [s for plan_input in inputs for s in plan_input.states]
     withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
     coordinators = [p.replacement.pod for p in prepared if p.replacement.pod is not None]
-    room = measure(snapshot, assessment, withdrawn, coordinators, settings.limits)
-    return plan_all(works, room, now, settings)
+    capacity = measure_capacity(snapshot, assessment, withdrawn, coordinators, settings.limits)
+    return plan_all(inputs, capacity, now, settings)
 
 
 def _turn(
-    work: Work,
+    plan_input: PlanInput,
     replacement: CoordinatorReplacement,
     snapshot: Snapshot,
     assessment: LossAssessment,
@@ -225,18 +229,18 @@ def _turn(
     now: float,
 ) -> list[Action]:
     """One topology's actions; `schedule` says in which order they are done."""
-    context = work.context
+    context = plan_input.context
     if context.view.deleting:
         return []
-    taken = dict(incarnations(work.made))
+    taken = dict(incarnations(plan_input.made))
     if replacement.incarnation is not None:
         taken[COORDINATOR_SLOT] = replacement.incarnation
     over_share = plan.over_share_of(context.view.key)
-    health = examine(context, work.states, work.surplus, over_share)
-    recovery = follow(context, work.states, health, assessment, plan, now)
+    health = examine(context, plan_input.states, plan_input.surplus, over_share)
+    recovery = follow(context, plan_input.states, health, assessment, plan, now)
     status = build_status(
         context,
-        work.states,
+        plan_input.states,
         health,
         recovery,
         reservation(context, taken, snapshot),
@@ -254,18 +258,24 @@ def _turn(
         )
         actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
     change = Change(
-        context, work.states, assessment, plan, status, replacement.why, replacement.incarnation
+        context,
+        plan_input.states,
+        assessment,
+        plan,
+        status,
+        replacement.why,
+        replacement.incarnation,
     )
     actions += tell(change)
-    if replacement.create or any(m.due for m in work.made):
+    if replacement.create or any(m.due for m in plan_input.made):
         actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in work.made), assessment)
-    actions += [m.create for m in work.made if m.due]
-    actions += opened_gates(work, plan, now)
-    actions += [m.delete for m in work.made if m.delete is not None]
+    actions += nodes_to_avoid((m.state for m in plan_input.made), assessment)
+    actions += [m.create for m in plan_input.made if m.due]
+    actions += open_gates(plan_input, plan, now)
+    actions += [m.delete for m in plan_input.made if m.delete is not None]
     if context.suspended:
         actions += suspension(context, snapshot, assessment)
     else:
-        serving = still_needed(context, work.states, work.surplus)
-        actions += leftovers(context, work.states, snapshot, assessment, serving)
+        serving = still_needed(context, plan_input.states, plan_input.surplus)
+        actions += leftovers(context, plan_input.states, snapshot, assessment, serving)
     return actions

@@ -17,11 +17,11 @@ from rekindle_operator.cluster.model import NodeView, Toleration
 from rekindle_operator.recovery.affinity import Term, matches
 
 _SEARCH_STEPS = 2000  # of the exact search that follows when the simple rule fails
-_SEARCH_ITEMS = 16
+_SEARCH_PODS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PodToPlace:
     """A pod to place. `group` is its partition: two replicas of one group never share a node."""
 
     key: str
@@ -35,161 +35,173 @@ class Item:
     namespace: str = ""  # whose share of the cluster it takes
 
 
-class Rule(Enum):
-    """SPREAD when there is room for all; TIGHT when room is what is short."""
+class PackingRule(Enum):
+    """SPREAD when there is capacity for all; TIGHT when capacity is what is short."""
 
     SPREAD = auto()
     TIGHT = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
+class NodeCapacity:
     """A usable node, what it has left and which (group, replica) it holds."""
 
     node: NodeView
     free: Amounts
     holds: frozenset[tuple[str, int]] = frozenset()
 
-    def admits(self, item: Item) -> bool:
-        """Whether the item may be on the node, whatever else is there."""
-        if self.node.name in item.avoid:
+    def admits(self, pod: PodToPlace) -> bool:
+        """Whether the pod may be on the node, whatever else is there."""
+        if self.node.name in pod.avoid:
             return False
         labels = self.node.labels
         tolerated = all(
-            any(t.tolerates(taint) for t in item.tolerations)
+            any(t.tolerates(taint) for t in pod.tolerations)
             for taint in self.node.taints
             if taint.effect in ("NoSchedule", "NoExecute")
         )
-        selected = all(labels.get(k) == v for k, v in item.selector)
-        return tolerated and selected and matches(item.affinity, self.node.name, labels)
+        selected = all(labels.get(k) == v for k, v in pod.selector)
+        return tolerated and selected and matches(pod.affinity, self.node.name, labels)
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, pod: PodToPlace) -> bool:
         return (
-            self.free.covers(item.ask)
-            and not any(g == item.group and r != item.replica for g, r in self.holds)
-            and self.admits(item)
+            self.free.covers(pod.ask)
+            and not any(g == pod.group and r != pod.replica for g, r in self.holds)
+            and self.admits(pod)
         )
 
-    def could_ever_hold(self, item: Item) -> bool:
-        """Whether the node would take the item if nothing else were on it."""
-        return self.node.allocatable.covers(item.ask) and self.admits(item)
+    def fits_when_empty(self, pod: PodToPlace) -> bool:
+        """Whether the node would take the pod if nothing else were on it."""
+        return self.node.allocatable.covers(pod.ask) and self.admits(pod)
 
-    def with_item(self, item: Item) -> Bin:
-        return Bin(self.node, self.free - item.ask, self.holds | {(item.group, item.replica)})
+    def with_pod(self, pod: PodToPlace) -> NodeCapacity:
+        return NodeCapacity(self.node, self.free - pod.ask, self.holds | {(pod.group, pod.replica)})
 
 
-class Room:
+class Capacity:
     """The usable nodes, by name, and what namespaces with a limited share of them may still take.
     Immutable: packing gives a new one."""
 
-    __slots__ = ("bins", "left", "whole")
+    __slots__ = ("nodes", "share_left", "whole")
 
     def __init__(
-        self, bins: Mapping[str, Bin], whole: Amounts, left: Mapping[str, Amounts] | None = None
+        self,
+        nodes: Mapping[str, NodeCapacity],
+        whole: Amounts,
+        share_left: Mapping[str, Amounts] | None = None,
     ) -> None:
-        self.bins = dict(bins)
+        self.nodes = dict(nodes)
         self.whole = whole  # allocatable of all usable nodes: what costs are shares of
-        self.left = left or {}
+        self.share_left = share_left or {}
 
-    def place(self, item: Item, node: str) -> Room:
-        left = self.left
-        if item.namespace in left:
-            left = {**left, item.namespace: left[item.namespace] - item.ask}
-        return Room(self.bins | {node: self.bins[node].with_item(item)}, self.whole, left)
+    def place(self, pod: PodToPlace, node: str) -> Capacity:
+        left = self.share_left
+        if pod.namespace in left:
+            left = {**left, pod.namespace: left[pod.namespace] - pod.ask}
+        return Capacity(self.nodes | {node: self.nodes[node].with_pod(pod)}, self.whole, left)
 
-    def grants(self, items: Iterable[Item]) -> bool:
+    def is_within_shares(self, pods: Iterable[PodToPlace]) -> bool:
         """Whether they are within the shares of their namespaces."""
-        if not self.left:
+        if not self.share_left:
             return True
         asked: dict[str, Amounts] = {}
-        for item in items:
-            if item.namespace in self.left:
-                asked[item.namespace] = asked.get(item.namespace, Amounts()) + item.ask
-        return all(self.left[namespace].covers(ask) for namespace, ask in asked.items())
+        for pod in pods:
+            if pod.namespace in self.share_left:
+                asked[pod.namespace] = asked.get(pod.namespace, Amounts()) + pod.ask
+        return all(self.share_left[namespace].covers(ask) for namespace, ask in asked.items())
 
-    def takes(self, item: Item) -> bool:
-        return any(b.takes(item) for b in self.bins.values())
+    def takes(self, pod: PodToPlace) -> bool:
+        return any(b.takes(pod) for b in self.nodes.values())
 
-    def could_ever_hold(self, item: Item) -> bool:
-        """Whether some usable node would take the item if nothing else were on it."""
-        return any(b.could_ever_hold(item) for b in self.bins.values())
+    def fits_when_empty(self, pod: PodToPlace) -> bool:
+        """Whether some usable node would take the pod if nothing else were on it."""
+        return any(b.fits_when_empty(pod) for b in self.nodes.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    room: Room
-    nodes: Mapping[str, str]  # item key -> node
+class Placement:
+    capacity: Capacity
+    nodes: Mapping[str, str]  # pod key -> node
 
 
-def pack(items: Iterable[Item], room: Room, rule: Rule = Rule.TIGHT) -> Packed | None:
-    """All of the items or nothing. Largest first; what the rule misses a bounded search finds."""
-    ordered = sorted(items, key=lambda i: (-i.ask.share_of(room.whole), i.key))
-    if not room.grants(ordered) or not _conceivable(ordered, room):
+def pack(
+    pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
+) -> Placement | None:
+    """All of the pods or nothing. Largest first; what the rule misses a bounded search finds."""
+    ordered = sorted(pods, key=lambda i: (-i.ask.share_of(capacity.whole), i.key))
+    if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None
-    packed = _by_rule(ordered, room, rule)
-    if packed is None and rule is Rule.SPREAD:
-        packed = _by_rule(ordered, room, Rule.TIGHT)
-    if packed is None and len(ordered) <= _SEARCH_ITEMS:
-        packed = _by_search(ordered, room)
-    return packed
+    placement = _by_rule(ordered, capacity, rule)
+    if placement is None and rule is PackingRule.SPREAD:
+        placement = _by_rule(ordered, capacity, PackingRule.TIGHT)
+    if placement is None and len(ordered) <= _SEARCH_PODS:
+        placement = _by_search(ordered, capacity)
+    return placement
 
 
-def _conceivable(items: Sequence[Item], room: Room) -> bool:
-    """A cheap no: more than is left in all, or an item that no node takes."""
-    free = (b.free.clamped() for b in room.bins.values())
+def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
+    """A cheap no: more than is left in all, or a pod that no node takes."""
+    free = (b.free.clamped() for b in capacity.nodes.values())
     left = total(f for f in free if f.covers(Amounts(pods=1)))
-    return left.covers(total(i.ask for i in items)) and all(room.takes(item) for item in items)
+    return left.covers(total(i.ask for i in pods)) and all(capacity.takes(pod) for pod in pods)
 
 
-def _by_rule(items: Sequence[Item], room: Room, rule: Rule) -> Packed | None:
+def _by_rule(pods: Sequence[PodToPlace], capacity: Capacity, rule: PackingRule) -> Placement | None:
     nodes: dict[str, str] = {}
-    for item in items:
-        fits = [b for b in room.bins.values() if b.takes(item)]
+    for pod in pods:
+        fits = [b for b in capacity.nodes.values() if b.takes(pod)]
         if not fits:
             return None
-        best = min(fits, key=lambda b: _preference(b, item, room, rule))
-        nodes[item.key] = best.node.name
-        room = room.place(item, best.node.name)
-    return Packed(room, nodes)
+        best = min(fits, key=lambda b: _preference(b, pod, capacity, rule))
+        nodes[pod.key] = best.node.name
+        capacity = capacity.place(pod, best.node.name)
+    return Placement(capacity, nodes)
 
 
-def _preference(b: Bin, item: Item, room: Room, rule: Rule) -> tuple[int, int, float, str]:
+def _preference(
+    b: NodeCapacity, pod: PodToPlace, capacity: Capacity, rule: PackingRule
+) -> tuple[int, int, float, str]:
     """Another zone than the partition's other replicas first; then a node without devices that the
-    item does not need; then the emptiest or fullest node."""
+    pod does not need; then the emptiest or fullest node."""
     zone = b.node.zone
     same_zone = bool(zone) and any(
         other.node.zone == zone
-        for other in room.bins.values()
-        if any(g == item.group and r != item.replica for g, r in other.holds)
+        for other in capacity.nodes.values()
+        if any(g == pod.group and r != pod.replica for g, r in other.holds)
     )
-    wasteful = b.free.devices_besides(item.ask)
+    wasteful = b.free.devices_besides(pod.ask)
     left = b.free.basic_share_of(b.node.allocatable)
-    return (int(same_zone), int(wasteful), -left if rule is Rule.SPREAD else left, b.node.name)
+    return (
+        int(same_zone),
+        int(wasteful),
+        -left if rule is PackingRule.SPREAD else left,
+        b.node.name,
+    )
 
 
-def _by_search(items: Sequence[Item], room: Room) -> Packed | None:
+def _by_search(pods: Sequence[PodToPlace], capacity: Capacity) -> Placement | None:
     """Depth-first over nodes; nodes that look the same are tried once. Bounded in steps."""
     steps = 0
     nodes: dict[str, str] = {}
 
-    def descend(index: int, current: Room) -> Room | None:
+    def descend(index: int, current: Capacity) -> Capacity | None:
         nonlocal steps
-        if index == len(items):
+        if index == len(pods):
             return current
-        item, tried = items[index], set[tuple[object, ...]]()
-        for name in sorted(current.bins):
-            b = current.bins[name]
+        pod, tried = pods[index], set[tuple[object, ...]]()
+        for name in sorted(current.nodes):
+            b = current.nodes[name]
             likeness = (b.free, b.holds, b.node.taints, tuple(sorted(b.node.labels.items())))
-            if likeness in tried or not b.takes(item):
+            if likeness in tried or not b.takes(pod):
                 continue
             tried.add(likeness)
             steps += 1
             if steps > _SEARCH_STEPS:
                 return None
-            nodes[item.key] = name
-            if (found := descend(index + 1, current.place(item, name))) is not None:
+            nodes[pod.key] = name
+            if (found := descend(index + 1, current.place(pod, name))) is not None:
                 return found
         return None
 
-    found = descend(0, room)
-    return Packed(found, nodes) if found is not None else None
+    found = descend(0, capacity)
+    return Placement(found, nodes) if found is not None else None
