@@ -25,9 +25,10 @@ from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
-from rekindle.task.loop import EpochLoop, Position, Restarts
+from rekindle.task.loop import EpochLoop, Restarts
 from rekindle.task.report import Report
-from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.saver import CheckpointSaver
+from rekindle.task.state import TaskState
 from rekindle.task.states import TaskStates
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -165,7 +166,7 @@ class BenchTask:
         self._report = Report(ref, "bench", config.origin_us, config.interval_us)
         self._loop = EpochLoop(
             chain=chain,
-            position=Position(first - 1, NO_WATERMARK, State()),
+            state=TaskState(first - 1, NO_WATERMARK, State()),
             inputs=self._inputs,
             log=self._log,
             checkpoint_every=checkpoint_every or compiled.spec.checkpoint_every,
@@ -179,7 +180,7 @@ class BenchTask:
     @property
     def epoch(self) -> int:
         """The newest that is done: in the log, and offered to the saver if it is a checkpoint's."""
-        return self._loop.position.epoch
+        return self._loop.state.epoch
 
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._inputs.offer(epochs)
@@ -216,6 +217,6 @@ class BenchTask:
     def _saved(self) -> list[int]:
         return [done.epoch for done in self._saver.done()]
 
-    def _save(self, snapshot: Snapshot) -> None:
-        self._offered = snapshot.epoch
-        self._saver.offer(snapshot)
+    def _save(self, state: TaskState) -> None:
+        self._offered = state.epoch
+        self._saver.offer(state)

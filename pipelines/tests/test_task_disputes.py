@@ -13,8 +13,8 @@ from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.streams.log import OutputLog
 from rekindle.task.discard import discard_marked, mark
-from rekindle.task.loop import Position
 from rekindle.task.report import KEPT_DIGESTS
+from rekindle.task.state import TaskState
 from rekindle.topology.spec import SinkSpec
 
 SINK = SinkAssignment(
@@ -36,19 +36,18 @@ def test_a_chained_digest_covers_every_epoch_since_its_base(world: World) -> Non
     for batch in world.log:
         chain = chain_digest(chain, batch.epoch, batch.watermark, batch.digest)
     answer = world.report.answer(1)
-    assert answer.chained[max(answer.chained)] == chain == world.loop.position.chain
+    assert answer.chained[max(answer.chained)] == chain == world.loop.state.chain
     assert answer.digests == {b.epoch: b.digest for b in world.log}
 
 
 def test_a_chain_goes_on_where_a_checkpoint_has_left_it(tmp_path: Path) -> None:
     whole = World(tmp_path / "whole")
     whole.run_to(25)
-    saved = whole.snapshots[0]
-    start = Position(saved.epoch, saved.watermark, saved.state, saved.chain)
+    start = whole.saved[0]
     restored = World(tmp_path / "restored", start)
     restored.run_to(25)
-    assert restored.loop.position.chain == whole.loop.position.chain
-    assert Position(9, 90, State()).chain == ""
+    assert restored.loop.state.chain == whole.loop.state.chain
+    assert TaskState(9, 90, State()).chain == ""
 
 
 def test_the_digests_of_an_epoch_that_is_asked_for_are_kept(world: World) -> None:

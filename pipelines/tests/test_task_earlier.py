@@ -11,7 +11,7 @@ from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.discard import discard_marked, mark
-from rekindle.task.loop import Position
+from rekindle.task.state import TaskState
 
 WRONG = 5
 SUMS = [sum(range(e + 1)) for e in range(12)]
@@ -132,7 +132,7 @@ def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):
         Life(home, replicas=1).run()
-    world = World(home, Position(WRONG, 50, State()))
+    world = World(home, TaskState(WRONG, 50, State()))
     assert (world.log.base, world.log.last) == (WRONG + 1, WRONG)
     world.sinks.stop()
     world.saver.stop(1)

@@ -20,11 +20,12 @@ from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInp
 from rekindle.streams.log import OutputLog
 from rekindle.task.earlier import take_over_log
 from rekindle.task.inputs import SourceInputs, released_epoch
-from rekindle.task.loop import EpochLoop, Position
+from rekindle.task.loop import EpochLoop
 from rekindle.task.phases import TaskEvent
 from rekindle.task.report import Parts, Report
-from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
+from rekindle.task.state import TaskState
 from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -83,12 +84,12 @@ class FakeStates:
         self.saved: list[tuple[int, str | None]] = []
         self.away = 0
 
-    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef:
+    def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         if self.away:
             self.away -= 1
             raise StoreError("the store is away")
-        self.saved.append((snapshot.epoch, previous.segment if previous else None))
-        return EntryRef(snapshot.epoch, f"entry-{snapshot.epoch}", "d", 7)
+        self.saved.append((state.epoch, previous.segment if previous else None))
+        return EntryRef(state.epoch, f"entry-{state.epoch}", "d", 7)
 
     def load_entry(self, name: str) -> Entry:
         return Entry(name, 0, 0, 0, (), {})
@@ -126,7 +127,7 @@ class World:
     def __init__(
         self,
         directory: Path,
-        start: Position | None = None,
+        start: TaskState | None = None,
         per_epoch: int = 1,
         replicas: int = 1,
     ) -> None:
@@ -137,34 +138,32 @@ class World:
             FakeStates(),
             MemorySink(),
         )
-        position = start or Position(NO_EPOCH, NO_WATERMARK, State())
+        state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = take_over_log(self.log, directory, position.epoch, alone=replicas == 1)
+        earlier = take_over_log(self.log, directory, state.epoch, alone=replicas == 1)
         self.inputs = SourceInputs(
             self.source,
-            position.epoch + 1,
-            position.watermark,
+            state.epoch + 1,
+            state.watermark,
             origin_us=0,
             interval_us=1_000_000,
             clock=lambda: self.now,
         )
         self.saver = CheckpointSaver(self.states)
-        self.sinks = SinkWriters(
-            self.log, position.epoch, lambda _, __: self.sink, earlier.disputed
-        )
+        self.sinks = SinkWriters(self.log, state.epoch, lambda _, __: self.sink, earlier.disputed)
         self.report = Report(REF, "boot", 0, 1_000_000, lambda: self.now)
         self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
         self.report.phases.step(TaskEvent.STARTED)
-        self.report.restored_from = position.epoch
+        self.report.restored_from = state.epoch
         self.report.parts = Parts(self.log, self.inputs, self.sinks, self.saver)
-        self.snapshots: list[Snapshot] = []
+        self.saved: list[TaskState] = []
         self.loop = EpochLoop(
             chain=self.chain,
-            position=position,
+            state=state,
             inputs=self.inputs,
             log=self.log,
             checkpoint_every=10,
-            save=self.snapshots.append,
+            save=self.saved.append,
             report=self.report,
             wait=lambda _: False,
             earlier=earlier,
@@ -203,14 +202,14 @@ def test_epochs_come_out_one_by_one_when_live(world: World) -> None:
     world.run_to(2)
     assert world.chain.calls == [[0], [1]]
     assert world.sums() == [0, 1]
-    assert (world.log.read(1, 1)[0].watermark, world.loop.position.watermark) == (10, 10)
+    assert (world.log.read(1, 1)[0].watermark, world.loop.state.watermark) == (10, 10)
 
 
 def test_a_task_behind_takes_many_epochs_but_stops_at_checkpoint_epochs(world: World) -> None:
     world.run_to(25)
     assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
-    assert [s.epoch for s in world.snapshots] == [9, 19]
-    assert world.snapshots[0].state.buckets["sum"][0]["n"][0].as_py() == sum(range(10))
+    assert [s.epoch for s in world.saved] == [9, 19]
+    assert world.saved[0].operators.buckets["sum"][0]["n"][0].as_py() == sum(range(10))
 
 
 def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:
@@ -232,12 +231,12 @@ def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
     first = World(tmp_path)
     first.run_to(15)
     first.log.close()
-    saved = first.snapshots[0]
-    again = World(tmp_path, Position(saved.epoch, saved.watermark, saved.state))
+    saved = first.saved[0]
+    again = World(tmp_path, saved)
     again.run_to(18)
     assert again.chain.calls[0][0] == 10
     assert again.sums() == [sum(range(e + 1)) for e in range(18)]
-    wrong = World(tmp_path, Position(saved.epoch, saved.watermark, State()))
+    wrong = World(tmp_path, TaskState(saved.epoch, saved.watermark, State()))
     with pytest.raises(Diverged, match="epoch 10"):
         wrong.run_to(18)
 
@@ -301,7 +300,7 @@ def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: Wor
     world.sinks.assign([SINK])
     world.run_to(12)
     assert world.log.last == 11
-    world.saver.offer(world.snapshots[0])
+    world.saver.offer(world.saved[0])
     eventually(lambda: world.sinks.problem() is not None)
     assert durable(world) == {"q": -1}
     eventually(lambda: durable(world) == {"q": 11})
@@ -313,12 +312,12 @@ def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: Wor
 def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     world.states.away = 1
     world.run_to(30)
-    for snapshot in world.snapshots[:2]:
-        world.saver.offer(snapshot)
+    for state in world.saved[:2]:
+        world.saver.offer(state)
     eventually(lambda: [d.epoch for d in world.saver.done()] == [9, 19])
     world.saver.commit(RestorePoint(epoch=9, object="entry-9"))
     assert [d.epoch for d in world.saver.done()] == [19]
-    world.saver.offer(world.snapshots[2])
+    world.saver.offer(world.saved[2])
     eventually(lambda: [d.epoch for d in world.saver.done()] == [19, 29])
     assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
 
@@ -332,7 +331,7 @@ def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
         return [d.epoch for d in world.saver.done()]
 
     for epoch in (9, 19, 29, 39, 49):
-        world.saver.offer(Snapshot(epoch, 0, State()))
+        world.saver.offer(TaskState(epoch, 0, State()))
         eventually(lambda e=epoch: saved()[-1:] == [e])  # type: ignore[misc]
     assert saved() == [9, 19, 49]
 
@@ -343,7 +342,7 @@ def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
     real = world.states.save
     world.states.save = lambda s, p: (gate.wait(5), real(s, p))[1]  # type: ignore[method-assign]
     for epoch in (9, 19, 29, 39):
-        world.saver.offer(Snapshot(epoch, 0, State()))
+        world.saver.offer(TaskState(epoch, 0, State()))
         time.sleep(0.02)
     gate.set()
     eventually(lambda: [d.epoch for d in world.saver.done()] == [29, 39])

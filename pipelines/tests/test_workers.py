@@ -12,7 +12,8 @@ from test_streams_reader import FakeClient, FakeReplicas, Harness, endpoints
 from test_task_loop import SINK, World, eventually
 
 from rekindle.streams.flight import Get, Got
-from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.saver import CheckpointSaver
+from rekindle.task.state import TaskState
 from rekindle.workers import Worker
 
 A, B = "a:1", "b:1"
@@ -112,10 +113,10 @@ def test_a_saver_whose_thread_fails_saves_on(
     world = World(tmp_path)
     monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)  # as an answer of another type
     saver = CheckpointSaver(world.states)
-    saver.offer(world_snapshot(world))
+    saver.offer(saved_state(world))
     eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))
     monkeypatch.undo()
-    saver.offer(world_snapshot(world))
+    saver.offer(saved_state(world))
     eventually(lambda: [d.epoch for d in saver.done()] == [9] and saver.problem is None)
     saver.stop(1)
 
@@ -132,6 +133,6 @@ def test_a_sink_whose_thread_fails_writes_on(tmp_path: Path) -> None:
     world.sinks.stop()
 
 
-def world_snapshot(world: World) -> Snapshot:
+def saved_state(world: World) -> TaskState:
     world.run_to(10)
-    return world.snapshots[0]
+    return world.saved[0]

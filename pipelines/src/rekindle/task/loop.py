@@ -14,7 +14,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ import pyarrow as pa
 from rekindle.engine.bounds import bytes_of, take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
-from rekindle.engine.model import Chain, ChainResult, State
+from rekindle.engine.model import Chain, ChainResult
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
@@ -33,7 +32,7 @@ from rekindle.task.attempts import Attempt, Attempts
 from rekindle.task.earlier import EarlierLives
 from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
-from rekindle.task.saver import Snapshot
+from rekindle.task.state import TaskState
 
 RELEASED_BYTES = 4 << 20
 """Of a call, after which Arrow gives unused memory back: it takes longer than a small call."""
@@ -43,16 +42,6 @@ MAX_BACK_OFF_S = 2.0
 _log = logging.getLogger(__name__)
 _PASSING = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 """What may pass: said, and tried again."""
-
-
-@dataclass(slots=True)
-class Position:
-    """How far the task is: state and watermark after `epoch`, chained digest through it."""
-
-    epoch: int
-    watermark: int
-    state: State
-    chain: str = ""
 
 
 class Restarts(Protocol):
@@ -74,11 +63,11 @@ class EpochLoop:
         self,
         *,
         chain: Chain,
-        position: Position,
+        state: TaskState,
         inputs: Inputs,
         log: OutputLog,
         checkpoint_every: int,
-        save: Callable[[Snapshot], None],
+        save: Callable[[TaskState], None],
         report: Report,
         wait: Callable[[float], bool],
         sizes: CallSizes | None = None,
@@ -87,7 +76,7 @@ class EpochLoop:
         earlier: EarlierLives | None = None,
     ) -> None:
         self._chain = chain
-        self.position = position
+        self.state = state
         self._inputs = inputs
         self._log = log
         self._checkpoint_every = checkpoint_every
@@ -119,7 +108,7 @@ class EpochLoop:
         if result is None:
             return 0
         _check(epochs, result)
-        chain = self.position.chain or chain_from(self.position.epoch)
+        chain = self.state.chain or chain_from(self.state.epoch)
         for output in result.outputs:
             check_columns(output.epoch, output.rows)
             digest = digest_table(output.rows)
@@ -142,16 +131,16 @@ class EpochLoop:
             pa.default_memory_pool().release_unused()  # or it stays with the process
         newest = epochs[-1]
         self._report.processed(newest.epoch, time.perf_counter() - started)
-        self.position = Position(newest.epoch, newest.watermark, result.state, chain)
+        self.state = TaskState(newest.epoch, newest.watermark, result.state, chain)
         if self.is_checkpoint(newest.epoch):
-            self._save(Snapshot(newest.epoch, newest.watermark, result.state, chain))
+            self._save(self.state)
         return len(epochs)
 
     def is_checkpoint(self, epoch: int) -> bool:
         return (epoch + 1) % self._checkpoint_every == 0
 
     def _take(self, timeout_s: float) -> Sequence[EpochInput]:
-        done = self.position.epoch + 1
+        done = self.state.epoch + 1
         until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
         bounds = self._sizes.bounds.within(until_checkpoint)
         back_off = FIRST_BACK_OFF_S
@@ -185,7 +174,7 @@ class EpochLoop:
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
-                result = self._chain.process(self.position.state, epochs)
+                result = self._chain.process(self.state.operators, epochs)
             except _PASSING as error:
                 back_off = self._trouble("engine", error, back_off)
                 if self._wait(back_off):
@@ -243,7 +232,7 @@ class EpochLoop:
 
     def _trouble(self, subject: str, error: Exception, back_off: float) -> float:
         _log.warning("%s: %s", subject, error)
-        said = TaskProblem(message=str(error), epoch=self.position.epoch + 1)
+        said = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
         self._report.problem(subject, said)
         return min(2 * back_off, MAX_BACK_OFF_S)
 

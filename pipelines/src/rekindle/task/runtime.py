@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -55,12 +56,13 @@ from rekindle.task.earlier import take_over_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
-from rekindle.task.loop import EpochLoop, Position
+from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
 from rekindle.task.phases import TaskEvent
 from rekindle.task.report import Parts, Report
-from rekindle.task.saver import CheckpointSaver, Snapshot
+from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
+from rekindle.task.state import TaskState
 from rekindle.task.states import TaskStates
 from rekindle.topology.spec import SourceSpec
 
@@ -143,21 +145,21 @@ class TaskRuntime:
         assert poll.restore is not None
         self.report.restored_from = poll.restore.epoch
         self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        position = self._restore(poll.restore)
-        inputs = self._open_inputs(position)
+        restored = self._restore(poll.restore)
+        inputs = self._open_inputs(restored)
         inputs.route((self.desk.wish or poll).upstreams)
         chain = self._wait_for_chain(inputs)
-        position.state = chain.adopt(position.state)
+        state = replace(restored, operators=chain.adopt(restored.operators))
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
-        earlier = take_over_log(log, self._log_directory, position.epoch, alone)
+        earlier = take_over_log(log, self._log_directory, state.epoch, alone)
         parts = Parts(
             log,
             inputs,
-            SinkWriters(log, position.epoch, self._open_sink, earlier.disputed),
+            SinkWriters(log, state.epoch, self._open_sink, earlier.disputed),
             CheckpointSaver(self._states),
         )
-        self.report.engine_epoch = position.epoch
+        self.report.engine_epoch = state.epoch
         self.report.dropped = chain.dropped
         self.report.parts = parts
         self._flight.serve_log(log, inputs.head)
@@ -166,7 +168,7 @@ class TaskRuntime:
         attempts = Attempts(self._config.data)
         loop = EpochLoop(
             chain=chain,
-            position=position,
+            state=state,
             inputs=inputs,
             log=log,
             checkpoint_every=self._config.topology.spec.checkpoint_every,
@@ -182,9 +184,7 @@ class TaskRuntime:
             target=self._run_loop, args=(loop,), name="engine", daemon=True
         )
         self._loop_thread.start()
-        _log.info(
-            "started after epoch %d; the log holds %d to %d", position.epoch, log.base, log.last
-        )
+        _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
 
     def _call_sizes(self, attempts: Attempts) -> CallSizes:
         sizes = CallSizes.of(self._config.memory)
@@ -197,8 +197,8 @@ class TaskRuntime:
             )
         return sizes
 
-    def _restore(self, point: RestorePoint) -> Position:
-        def load() -> Position | None:
+    def _restore(self, point: RestorePoint) -> TaskState:
+        def load() -> TaskState | None:
             try:
                 return self._states.restore(point)
             except ObjectMissing:
@@ -207,12 +207,12 @@ class TaskRuntime:
                 self.report.problem("restore", TaskProblem(message=str(error)))
                 return None
 
-        position = self._wait(load, "the restore point")
+        state = self._wait(load, "the restore point")
         self.report.problem("restore", None)
-        return position
+        return state
 
-    def _open_inputs(self, position: Position) -> Inputs:
-        config, after = self._config, position.epoch + 1
+    def _open_inputs(self, state: TaskState) -> Inputs:
+        config, after = self._config, state.epoch + 1
         node = config.topology.nodes[config.segment.nodes[0]]
         spec = node.spec
         if not isinstance(spec, SourceSpec):
@@ -221,7 +221,7 @@ class TaskRuntime:
                 config.segment,
                 config.ref.partition,
                 after,
-                position.watermark,
+                state.watermark,
                 stall_s=2 * interval_s + 2.0,
                 connect=partial(
                     StreamClient,
@@ -245,7 +245,7 @@ class TaskRuntime:
             return SourceInputs(
                 source,
                 after,
-                position.watermark,
+                state.watermark,
                 origin_us=config.origin_us,
                 interval_us=config.interval_us,
             )
@@ -333,10 +333,10 @@ class TaskRuntime:
         if wish is not None and wish is not self._wish:
             inputs.route(wish.upstreams)
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _save(self, state: TaskState) -> None:
         wish, parts = self.desk.wish, self.report.parts
         if wish is not None and wish.saver and parts is not None:
-            parts.saver.offer(snapshot)
+            parts.saver.offer(state)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -355,7 +355,7 @@ class TaskRuntime:
             if not self._stopping.is_set():
                 _log.exception("the engine's loop ended")
                 self._stays = isinstance(error, NotDeterministic)
-                self._fail(str(error) or repr(error), loop.position.epoch + 1)
+                self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
         _log.error("fatal: %s", message)

@@ -1,4 +1,4 @@
-"""Saving checkpoints in the background: a snapshot is a reference to immutable tables.
+"""Saving checkpoints in the background, from states that the loop hands over.
 
 At most PENDING states wait for the store; when it is slow the older ones are dropped, for only the
 newest checkpoint that all partitions have will be committed. What is saved is said until it is
@@ -12,13 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.engine.model import State
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.task.state import TaskState
 from rekindle.workers import Worker
 
 PENDING = 2
@@ -29,21 +28,10 @@ MAX_BACK_OFF_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A task's state after a checkpoint epoch, the chain's watermark there, and the chained digest
-    of all output through it."""
-
-    epoch: int
-    watermark: int
-    state: State
-    chain: str = ""
-
-
 class SaveStates(Protocol):
     """`rekindle.checkpoints.state.StateStore`, bound to one segment partition."""
 
-    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef: ...
+    def save(self, state: TaskState, previous: Entry | None) -> EntryRef: ...
     def load_entry(self, name: str) -> Entry: ...
 
 
@@ -54,7 +42,7 @@ class CheckpointSaver:
         self._problem: str | None = None
         self._states = states
         self._changed = threading.Condition()
-        self._pending: deque[Snapshot] = deque()
+        self._pending: deque[TaskState] = deque()
         self._saved: deque[CheckpointDone] = deque()
         self._committed: RestorePoint | None = None
         self._previous: tuple[str, Entry] | None = None
@@ -66,9 +54,9 @@ class CheckpointSaver:
     def problem(self) -> str | None:
         return self._problem or self._worker.problem
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, state: TaskState) -> None:
         with self._changed:
-            self._pending.append(snapshot)
+            self._pending.append(state)
             while len(self._pending) > PENDING:
                 dropped = self._pending.popleft()
                 _log.warning("checkpoint of epoch %d given up: the store is slow", dropped.epoch)
@@ -98,16 +86,16 @@ class CheckpointSaver:
 
     def _run(self) -> None:
         back_off = FIRST_BACK_OFF_S
-        while (snapshot := self._next()) is not None:
+        while (state := self._next()) is not None:
             try:
-                ref = self._states.save(snapshot, self._newest_committed())
+                ref = self._states.save(state, self._newest_committed())
             except Exception as error:
                 if not isinstance(error, (RekindleError, OSError)):
-                    _log.exception("checkpoint of epoch %d", snapshot.epoch)
-                self._problem = f"the checkpoint of epoch {snapshot.epoch} is not saved: {error}"
+                    _log.exception("checkpoint of epoch %d", state.epoch)
+                self._problem = f"the checkpoint of epoch {state.epoch} is not saved: {error}"
                 with self._changed:
                     if len(self._pending) < PENDING:
-                        self._pending.appendleft(snapshot)
+                        self._pending.appendleft(state)
                     self._changed.wait_for(lambda: self._stopping, back_off)
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
                 continue
@@ -122,7 +110,7 @@ class CheckpointSaver:
                     self._saved.append(done)
             self._worker.progressed()
 
-    def _next(self) -> Snapshot | None:
+    def _next(self) -> TaskState | None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._pending)
             return None if self._stopping else self._pending.popleft()

@@ -22,8 +22,7 @@ from rekindle.protocol import RestorePoint
 from rekindle.streams.digest import chain_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
-from rekindle.task.loop import Position
-from rekindle.task.saver import Snapshot
+from rekindle.task.state import TaskState
 from rekindle.topology.model import Node
 
 _log = logging.getLogger(__name__)
@@ -41,30 +40,30 @@ class TaskStates:
         spilled = SpilledBy(ref.segment, ref.partition, ref.replica, ref.incarnation)
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
-    def restore(self, point: RestorePoint) -> Position:
+    def restore(self, point: RestorePoint) -> TaskState:
         """State and watermark at a restore point; empty where it has no object. Raises StoreError,
         StateMismatch."""
         if point.object is None:
-            return Position(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
-        entry, state = self._opened().load(point.object)
+            return TaskState(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
+        entry, saved = self._opened().load(point.object)
         if entry.engine != engine_version():
             _log.warning(
                 "state of engine %s is taken on by engine %s", entry.engine, engine_version()
             )
-        mine = {o: b for o, b in state.buckets.items() if o in self._operators}
+        mine = {o: b for o, b in saved.buckets.items() if o in self._operators}
         chain = entry.chain or chain_from(point.epoch)
-        return Position(point.epoch, entry.watermark, State(mine), chain)
+        return TaskState(point.epoch, entry.watermark, State(mine), chain)
 
-    def save(self, snapshot: Snapshot, previous: Entry | None) -> EntryRef:
+    def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         return self._opened().save(
             self._config.segment.id,
             self._config.ref.partition,
-            snapshot.epoch,
-            snapshot.watermark,
+            state.epoch,
+            state.watermark,
             self._operators,
-            snapshot.state,
+            state.operators,
             previous,
-            snapshot.chain,
+            state.chain,
         )
 
     def load_entry(self, name: str) -> Entry:

@@ -1,0 +1,23 @@
+"""Where a task stands after an epoch: what it restores, computes on from, and saves.
+
+A reference to immutable tables: to keep one costs nothing.
+
+Design: docs/design/task.md#epoch-loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle.engine.model import State
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """State of a task's operators and the chain's watermark after `epoch`, and the chained digest
+    of all output through it."""
+
+    epoch: int
+    watermark: int
+    operators: State
+    chain: str = ""
