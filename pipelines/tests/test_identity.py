@@ -24,7 +24,7 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
 from rekindle.streams.log import OutputLog
 from rekindle.task.control import ControlServer
-from rekindle.task.desk import Desk
+from rekindle.task.poll_handler import PollHandler
 from rekindle.topology.model import Slot
 
 ADDRESS = "127.0.47.1"
@@ -38,16 +38,16 @@ def answer(fence: int) -> Answer:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk(REF, answer, OWN)
+def handler() -> PollHandler:
+    return PollHandler(REF, answer, OWN)
 
 
 @pytest.fixture
-def control(desk: Desk) -> Iterator[ControlServer]:
+def control(handler: PollHandler) -> Iterator[ControlServer]:
     server = ControlServer(
         ADDRESS,
         0,
-        desk,
+        handler,
         alive=lambda: True,
         ready=lambda: True,
         registry=CollectorRegistry(),
@@ -99,11 +99,13 @@ def test_a_poll_without_the_token_learns_nothing(control: ControlServer, token: 
     assert post(control, poll(fence=1), "token-a")[0] == 200  # no fence was believed
 
 
-def test_a_poll_of_another_topology_is_refused(control: ControlServer, desk: Desk) -> None:
+def test_a_poll_of_another_topology_is_refused(
+    control: ControlServer, handler: PollHandler
+) -> None:
     status, text = post(control, poll("uid-b", fence=9), "token-a")
     assert status == 421
     assert "for topology uid-b, this is topology uid-a" in text
-    assert desk.wish is None
+    assert handler.desired is None
     assert post(control, poll(fence=1), "token-a")[0] == 200
 
 

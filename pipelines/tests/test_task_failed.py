@@ -68,8 +68,8 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     poll = Poll(
         topology="uid-1", fence=1, generation=1, task=config.ref, restore=RestorePoint(epoch=-1)
     )
-    runtime.desk.poll(poll)
-    eventually(lambda: runtime.desk.poll(poll).phase == "Failed", 10)
+    runtime.polls.poll(poll)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
     yield runtime
     assert thread.is_alive(), "it has not ended by itself"
     runtime.stop()

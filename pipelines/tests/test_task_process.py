@@ -146,13 +146,13 @@ class Task:
 
 
 class TinyCoordinator:
-    """Polls all tasks with the same wish; commits a checkpoint as soon as it is reported."""
+    """Polls all tasks with the same desired state; commits each checkpoint that is reported."""
 
     def __init__(self, topology: Topology, tasks: list[Task]) -> None:
         self.topology, self.tasks = topology, tasks
         self.slowest_s = 0.0
 
-    def wish(self, task: Task) -> Poll:
+    def desired(self, task: Task) -> Poll:
         upstreams = [
             Upstream(
                 stream=i.stream,
@@ -192,7 +192,7 @@ class TinyCoordinator:
             if task.process is not None and task.recompute and task.process.poll() == 0:
                 task.recompute = None
                 task.start()  # as its container is
-            body = self.wish(task).model_dump_json().encode()
+            body = self.desired(task).model_dump_json().encode()
             try:
                 asked = time.monotonic()
                 url = f"http://{task.address}:8080/v1/poll"

@@ -1,8 +1,8 @@
 """The task's HTTP port: probes, metrics and the coordinator's polls, on a thread of their own.
 
-Answers while Spark starts and while the engine is busy; it touches only the desk and the report.
-Polls need the topology's token, where it has one; probes and metrics need none and say no secrets.
-`/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
+Answers while Spark starts and while the engine is busy: it touches only the poll handler and the
+report. Polls need the topology's token, where it has one; probes and metrics need none and hold no
+secrets. `/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
 
 Design: docs/design/task.md#environment.
 """
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from rekindle.identity import Identity
 from rekindle.protocol import MAX_POLL_BYTES, Incompatible, Poll, received
-from rekindle.task.desk import Desk, Refused
+from rekindle.task.poll_handler import PollHandler, PollRefused
 from rekindle.workers import Worker
 
 _log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ class ControlServer:
         self,
         address: str,
         port: int,
-        desk: Desk,
+        polls: PollHandler,
         *,
         alive: Callable[[], bool],
         ready: Callable[[], bool],
         registry: CollectorRegistry,
         identity: Identity | None = None,
     ) -> None:
-        self._desk = desk
+        self._polls = polls
         self._identity = identity or Identity()
         self._alive = alive
         self._ready = ready
@@ -92,11 +92,11 @@ class ControlServer:
             text = "poll refused: this port needs the topology's token (Authorization: Bearer)"
             return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         try:
-            answer = self._desk.poll(received(Poll, await request.read()))
+            answer = self._polls.poll(received(Poll, await request.read()))
         except ValidationError as error:
             return web.Response(status=400, text=str(error))
         except Incompatible as error:
             return web.Response(status=426, text=f"poll refused: {error}")
-        except Refused as error:
+        except PollRefused as error:
             return web.Response(status=error.status, text=str(error))
         return web.Response(text=answer.model_dump_json(), content_type="application/json")

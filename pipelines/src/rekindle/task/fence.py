@@ -27,7 +27,7 @@ class FenceFile:
         self._path = data / "fence" / (topology or "none") / name
 
     def read(self) -> int:
-        """The fence that was remembered; NO_FENCE at the first start."""
+        """The fence on the disk; NO_FENCE at the first start."""
         try:
             return int(self._path.read_text())
         except FileNotFoundError:
@@ -36,8 +36,8 @@ class FenceFile:
             _log.warning("the fence in %s cannot be read: %s", self._path, error)
             return NO_FENCE
 
-    def remember(self, fence: int) -> bool:
-        """Whether it is on the disk now; a disk that is full must not stop polls."""
+    def write(self, fence: int) -> bool:
+        """Whether it is on the disk now; a full disk must not stop polls."""
         temp = self._path.with_name(f".{self._path.name}.tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

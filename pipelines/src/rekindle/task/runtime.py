@@ -50,7 +50,6 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.attempts import Attempts
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
-from rekindle.task.desk import Desk
 from rekindle.task.discard import discard_marked, mark
 from rekindle.task.earlier import take_over_log
 from rekindle.task.engine import EngineStarter
@@ -59,6 +58,7 @@ from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
 from rekindle.task.phases import TaskEvent
+from rekindle.task.poll_handler import PollHandler
 from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
@@ -90,15 +90,15 @@ class TaskRuntime:
         self._halt = threading.Event()  # for the engine's loop
         self._stays = False  # failed, and to start again would change nothing
         self._discards = False
-        self._wish: Poll | None = None
+        self._applied: Poll | None = None
         self._states = TaskStates(config)
         self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
         fences = FenceFile(config.data, config.uid, config.ref)
-        self.desk = Desk(config.ref, self.report.answer, config.identity, fences)
+        self.polls = PollHandler(config.ref, self.report.answer, config.identity, fences)
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,
-            self.desk,
+            self.polls,
             alive=lambda: not self._failed or self._stays,
             ready=lambda: self.report.phase.serves,
             registry=make_registry(
@@ -121,7 +121,7 @@ class TaskRuntime:
 
     def run(self) -> int:
         try:
-            start = self._wait(lambda: self.desk.wait_for_start(TICK_S), "the first poll", TICK_S)
+            start = self._wait(lambda: self.polls.wait_for_start(TICK_S), "the first poll", TICK_S)
             self._start(start)
             while not self._stopping.wait(TICK_S):
                 self._tick()
@@ -147,7 +147,7 @@ class TaskRuntime:
         self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
         restored = self._restore(poll.restore)
         inputs = self._open_inputs(restored)
-        inputs.route((self.desk.wish or poll).upstreams)
+        inputs.route((self.polls.desired or poll).upstreams)
         chain = self._wait_for_chain(inputs)
         state = replace(restored, operators=chain.adopt(restored.operators))
         log = self._open_log(chain)
@@ -300,28 +300,28 @@ class TaskRuntime:
 
     def _tick(self) -> None:
         """Apply the newest poll to the parts: routes, sinks, floor, commits."""
-        parts, wish = self.report.parts, self.desk.wish
-        if parts is None or wish is None:
+        parts, desired = self.report.parts, self.polls.desired
+        if parts is None or desired is None:
             return
         if parts.log.damage is not None:
             self._fail(parts.log.damage)
             return
-        if wish is not self._wish:
+        if desired is not self._applied:
             self._route(parts.inputs)
-            parts.sinks.hold(wish.sinks_through)  # before a sink that is new writes
-            parts.sinks.assign(wish.sinks)
-            self.report.ask(wish.digests_of)
-            parts.saver.commit(wish.committed)
-            self.report.committed(wish.committed.epoch if wish.committed else NO_EPOCH)
-            self._wish = wish
-        if wish.floor is not None:
-            parts.log.truncate(min([wish.floor, *(s.durable for s in parts.sinks.progress())]))
+            parts.sinks.hold(desired.sinks_through)  # before a sink that is new writes
+            parts.sinks.assign(desired.sinks)
+            self.report.ask(desired.digests_of)
+            parts.saver.commit(desired.committed)
+            self.report.committed(desired.committed.epoch if desired.committed else NO_EPOCH)
+            self._applied = desired
+        if desired.floor is not None:
+            parts.log.truncate(min([desired.floor, *(s.durable for s in parts.sinks.progress())]))
         self.report.judge_phase()
 
     def _recomputes(self) -> bool:
         """Whether this life has to end, because what it computed may be wrong."""
-        wish = self.desk.wish
-        if wish is None or wish.recompute != self.report.boot_id:
+        desired = self.polls.desired
+        if desired is None or desired.recompute != self.report.boot_id:
             return False
         _log.warning("told to compute again from the committed checkpoint: replicas disagree")
         mark(self._log_directory)
@@ -329,13 +329,13 @@ class TaskRuntime:
         return True
 
     def _route(self, inputs: Inputs) -> None:
-        wish = self.desk.wish
-        if wish is not None and wish is not self._wish:
-            inputs.route(wish.upstreams)
+        desired = self.polls.desired
+        if desired is not None and desired is not self._applied:
+            inputs.route(desired.upstreams)
 
     def _save(self, state: TaskState) -> None:
-        wish, parts = self.desk.wish, self.report.parts
-        if wish is not None and wish.saver and parts is not None:
+        desired, parts = self.polls.desired, self.report.parts
+        if desired is not None and desired.saver and parts is not None:
             parts.saver.offer(state)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
@@ -368,7 +368,7 @@ class TaskRuntime:
         if self.report.parts is not None:
             self.report.parts.sinks.stop()
         if not self._stays:
-            self.desk.wait_until_failure_is_known(SAY_FAILURE_S)
+            self.polls.wait_until_failure_is_reported(SAY_FAILURE_S)
             return
         while not self._recomputes() and not self._stopping.wait(TICK_S):
             continue

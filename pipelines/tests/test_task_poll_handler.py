@@ -14,10 +14,10 @@ from rekindle.engine.model import DroppedRows
 from rekindle.protocol import Answer, Poll, RestorePoint, TaskProblem, TaskRef
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
-from rekindle.task.desk import Desk, Refused
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
 from rekindle.task.phases import TaskEvent
+from rekindle.task.poll_handler import PollHandler, PollRefused
 from rekindle.task.report import Report
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
@@ -33,91 +33,91 @@ def report() -> Report:
 
 
 @pytest.fixture
-def desk(report: Report) -> Desk:
-    return Desk(REF, report.answer)
+def handler(report: Report) -> PollHandler:
+    return PollHandler(REF, report.answer)
 
 
-def test_a_lower_fence_is_refused(desk: Desk) -> None:
-    assert desk.poll(poll(4)).fence == 4
-    with pytest.raises(Refused) as refused:
-        desk.poll(poll(3))
+def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
+    assert handler.poll(poll(4)).fence == 4
+    with pytest.raises(PollRefused) as refused:
+        handler.poll(poll(3))
     assert refused.value.status == 409
-    assert desk.wish == poll(4)
+    assert handler.desired == poll(4)
 
 
 @pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])
-def test_a_poll_for_another_task_is_refused(desk: Desk, field: str) -> None:
+def test_a_poll_for_another_task_is_refused(handler: PollHandler, field: str) -> None:
     other = REF.model_copy(update={field: "x" if field == "segment" else 9})
-    with pytest.raises(Refused) as refused:
-        desk.poll(poll(9, task=other))
+    with pytest.raises(PollRefused) as refused:
+        handler.poll(poll(9, task=other))
     assert refused.value.status == 410
-    desk.poll(poll(1))  # and its fence was not believed
+    handler.poll(poll(1))  # and its fence was not believed
 
 
-def remembering(report: Report, data: Path, ref: TaskRef = REF) -> Desk:
-    return Desk(ref, report.answer, None, FenceFile(data, "uid", ref))
+def with_fence_file(report: Report, data: Path, ref: TaskRef = REF) -> PollHandler:
+    return PollHandler(ref, report.answer, None, FenceFile(data, "uid", ref))
 
 
 def test_a_fence_outlives_the_container(report: Report, tmp_path: Path) -> None:
-    remembering(report, tmp_path).poll(poll(4))
-    restarted = remembering(report, tmp_path)
-    with pytest.raises(Refused) as refused:
+    with_fence_file(report, tmp_path).poll(poll(4))
+    restarted = with_fence_file(report, tmp_path)
+    with pytest.raises(PollRefused) as refused:
         restarted.poll(poll(3))
     assert refused.value.status == 409
     assert restarted.poll(poll(4)).fence == 4
 
 
 def test_a_fence_is_of_one_incarnation_alone(report: Report, tmp_path: Path) -> None:
-    remembering(report, tmp_path).poll(poll(4))
+    with_fence_file(report, tmp_path).poll(poll(4))
     for field in ("segment", "partition", "replica", "incarnation"):
         other = REF.model_copy(update={field: "x" if field == "segment" else 9})
-        assert remembering(report, tmp_path, other).poll(poll(1, task=other)).fence == 1
+        assert with_fence_file(report, tmp_path, other).poll(poll(1, task=other)).fence == 1
 
 
 def test_a_disk_that_refuses_the_fence_stops_no_poll(report: Report, tmp_path: Path) -> None:
     (tmp_path / "fence").write_text("a file where a directory should be")
-    desk = remembering(report, tmp_path)
-    assert desk.poll(poll(4)).fence == 4
-    with pytest.raises(Refused):
-        desk.poll(poll(3))
+    handler = with_fence_file(report, tmp_path)
+    assert handler.poll(poll(4)).fence == 4
+    with pytest.raises(PollRefused):
+        handler.poll(poll(3))
     (tmp_path / "fence").unlink()
-    desk.poll(poll(4))
+    handler.poll(poll(4))
     assert FenceFile(tmp_path, "uid", REF).read() == 4
 
 
-def test_asking_only_leaves_the_wish_as_it_is(desk: Desk) -> None:
-    desk.poll(poll(1, floor=7))
-    desk.poll(poll(2, ask_only=True))
-    assert desk.wish == poll(1, floor=7)
+def test_an_ask_only_poll_keeps_the_desired_state(handler: PollHandler) -> None:
+    handler.poll(poll(1, floor=7))
+    handler.poll(poll(2, ask_only=True))
+    assert handler.desired == poll(1, floor=7)
 
 
-def test_it_starts_with_the_first_restore_point(desk: Desk) -> None:
-    desk.poll(poll(1))
-    assert desk.wait_for_start(0) is None
-    desk.poll(poll(1, restore=RestorePoint(epoch=-1)))
-    start = desk.wait_for_start(0)
+def test_it_starts_with_the_first_restore_point(handler: PollHandler) -> None:
+    handler.poll(poll(1))
+    assert handler.wait_for_start(0) is None
+    handler.poll(poll(1, restore=RestorePoint(epoch=-1)))
+    start = handler.wait_for_start(0)
     assert start is not None
     assert start.restore == RestorePoint(epoch=-1)
 
 
-def test_a_failure_is_known_once_it_was_answered(desk: Desk, report: Report) -> None:
-    desk.poll(poll())
-    assert not desk.wait_until_failure_is_known(0)
+def test_a_failure_is_reported_once_it_was_answered(handler: PollHandler, report: Report) -> None:
+    handler.poll(poll())
+    assert not handler.wait_until_failure_is_reported(0)
     report.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
     report.fail(TaskProblem(message="and so did this"))
-    answer = desk.poll(poll())
+    answer = handler.poll(poll())
     assert answer.phase == "Failed"
     assert answer.problem is not None
     assert (answer.problem.message, answer.problem.epoch) == ("the JVM died", 12)
-    assert desk.wait_until_failure_is_known(0)
+    assert handler.wait_until_failure_is_reported(0)
 
 
 @pytest.fixture
-def control(desk: Desk, report: Report) -> Iterator[ControlServer]:
+def control(handler: PollHandler, report: Report) -> Iterator[ControlServer]:
     server = ControlServer(
         "127.0.42.1",
         0,
-        desk,
+        handler,
         alive=lambda: True,
         ready=lambda: report.phase.serves,
         registry=make_registry(report, "topo", "hourly", REF),

@@ -1,0 +1,104 @@
+"""Accepts or refuses the coordinator's polls, keeps the newest, and answers.
+
+Called by the control server's thread while the engine is busy, so nothing here waits for anything.
+A poll is level-triggered: the newest full one is the task's whole desired state, and stays so until
+another one comes. Fencing (I9): refused are a fence below one that was seen, and a poll for another
+topology or another incarnation of the slot. The fence is written to the task's disk before a poll
+is answered, so that it survives a restart of the container.
+
+Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rekindle.engine.version import engine_version
+from rekindle.errors import RekindleError
+from rekindle.identity import Identity
+from rekindle.protocol import Answer, Poll, TaskPhase, TaskRef
+from rekindle.task.fence import NO_FENCE, FenceFile
+
+
+class PollRefused(RekindleError):
+    """A poll that must not be obeyed; `status` is the HTTP status for the reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"poll refused: {reason}")
+        self.status = status
+
+
+class PollHandler:
+    """`answer` makes the task's answer for a fence."""
+
+    def __init__(
+        self,
+        ref: TaskRef,
+        answer: Callable[[int], Answer],
+        identity: Identity | None = None,
+        fences: FenceFile | None = None,
+    ) -> None:
+        self._ref = ref
+        self._identity = identity or Identity()
+        self._answer = answer
+        self._changed = threading.Condition()
+        self._fences = fences
+        self._fence = self._stored_fence = fences.read() if fences is not None else NO_FENCE
+        self._desired: Poll | None = None
+        self._failures_reported = 0
+
+    def poll(self, poll: Poll) -> Answer:
+        """Take a poll and answer it. Raises PollRefused."""
+        with self._changed:
+            if (mismatch := self._identity.mismatch(poll.topology)) is not None:
+                raise PollRefused(421, mismatch)
+            if poll.task != self._ref:
+                raise PollRefused(410, f"it is for {_name(poll.task)}, this is {_name(self._ref)}")
+            if poll.fence < self._fence:
+                raise PollRefused(
+                    409,
+                    f"its fence {poll.fence} is below {self._fence}, the highest seen",
+                )
+            self._fence = poll.fence
+            self._store_fence()
+            if not poll.ask_only:
+                self._desired = poll
+                self._changed.notify_all()
+        answer = self._answer(poll.fence).model_copy(
+            update={"topology": self._identity.topology, "engine": engine_version()}
+        )
+        if answer.phase is TaskPhase.FAILED:
+            with self._changed:
+                self._failures_reported += 1
+                self._changed.notify_all()
+        return answer
+
+    def _store_fence(self) -> None:
+        if self._fences is None or self._stored_fence == self._fence:
+            return
+        if self._fences.write(self._fence):
+            self._stored_fence = self._fence
+
+    @property
+    def desired(self) -> Poll | None:
+        """The newest full poll; None before the first."""
+        return self._desired
+
+    def wait_for_start(self, timeout_s: float) -> Poll | None:
+        """The newest poll once it names a restore point; None at the time-out."""
+
+        def may_start() -> bool:
+            return self._desired is not None and self._desired.restore is not None
+
+        with self._changed:
+            return self._desired if self._changed.wait_for(may_start, timeout_s) else None
+
+    def wait_until_failure_is_reported(self, timeout_s: float) -> bool:
+        """Whether an answer has told a coordinator that this task failed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._failures_reported > 0, timeout_s)
+
+
+def _name(ref: TaskRef) -> str:
+    return f"{ref.segment}/{ref.partition}/{ref.replica} incarnation {ref.incarnation}"
