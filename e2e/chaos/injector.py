@@ -33,6 +33,7 @@ from embedded.errors import EmbeddedError
 from embedded.process_node.remote import NodeInApi
 from harness.cluster import EmbeddedCluster
 from harness.run import pod_processes
+from rekindle import names
 
 _DELETE_TRIES = 60
 
@@ -128,7 +129,7 @@ class Injector:
                 assert_never(action)
 
     def _pods(self, topology: str, role: str) -> list[dict[str, Any]]:
-        wanted = {"rekindle.dev/topology": topology, "rekindle.dev/role": role}
+        wanted = {names.LABEL_TOPOLOGY: topology, names.LABEL_ROLE: role}
         return sorted(
             (
                 pod

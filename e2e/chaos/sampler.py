@@ -17,15 +17,16 @@ from typing import Any
 from chaos.progress import Progress, StaleClaim
 from embedded.errors import EmbeddedError
 from embedded.process_node.remote import JsonApi
-from harness.cluster import GROUP, NAMESPACE, OPERATOR_LEASE, PLURAL, SYSTEM, VERSION
+from harness.cluster import NAMESPACE, OPERATOR_LEASE, SYSTEM
 from harness.log_keeper import LogKeeper
+from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 
 Json = dict[str, Any]
 
 _FILES_EVERY_S = 0.25
 _API_EVERY_S = 0.5
-_TOPOLOGIES = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
+_TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
 _LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR_LEASE}"
 
 

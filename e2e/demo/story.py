@@ -21,6 +21,7 @@ from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
 from harness.oracle import Reference
 from harness.sinks import longest_pause, written
+from rekindle import names
 from rekindle.connectors.compare import Difference
 from rekindle.timeline.picture import draw
 from rekindle.topology.compile import compile_topology
@@ -267,7 +268,7 @@ class Story:
         placed: dict[tuple[str, int], set[str]] = {}
         for pod in self.cluster.tasks(NAME):
             labels = pod.metadata.labels
-            key = labels["rekindle.dev/segment"], int(labels["rekindle.dev/partition"])
+            key = labels[names.LABEL_SEGMENT], int(labels[names.LABEL_PARTITION])
             placed.setdefault(key, set()).add(pod.spec.node_name)
         return placed
 

@@ -28,13 +28,13 @@ from embedded.control_plane import ControlPlane
 from embedded.process_node.host import Image, ProcessNode
 from embedded.toolchain import ensure_helm, ensure_java
 from harness.archive import ensure_cds_archive
+from rekindle import names
 
 ROOT = Path(__file__).resolve().parents[2]
 MOUNT = "/var/lib/rekindle"
 NAMESPACE = "default"
 SYSTEM = "rekindle-system"
 OPERATOR_LEASE = "rekindle-operator"
-GROUP, VERSION, PLURAL = "rekindle.dev", "v1alpha1", "streamtopologies"
 OPERATOR_IMAGE = "rekindle/operator:dev"
 PIPELINES_IMAGE = "rekindle/pipelines:dev"
 
@@ -242,7 +242,9 @@ class EmbeddedCluster:
         self.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(bundle))
 
     def topology(self, name: str) -> dict[str, Any]:
-        found = self.custom.get_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, name)
+        found = self.custom.get_namespaced_custom_object(
+            names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
+        )
         return cast(dict[str, Any], found)
 
     def status(self, name: str) -> dict[str, Any]:
@@ -252,10 +254,10 @@ class EmbeddedCluster:
         return list(self.core.list_namespaced_pod(NAMESPACE, label_selector=selector).items)
 
     def tasks(self, topology: str) -> list[Any]:
-        return self.pods(f"rekindle.dev/topology={topology},rekindle.dev/role=task")
+        return self.pods(f"{names.LABEL_TOPOLOGY}={topology},{names.LABEL_ROLE}={names.ROLE_TASK}")
 
     def operator_pods(self) -> list[Any]:
-        selector = "rekindle.dev/operator"
+        selector = names.LABEL_OPERATOR
         return list(self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
 
     def leading_operator_pod(self) -> Any:
@@ -270,10 +272,12 @@ class EmbeddedCluster:
 
     def delete_topology(self, name: str, timeout_s: float = 60) -> None:
         """Delete it and wait until none of its pods is left."""
-        self.custom.delete_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, name)
+        self.custom.delete_namespaced_custom_object(
+            names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
+        )
         wait_for(
             f"the pods of {name} to be gone",
-            lambda: not self.pods(f"rekindle.dev/topology={name}"),
+            lambda: not self.pods(f"{names.LABEL_TOPOLOGY}={name}"),
             timeout_s,
         )
 

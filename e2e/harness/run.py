@@ -12,6 +12,7 @@ from typing import Any
 from harness.cluster import EmbeddedCluster, wait_for
 from harness.observe import Observer
 from harness.oracle import Reference
+from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 
 
@@ -96,13 +97,15 @@ class Run:
     def task_pods(self, segment_name: str) -> list[Any]:
         """Running pods of a segment, lowest replica first."""
         pods = self.cluster.pods(
-            f"rekindle.dev/topology={self.name},rekindle.dev/segment-name={segment_name}"
+            f"{names.LABEL_TOPOLOGY}={self.name},{names.LABEL_SEGMENT_NAME}={segment_name}"
         )
         alive = [p for p in pods if p.metadata.deletion_timestamp is None and p.spec.node_name]
         return sorted(alive, key=lambda p: p.metadata.name)
 
     def coordinator_pods(self) -> list[Any]:
-        return self.cluster.pods(f"rekindle.dev/topology={self.name},rekindle.dev/role=coordinator")
+        return self.cluster.pods(
+            f"{names.LABEL_TOPOLOGY}={self.name},{names.LABEL_ROLE}={names.ROLE_COORDINATOR}"
+        )
 
     def coordinator_pod(self) -> Any:
         return self.coordinator_pods()[0]
@@ -145,7 +148,7 @@ class Run:
         evidence = self.cluster.directory / f"evidence-{self.name}.txt"
         kubectl = self.cluster.control_plane.kubectl
         parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
-        for pod in self.cluster.pods(f"rekindle.dev/topology={self.name}"):
+        for pod in self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}"):
             try:
                 parts.append(kubectl("logs", pod.metadata.name, "--tail=80"))
             except Exception as error:  # a pod without logs is no reason to lose the others

@@ -22,14 +22,13 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from embedded.pki import CertificateAuthority
+from rekindle import names
 
 DEADLINE_S = 60.0
 START_S = 60.0  # of a process that imports much on a busy machine
 _POLL_S = 0.1
 _BEAT_S = 0.25
 _HEARTBEAT_S = 1.0
-
-GROUP = ("rekindle.dev", "v1alpha1")
 
 
 def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -211,7 +210,7 @@ class World:
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         created: Any = self.custom.create_namespaced_custom_object(
-            *GROUP, "default", "streamtopologies", manifest
+            names.GROUP, names.VERSION, "default", names.PLURAL, manifest
         )
         return dict(created)
 
@@ -223,7 +222,7 @@ class World:
             change(manifest["spec"])
             try:
                 return self.custom.replace_namespaced_custom_object(
-                    *GROUP, "default", "streamtopologies", name, manifest
+                    names.GROUP, names.VERSION, "default", names.PLURAL, name, manifest
                 )
             except ApiException as error:
                 if error.status != 409:
@@ -234,7 +233,7 @@ class World:
 
     def topology(self, name: str) -> dict[str, Any]:
         found: Any = self.custom.get_namespaced_custom_object(
-            *GROUP, "default", "streamtopologies", name
+            names.GROUP, names.VERSION, "default", names.PLURAL, name
         )
         return dict(found)
 
@@ -247,11 +246,16 @@ class World:
 
     def delete(self, name: str, policy: str) -> None:
         self.custom.delete_namespaced_custom_object(
-            *GROUP, "default", "streamtopologies", name, body={"propagationPolicy": policy}
+            names.GROUP,
+            names.VERSION,
+            "default",
+            names.PLURAL,
+            name,
+            body={"propagationPolicy": policy},
         )
 
     def pods(self, name: str, role: str = "task") -> dict[str, Any]:
-        selector = f"rekindle.dev/topology={name},rekindle.dev/role={role}"
+        selector = f"{names.LABEL_TOPOLOGY}={name},{names.LABEL_ROLE}={role}"
         listed = self.core.list_namespaced_pod("default", label_selector=selector)
         return {pod.metadata.name: pod for pod in listed.items}
 
@@ -268,7 +272,7 @@ class World:
         return [e for e in events if e["involvedObject"].get("name") == name]
 
     def left_of(self, name: str) -> list[str]:
-        selector = f"rekindle.dev/topology={name}"
+        selector = f"{names.LABEL_TOPOLOGY}={name}"
         rbac = client.RbacAuthorizationV1Api(self.core.api_client)
         lists = [
             self.core.list_namespaced_pod,
@@ -304,7 +308,7 @@ class World:
             if pod.spec.node_name in self._alive:
                 self._run(pod)
         if self.coordinators_run:
-            for name in {p.metadata.labels.get("rekindle.dev/topology") for p in pods} - {None}:
+            for name in {p.metadata.labels.get(names.LABEL_TOPOLOGY) for p in pods} - {None}:
                 self._coordinate(name, pods)
 
     def _run(self, pod: Any) -> None:
@@ -319,15 +323,15 @@ class World:
             _unless_gone(lambda: self.core.patch_namespaced_pod_status(name, "default", body))
 
     def _coordinate(self, topology: str, pods: list[Any]) -> None:
-        own = [p for p in pods if p.metadata.labels.get("rekindle.dev/topology") == topology]
+        own = [p for p in pods if p.metadata.labels.get(names.LABEL_TOPOLOGY) == topology]
         by_role: dict[str, list[Any]] = {"task": [], "coordinator": []}
         for pod in own:
             if pod.status.phase == "Running":
-                by_role[pod.metadata.labels["rekindle.dev/role"]].append(pod)
+                by_role[pod.metadata.labels[names.LABEL_ROLE]].append(pod)
         heads = [p for p in by_role["coordinator"] if p.spec.node_name in self._alive]
         if not heads:
             return
-        fence = max(int(p.metadata.labels["rekindle.dev/incarnation"]) for p in heads)
+        fence = max(int(p.metadata.labels[names.LABEL_INCARNATION]) for p in heads)
         lease = {"spec": {"holderIdentity": str(fence), "renewTime": now_text()}}
         _unless_gone(
             lambda: self.coordination.patch_namespaced_lease(
@@ -357,13 +361,13 @@ class World:
         if view is None:
             return
         body = {
-            "apiVersion": "/".join(GROUP),
-            "kind": "StreamTopology",
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
             "metadata": {"name": topology, "uid": view["metadata"]["uid"]},
             "status": {"dataPlane": data_plane},
         }
         if view.get("status", {}).get("dataPlane") != data_plane:
-            path = f"/apis/{'/'.join(GROUP)}/namespaces/default/streamtopologies/{topology}/status"
+            path = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/{topology}/status"
             self._apply(path, body)
 
     def _apply(self, path: str, body: dict[str, Any]) -> None:

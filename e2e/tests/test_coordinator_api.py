@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from embedded.control_plane import ControlPlane, KubectlError
-from rekindle.coordinator.objects import API_VERSION, KIND
+from rekindle import names
 from rekindle.protocol import Endpoint, Poll
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
@@ -92,8 +92,8 @@ class Cluster:
                 "metadata": {
                     "name": f"{self.name}-g1",
                     "labels": {
-                        "rekindle.dev/topology": self.name,
-                        "rekindle.dev/generation": "1",
+                        names.LABEL_TOPOLOGY: self.name,
+                        names.LABEL_GENERATION: "1",
                     },
                 },
                 "data": {"topology.json": json.dumps(topology)},
@@ -124,11 +124,11 @@ class Cluster:
                 "kind": "Pod",
                 "metadata": {
                     "name": name,
-                    "labels": {f"rekindle.dev/{k}": v for k, v in labels.items()},
+                    "labels": {f"{names.OWN_PREFIX}{k}": v for k, v in labels.items()},
                     "ownerReferences": [
                         {
-                            "apiVersion": API_VERSION,
-                            "kind": KIND,
+                            "apiVersion": names.API_VERSION,
+                            "kind": names.KIND,
                             "name": self.name,
                             "uid": self.uid,
                         }

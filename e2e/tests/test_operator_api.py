@@ -21,6 +21,7 @@ from operator_world import START_S, World, wait_for
 
 from embedded.control_plane import ControlPlane
 from embedded.toolchain import ensure_helm
+from rekindle import names
 
 _ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT / "pipelines/tests"))  # the table is the unit tests' too
@@ -29,7 +30,7 @@ from bad_manifests import bad_manifests  # type: ignore[import-not-found]  # noq
 
 pytestmark = pytest.mark.cluster
 
-_GATE = "rekindle.dev/awaiting-capacity"
+_GATE = names.GATE
 _USER = "rekindle-operator"
 _SILENT_S = 4.0  # longer than what makes a node's silence its loss
 _HINTS = {  # by name in the table of bad manifests
@@ -144,7 +145,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
         by_partition: dict[tuple[str, str], list[str]] = {}
         for pod in world.pods("flights").values():
             label = pod.metadata.labels
-            key = label["rekindle.dev/segment"], label["rekindle.dev/partition"]
+            key = label[names.LABEL_SEGMENT], label[names.LABEL_PARTITION]
             by_partition.setdefault(key, []).append(pod.spec.node_name)
         assert all(len(set(nodes)) == len(nodes) for nodes in by_partition.values())
         assert set(world.pods("flights")) == set(pods), "no pod was made twice"
@@ -395,5 +396,5 @@ def test_an_incarnation_cannot_be_taken_back(world: World, nodes: list[str], fli
     body = {"status": {"slots": slots}}
     with pytest.raises(ApiException, match="never falls"):
         world.custom.patch_namespaced_custom_object_status(
-            "rekindle.dev", "v1alpha1", "default", "streamtopologies", "flights", body
+            names.GROUP, names.VERSION, "default", names.PLURAL, "flights", body
         )

@@ -16,7 +16,7 @@ from kubernetes import client
 from model_objects import lease_json, node_json, topology_json
 from test_operator_model_cluster import ModelCluster
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import LeaseView, Snapshot
 from rekindle_operator.execute import Executor

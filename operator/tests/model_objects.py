@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from rekindle.names import KIND, LABEL_TOPOLOGY
 from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, TopologyView
-from rekindle_operator.names import KIND, LABEL_TOPOLOGY
 
 
 def allows(raw: dict[str, Any], node: str) -> bool:

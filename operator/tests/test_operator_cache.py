@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from rekindle.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dataplane import read_data_plane
-from rekindle_operator.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 
 SILENT = SlotRef("uid", "seg/0/0", 2)
 

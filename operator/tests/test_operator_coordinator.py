@@ -10,6 +10,7 @@ import pytest
 from model_objects import rfc3339
 from test_operator_model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -69,7 +70,7 @@ def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster
         raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if role in n))
         raw["metadata"] |= {"namespace": "evil", "name": f"x-{role}", "uid": f"u-{role}"}
         raw["metadata"]["resourceVersion"] = str(running.next_version())
-        raw["metadata"]["labels"]["rekindle.dev/incarnation"] = "900000"
+        raw["metadata"]["labels"][names.LABEL_INCARNATION] = "900000"
         raw["spec"]["nodeName"], raw["status"] = "gone", {"phase": "Failed"}
         running.raw_pods[f"x-{role}"] = raw
     assert reconcile(running.snapshot(), running.now, running.settings) == []
@@ -78,8 +79,8 @@ def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster
 def test_a_forged_pod_with_another_topologys_name_changes_nothing(running: ModelCluster) -> None:
     raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if "storms" in n))
     raw["metadata"] |= {"name": "x", "uid": "u-x"}
-    raw["metadata"]["labels"]["rekindle.dev/topology"] = "another"
-    raw["metadata"]["labels"]["rekindle.dev/incarnation"] = "900000"
+    raw["metadata"]["labels"][names.LABEL_TOPOLOGY] = "another"
+    raw["metadata"]["labels"][names.LABEL_INCARNATION] = "900000"
     running.raw_pods["x"] = raw
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 

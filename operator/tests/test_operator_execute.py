@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from rekindle.names import COORDINATOR_SLOT
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.execute import Executor
-from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     CreateConfig,
     CreatePod,

@@ -9,6 +9,7 @@ from typing import Any
 from flights_example import flights_spec
 from test_operator_model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
@@ -26,7 +27,7 @@ def images(cluster: ModelCluster, role: str) -> dict[str, Any]:
     return {
         name: raw["spec"]["containers"][0]["image"]
         for name, raw in cluster.raw_pods.items()
-        if raw["metadata"]["labels"].get("rekindle.dev/role") == role
+        if raw["metadata"]["labels"].get(names.LABEL_ROLE) == role
     }
 
 
@@ -139,5 +140,5 @@ def test_the_annotation_asks_for_a_roll() -> None:
     }
     assert not topology_view({"metadata": meta}).roll
     for value, asked in (("true", True), ("2026-11-22", True), ("false", False), ("", False)):
-        annotated = {**meta, "annotations": {"rekindle.dev/roll": value}}
+        annotated = {**meta, "annotations": {names.ANNOTATION_ROLL: value}}
         assert topology_view({"metadata": annotated}).roll is asked

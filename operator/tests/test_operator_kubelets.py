@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rekindle import names
 from rekindle.topology.model import Slot
-from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import node_view
 from rekindle_operator.cluster.kubelets import TICK_S, KubeletBook

@@ -11,10 +11,10 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED
 
+from rekindle.names import ANNOTATION_ATTEMPT
 from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import LeaseView, PodView
-from rekindle_operator.names import ANNOTATION_ATTEMPT
 
 
 def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from model_objects import allows, rfc3339, shares
 from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import preparing_since, troubled_since
 from rekindle_operator.cluster.convert import config_view

@@ -10,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
-from rekindle.topology.model import Slot
+from rekindle.names import MAX_NAME, coordinator_pod_name, task_pod_name
 from rekindle.topology.settings import NAME, OBJECT_NAME
-from rekindle_operator.names import MAX_NAME, coordinator_pod_name, task_pod_name
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _TOPOLOGIES = st.one_of(
@@ -30,7 +29,7 @@ _TASKS = st.tuples(
 
 def _name(task: tuple[str, str, int, int, int]) -> str:
     topology, segment, partition, replica, incarnation = task
-    return task_pod_name(topology, segment, Slot("id", partition, replica), incarnation)
+    return task_pod_name(topology, segment, partition, replica, incarnation)
 
 
 @given(one=_TASKS, other=_TASKS)
@@ -59,7 +58,7 @@ def test_a_pods_name_is_a_label_and_no_coordinators(
 
 
 def test_a_name_of_one_word_stands_in_the_pods_name_as_it_is() -> None:
-    assert task_pod_name("my-flights", "storms", Slot("id", 2, 1), 3) == "my-flights-storms-2-1-3"
+    assert task_pod_name("my-flights", "storms", 2, 1, 3) == "my-flights-storms-2-1-3"
 
 
 def _with_storms_called(name: str) -> dict[str, Any]:

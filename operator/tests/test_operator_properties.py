@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
+from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total
-from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 

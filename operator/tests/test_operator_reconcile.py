@@ -8,9 +8,9 @@ from flights_example import flights_spec
 from prometheus_client import REGISTRY
 from test_operator_model_cluster import ModelCluster
 
+from rekindle.names import GATE
 from rekindle_operator.cluster.model import Taint
 from rekindle_operator.metrics import observe, observe_ages
-from rekindle_operator.names import GATE
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile
 

@@ -11,6 +11,7 @@ from flights_example import flights_spec
 from kubernetes import client
 from test_operator_model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.execute import Executor
 from rekindle_operator.reconcile.actions import (
@@ -43,7 +44,7 @@ def test_all_pods_refer_to_the_token_of_their_own_topology(cluster: ModelCluster
         cluster.add_node(node)
     cluster.settle()
     owners = {
-        (pod["metadata"]["labels"]["rekindle.dev/topology"], ref["name"], ref["key"])
+        (pod["metadata"]["labels"][names.LABEL_TOPOLOGY], ref["name"], ref["key"])
         for pod in cluster.raw_pods.values()
         for ref in tokens_of(pod)
     }

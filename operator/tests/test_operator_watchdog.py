@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rekindle import names
 from rekindle_operator.watchdog.__main__ import Settings, Watchdog
 from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_answers, pod_answers
 from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming
@@ -137,7 +138,7 @@ class ApiServerWith:
                 "name": name,
                 "uid": f"uid of {name}",
                 "resourceVersion": "5",
-                "labels": {"rekindle.dev/operator": release},
+                "labels": {names.LABEL_OPERATOR: release},
             },
             "spec": {"nodeName": "node"},
             "status": {"startTime": "2026-01-01T00:00:00Z", "hostIP": host_ip, "podIP": pod_ip},

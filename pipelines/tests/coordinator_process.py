@@ -15,6 +15,7 @@ import yaml
 from aiohttp import web
 from test_coordinator_fleet import Fleet
 
+from rekindle import names
 from rekindle.coordinator.kube import KubeApi
 from rekindle.coordinator.kube_access import Access, Token
 from rekindle.coordinator.process import Process
@@ -47,10 +48,10 @@ class FakeApi:
         self, name: str, slot: Slot, incarnation: int, address: str, owner: str = UID
     ) -> None:
         labels = {
-            "rekindle.dev/segment": slot.segment,
-            "rekindle.dev/partition": str(slot.partition),
-            "rekindle.dev/replica": str(slot.replica),
-            "rekindle.dev/incarnation": str(incarnation),
+            names.LABEL_SEGMENT: slot.segment,
+            names.LABEL_PARTITION: str(slot.partition),
+            names.LABEL_REPLICA: str(slot.replica),
+            names.LABEL_INCARNATION: str(incarnation),
         }
         self._version += 1
         meta = {

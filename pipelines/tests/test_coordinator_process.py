@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from coordinator_process import UID, all_live, problems, running, until
 
+from rekindle import names
 from rekindle.coordinator.process import FENCED
 
 pytestmark = pytest.mark.process
@@ -101,7 +102,7 @@ def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
 
             def named() -> str:
                 meta = (scene.api.lease or {}).get("metadata", {})
-                return str(meta.get("annotations", {}).get("rekindle.dev/report"))
+                return str(meta.get("annotations", {}).get(names.ANNOTATION_REPORT))
 
             def written() -> str:
                 return str(scene.api.topology["status"]["dataPlane"]["report"])

@@ -22,8 +22,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from rekindle import names
 from rekindle.errors import Problem
-from rekindle_operator import names
 from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
@@ -241,7 +241,7 @@ class Executor:
             "reason": action.reason,
             "action": action.action,
             "note": action.note,
-            "reportingController": f"{names.GROUP}/operator",
+            "reportingController": names.OPERATOR_CONTROLLER,
             "reportingInstance": self._identity,
             "regarding": {
                 "apiVersion": names.API_VERSION,
@@ -299,7 +299,7 @@ class Executor:
         return call(self._api, method, path, body, **how)
 
 
-_OWNERSHIP = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
+_OWNERSHIP = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]
 
 
 def _is_refusal(error: Exception) -> bool:

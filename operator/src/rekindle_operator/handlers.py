@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rekindle.names import ANNOTATION_HOLDER_PROCESS
 from rekindle_operator.election import LeaseRecord
 
-ANNOTATION_PROCESS = "rekindle.dev/holder-process"
 _RELEASED_S = 1
 
 
@@ -22,7 +22,7 @@ def read_lease(raw: Mapping[str, Any]) -> LeaseRecord:
     meta, spec = raw["metadata"], raw.get("spec") or {}
     return LeaseRecord(
         holder=str(spec.get("holderIdentity") or ""),
-        process=str((meta.get("annotations") or {}).get(ANNOTATION_PROCESS, "")),
+        process=str((meta.get("annotations") or {}).get(ANNOTATION_HOLDER_PROCESS, "")),
         lease_s=float(spec.get("leaseDurationSeconds") or 0),
         transitions=int(spec.get("leaseTransitions") or 0),
         version=str(meta["resourceVersion"]),
@@ -38,7 +38,7 @@ def lease_body(
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
-        "annotations": {ANNOTATION_PROCESS: record.process},
+        "annotations": {ANNOTATION_HOLDER_PROCESS: record.process},
     }
     if record.version:
         metadata["resourceVersion"] = record.version

@@ -14,7 +14,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot

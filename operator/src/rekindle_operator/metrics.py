@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
+from rekindle.names import GATE, ROLE_TASK
 from rekindle_operator.cluster.model import PodView, Snapshot
-from rekindle_operator.names import GATE, ROLE_TASK
 
 RECONCILE_SECONDS = Histogram(
     "rekindle_operator_reconcile_seconds",

@@ -21,7 +21,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.containers import preparing_since, troubled_since
 from rekindle_operator.cluster.convert import (
     Json,

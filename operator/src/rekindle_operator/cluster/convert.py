@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rekindle import names
 from rekindle.topology.model import Slot
-from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.containers import container_trouble, is_preparing
 from rekindle_operator.cluster.model import (

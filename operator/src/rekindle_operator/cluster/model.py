@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import Problem
+from rekindle.names import COORDINATOR_SLOT, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import Amounts
-from rekindle_operator.names import COORDINATOR_SLOT, ROLE_COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)

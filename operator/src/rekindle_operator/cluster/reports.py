@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.names import coordinator_name
 from rekindle_operator.cluster.model import LeaseView, TopologyView
 from rekindle_operator.dataplane import report_number
-from rekindle_operator.names import coordinator_name
 
 FOUND_AGE_S = 60.0
 """Taken for the age of a report that was there when this process first looked."""

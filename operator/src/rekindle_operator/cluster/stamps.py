@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rekindle.names import ROLE_COORDINATOR
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.names import ROLE_COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)

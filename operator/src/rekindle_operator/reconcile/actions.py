@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.resources.common import Manifest
 

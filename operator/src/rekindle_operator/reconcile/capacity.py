@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rekindle.names import ANNOTATION_SHAPE, GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.amounts import Amounts, total
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.limits import NamespaceLimits
-from rekindle_operator.names import ANNOTATION_SHAPE, GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.reconcile.actions import OpenGate, Rank
 from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.context import ReconcileContext

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.model import LeaseView, NodeView, Snapshot, TopologyView
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, TopologyActions
 

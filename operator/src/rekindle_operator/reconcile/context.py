@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rekindle import names
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
-from rekindle_operator import names
 from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import recorded
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.model import LeaseView, PodView, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import (
     Action,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rekindle.names import COORDINATOR_SLOT
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
-from rekindle_operator.names import COORDINATOR_SLOT
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateToken,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cache
 
+from rekindle import names
 from rekindle.topology.model import Segment, Slot
-from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext, Running, place_of

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rekindle.names import ROLE_COORDINATOR
 from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
 from rekindle_operator.dataplane import read_data_plane
-from rekindle_operator.names import ROLE_COORDINATOR
 from rekindle_operator.settings import Timing
 
 

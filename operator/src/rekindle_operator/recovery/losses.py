@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekindle.names import ROLE_TASK
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
-from rekindle_operator.names import ROLE_TASK
 from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
 from rekindle_operator.recovery.kubelets import (
     answers_now,

@@ -9,7 +9,7 @@ Design: docs/design/kubernetes.md#objects.
 
 from __future__ import annotations
 
-from rekindle_operator import names
+from rekindle import names
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import Manifest, metadata
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle import names
 from rekindle.identity import TOKEN_VARIABLE
-from rekindle_operator import names
 from rekindle_operator.cluster.model import TopologyView
 
 Manifest = dict[str, Any]

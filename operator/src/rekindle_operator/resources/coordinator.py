@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle import names
 from rekindle.protocol import CONTROL_PORT
-from rekindle_operator import names
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import (

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle import names
 from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
 from rekindle.quantities import parse_quantity
 from rekindle.topology.model import Segment, Slot, Topology
 from rekindle.topology.quantities import task_limits
-from rekindle_operator import names
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,
@@ -65,7 +65,8 @@ def task_pod(
         names.LABEL_REPLICA: str(slot.replica),
         names.LABEL_INCARNATION: str(incarnation),
     }
-    meta = metadata(view, names.task_pod_name(view.name, segment.name, slot, incarnation), identity)
+    name = names.task_pod_name(view.name, segment.name, slot.partition, slot.replica, incarnation)
+    meta = metadata(view, name, identity)
     own = merged.get("metadata") or {}
     meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
     annotations = dict(own.get("annotations") or {})

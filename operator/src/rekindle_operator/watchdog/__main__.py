@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from rekindle import names
 from rekindle_operator.election import Candidate, ElectionTiming, Span
 from rekindle_operator.lease import lease_path, read_lease
 from rekindle_operator.logs import set_up_logging
@@ -23,7 +24,6 @@ from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming, 
 
 _ANSWER_S = 1.0
 _CONTROLS = 8
-_LABEL_RELEASE = "rekindle.dev/operator"
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        ours = [of.get(_LABEL_RELEASE) == settings.release for of in labels]
+        ours = [of.get(names.LABEL_OPERATOR) == settings.release for of in labels]
         pods = [read_pod(item) for item, is_ours in zip(items, ours, strict=True) if is_ours]
         return pods, hosts - {"", settings.own_host}
 
@@ -218,7 +218,7 @@ class Watchdog:
             "reason": "OperatorLost",
             "action": "DeletePod",
             "note": why,
-            "reportingController": "rekindle.dev/watchdog",
+            "reportingController": names.WATCHDOG_CONTROLLER,
             "reportingInstance": self._settings.identity,
             "regarding": {
                 "apiVersion": "v1",

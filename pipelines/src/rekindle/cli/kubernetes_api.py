@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rekindle import names
 from rekindle.errors import RekindleError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_TOPOLOGIES = "/apis/rekindle.dev/v1alpha1/namespaces/{namespace}/streamtopologies/{name}"
+_TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{{namespace}}/{names.PLURAL}/{{name}}"
 _TIMEOUT_S = (5.0, 10.0)
 
 
@@ -79,7 +80,10 @@ class ClusterReader:
         return [e for e in found if e["involvedObject"].get("uid", meta["uid"]) == meta["uid"]]
 
     def task_pods(self, topology: Json) -> list[Json]:
-        selector = f"rekindle.dev/topology={topology['metadata']['name']},rekindle.dev/role=task"
+        selector = (
+            f"{names.LABEL_TOPOLOGY}={topology['metadata']['name']},"
+            f"{names.LABEL_ROLE}={names.ROLE_TASK}"
+        )
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         return self._list(pods, ("labelSelector", selector))
 

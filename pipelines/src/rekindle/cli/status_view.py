@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from rekindle import names
 from rekindle.timeline.documents import event_time, read_time
 from rekindle.topology.model import Topology
 
@@ -181,7 +182,7 @@ def _newest_pods(pods: Sequence[Json]) -> dict[str, Json]:
 
 def _label(pod: Json, name: str) -> str:
     labels = _mapping(_mapping(pod.get("metadata")).get("labels"))
-    return _text(labels.get(f"rekindle.dev/{name}"))
+    return _text(labels.get(f"{names.OWN_PREFIX}{name}"))
 
 
 def _task(name: str, report: Json, taken: int | None, pod: Json) -> TaskLine:

@@ -9,18 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rekindle import names
 from rekindle.coordinator.model import Generation, Pod
 from rekindle.errors import RekindleError
 from rekindle.topology.model import Slot, Topology
-
-# Not from rekindle.topology.load: that needs the SQL parser's 30 MB (see compiling).
-API_VERSION = "rekindle.dev/v1alpha1"
-KIND = "StreamTopology"
-TOPOLOGY_LABEL = "rekindle.dev/topology"
-ROLE_LABEL = "rekindle.dev/role"
-GENERATION_LABEL = "rekindle.dev/generation"
-REPORT_ANNOTATION = "rekindle.dev/report"
-FIELD_MANAGER = "rekindle-coordinator"
 
 Json = dict[str, Any]
 
@@ -38,11 +30,11 @@ def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
     labels = meta.get("labels") or {}
     try:
         slot = Slot(
-            labels["rekindle.dev/segment"],
-            int(labels["rekindle.dev/partition"]),
-            int(labels["rekindle.dev/replica"]),
+            labels[names.LABEL_SEGMENT],
+            int(labels[names.LABEL_PARTITION]),
+            int(labels[names.LABEL_REPLICA]),
         )
-        incarnation = int(labels["rekindle.dev/incarnation"])
+        incarnation = int(labels[names.LABEL_INCARNATION])
     except (KeyError, ValueError):
         return None
     address = status.get("podIP") or None
@@ -66,7 +58,7 @@ def generations_from(
     """Number -> (name, spec) of the generations of the topology with this uid."""
     found: dict[int, tuple[str, Json]] = {}
     for document in config_maps:
-        text = (document.get("data") or {}).get("topology.json")
+        text = (document.get("data") or {}).get(names.TOPOLOGY_KEY)
         if text is None:
             continue
         try:
@@ -75,7 +67,7 @@ def generations_from(
                 found[int(topology["generation"])] = (str(topology["name"]), topology["spec"])
         except (ValueError, KeyError, TypeError) as error:
             name = document["metadata"]["name"]
-            raise ObjectError(f"ConfigMap {name}: topology.json: {error!r}") from error
+            raise ObjectError(f"ConfigMap {name}: {names.TOPOLOGY_KEY}: {error!r}") from error
     return found
 
 
@@ -93,8 +85,8 @@ def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
 def status_patch(namespace: str, name: str, uid: str, data_plane: Mapping[str, Any]) -> Json:
     """The uid makes the API server refuse it (409) for another topology of that name."""
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
         "status": {"dataPlane": dict(data_plane)},
     }
@@ -114,12 +106,12 @@ def lease(
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {
-            "name": f"{topology}-coordinator",
+            "name": names.coordinator_name(topology),
             "namespace": namespace,
-            "labels": {TOPOLOGY_LABEL: topology},
-            "annotations": {REPORT_ANNOTATION: "none" if report is None else str(report)},
+            "labels": {names.LABEL_TOPOLOGY: topology},
+            "annotations": {names.ANNOTATION_REPORT: "none" if report is None else str(report)},
             "ownerReferences": [
-                {"apiVersion": API_VERSION, "kind": KIND, "name": topology, "uid": uid}
+                {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": topology, "uid": uid}
             ],
         },
         "spec": {

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rekindle import names
 from rekindle.coordinator.backoff import UNREACHABLE, BackOff
 from rekindle.coordinator.kube import ApiError, KubeApi
 from rekindle.coordinator.model import FenceRaised, ProblemSaid
-from rekindle.coordinator.objects import API_VERSION, FIELD_MANAGER, holder, lease, status_patch
+from rekindle.coordinator.objects import holder, lease, status_patch
 from rekindle.coordinator.settings import Settings
 from rekindle.coordinator.watching import Feed
 from rekindle.errors import StoreError
@@ -32,7 +33,8 @@ async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
     has not written there yet. Raises StoreError while that cannot be known: a store that is made
     meanwhile could stand in the place of one that is only away."""
     path = (
-        f"/apis/{API_VERSION}/namespaces/{settings.namespace}/streamtopologies/{settings.topology}"
+        f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
+        f"{settings.topology}"
     )
     try:
         found = await api.get(path)
@@ -49,7 +51,7 @@ class StatusWriter:
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._path = (
-            f"/apis/{API_VERSION}/namespaces/{settings.namespace}/streamtopologies/"
+            f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
             f"{settings.topology}"
         )
         self._store: str | None = None  # its id, as the status says
@@ -98,7 +100,7 @@ class StatusWriter:
             report.setdefault("store", self._store)  # which this coordinator may not know yet
         patch = status_patch(settings.namespace, settings.topology, settings.uid, report)
         try:
-            await self._api.apply(f"{self._path}/status", patch, FIELD_MANAGER)
+            await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:
             if error.status in _REFUSED and not await self._in_charge():
                 return

@@ -13,14 +13,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rekindle import names
 from rekindle.coordinator.backoff import UNREACHABLE, BackOff
 from rekindle.coordinator.compiling import CompilationFailed, compile_specs
 from rekindle.coordinator.kube import ApiError, KubeApi
 from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
 from rekindle.coordinator.objects import (
-    GENERATION_LABEL,
-    ROLE_LABEL,
-    TOPOLOGY_LABEL,
     ObjectError,
     generations_from,
     newest_generation,
@@ -40,7 +38,8 @@ class PodWatcher:
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._feed, self._uid = api, feed, settings.uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
-        self._query = {"labelSelector": f"{TOPOLOGY_LABEL}={settings.topology},{ROLE_LABEL}=task"}
+        topology = f"{names.LABEL_TOPOLOGY}={settings.topology}"
+        self._query = {"labelSelector": f"{topology},{names.LABEL_ROLE}={names.ROLE_TASK}"}
         self._pods: dict[str, Pod] = {}
         self._version: str | None = None
 
@@ -93,7 +92,7 @@ class GenerationReader:
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._path = f"/api/v1/namespaces/{settings.namespace}/configmaps"
-        selector = f"{TOPOLOGY_LABEL}={settings.topology},{GENERATION_LABEL}"
+        selector = f"{names.LABEL_TOPOLOGY}={settings.topology},{names.LABEL_GENERATION}"
         self._query = {"labelSelector": selector}
         self._compiled: dict[int, Topology] = {}
         self._versions: dict[str, str] = {}
@@ -120,8 +119,8 @@ class GenerationReader:
         found = generations_from(items, self._settings.uid)
         if not found:
             raise ObjectError(
-                f"no ConfigMap labelled {GENERATION_LABEL} is of this topology's uid: the operator"
-                " writes one for each generation; is it running?"
+                f"no ConfigMap with the label {names.LABEL_GENERATION} has this topology's UID; "
+                "the operator writes one for each generation: check that it runs"
             )
         new = [number for number in found if number not in self._compiled]
         if new:

@@ -17,12 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rekindle.errors import InvalidTopology, Problem
+from rekindle.names import API_VERSION, KIND
 from rekindle.topology.findings import nearest
 from rekindle.topology.spec import TopologySpec
 
-GROUP = "rekindle.dev"
-API_VERSION = f"{GROUP}/v1alpha1"
-KIND = "StreamTopology"
 _DURATIONS = frozenset(
     """
     epochInterval maxDelay interval burstWindow lateness idleAfter size slide session replayTarget

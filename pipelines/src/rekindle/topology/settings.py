@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import fsspec
 
 from rekindle.errors import Problem
+from rekindle.names import OWN_PREFIX
 from rekindle.objects import CONDITIONAL
 from rekindle.topology.findings import nearest
 from rekindle.topology.graph import nodes_with_paths
@@ -48,7 +49,6 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
-_OWN_PREFIX = "rekindle.dev/"  # of labels and annotations
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
@@ -227,9 +227,9 @@ def _own_names(template: Mapping[str, object]) -> Iterator[Problem]:
     for kind in _MERGED_FIELDS["metadata",]:
         entries = _at(template, ("metadata", kind))
         for key in entries if isinstance(entries, Mapping) else ():
-            if str(key).startswith(_OWN_PREFIX):
+            if str(key).startswith(OWN_PREFIX):
                 where = f"spec.podTemplate.metadata.{kind}[{key}]"
-                why = f"names that begin with {_OWN_PREFIX} are the operator's own"
+                why = f"names that begin with {OWN_PREFIX} are the operator's own"
                 yield Problem(
                     where, "ReservedSetting", f"{key} cannot be set: {why}", "leave it out"
                 )

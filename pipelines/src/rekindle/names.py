@@ -1,4 +1,6 @@
-"""Names, labels and annotations of all that the operator makes. Pure.
+"""Names that Rekindle has in the Kubernetes API: of its resource, labels, annotations and objects.
+
+They are stored in clusters, and users select by them. Pure; standard library only.
 
 Design: docs/design/kubernetes.md#objects.
 """
@@ -7,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 
-from rekindle.topology.model import Slot
-
 GROUP = "rekindle.dev"
 VERSION = "v1alpha1"
 PLURAL = "streamtopologies"
 KIND = "StreamTopology"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-FIELD_MANAGER = "rekindle-operator"
-COORDINATOR_SLOT = "coordinator"
-TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
+OPERATOR_FIELD_MANAGER = "rekindle-operator"
+COORDINATOR_FIELD_MANAGER = "rekindle-coordinator"
+OPERATOR_CONTROLLER = f"{GROUP}/operator"  # who reports an Event
+WATCHDOG_CONTROLLER = f"{GROUP}/watchdog"
+
+OWN_PREFIX = f"{GROUP}/"  # of all labels and annotations that follow
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"
@@ -33,14 +36,23 @@ ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"
 
 GATE = f"{GROUP}/awaiting-capacity"
-ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds since 1970
-ANNOTATION_ATTEMPT = f"{GROUP}/attempt"  # how many before it no node took or started
-ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
-ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec, see `resources.shape`
-ANNOTATION_REPORT = f"{GROUP}/report"  # of a coordinator's Lease: the report that is still true
-ANNOTATION_ROLL = f"{GROUP}/roll"  # of a topology: replace running pods that are outdated
-ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 
+# Of task pods
+ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds since 1970
+ANNOTATION_ATTEMPT = f"{GROUP}/attempt"  # number of pods before it that no node took or started
+ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
+# Of task pods and coordinator pods
+ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
+ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`
+# Of a topology
+ANNOTATION_ROLL = f"{GROUP}/roll"  # replace running pods that are outdated
+# Of Leases
+ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report that is still true
+ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: tells processes apart
+
+TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
+
+COORDINATOR_SLOT = "coordinator"
 MAX_NAME = 63  # a pod's name is its host name
 
 
@@ -54,17 +66,18 @@ def object_name(*parts: str | int) -> str:
 
 
 def config_name(topology: str, generation: int) -> str:
+    """Name of the ConfigMap of an accepted generation."""
     return object_name(topology, f"g{generation}")
 
 
 def coordinator_name(topology: str) -> str:
-    """Of the ServiceAccount, Role, RoleBinding and Lease."""
+    """Name of the coordinator's ServiceAccount, Role, RoleBinding and Lease."""
     return object_name(topology, COORDINATOR_SLOT)
 
 
 def token_name(topology: str, uid: str) -> str:
-    """Of the Secret. With the UID, so that one of the topology that had the name before, which is
-    about to be deleted with it, is never taken for this one's."""
+    """Name of the Secret. It contains the UID: a topology that had the same name before may still
+    have its Secret, which is about to be deleted and must not be used."""
     return object_name(topology, "token", uid[:8])
 
 
@@ -72,9 +85,11 @@ def coordinator_pod_name(topology: str, incarnation: int) -> str:
     return object_name(topology, COORDINATOR_SLOT, incarnation)
 
 
-def task_pod_name(topology: str, segment_name: str, slot: Slot, incarnation: int) -> str:
+def task_pod_name(
+    topology: str, segment_name: str, partition: int, replica: int, incarnation: int
+) -> str:
     """Hyphens of the segment's name are doubled: else segment `b-c` of topology `a` and segment `c`
-    of topology `a-b` would claim the same pods. So the last run of an odd number of hyphens before
-    the slot ends the topology's name."""
+    of topology `a-b` would have the same pod names. So the last run of an odd number of hyphens
+    before the slot ends the topology's name."""
     segment = segment_name.replace("_", "-").replace("-", "--")
-    return object_name(topology, segment, slot.partition, slot.replica, incarnation)
+    return object_name(topology, segment, partition, replica, incarnation)
