@@ -8,7 +8,7 @@ import signal
 import sys
 
 import rekindle.early_exit
-import rekindle.task.without_pandas  # noqa: F401
+import rekindle.task.block_pandas  # noqa: F401
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging
