@@ -29,7 +29,7 @@ from rekindle.task.loop import EpochLoop, Restarts
 from rekindle.task.report import Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
-from rekindle.task.states import TaskStates
+from rekindle.task.store import TaskStore
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
@@ -148,7 +148,7 @@ class BenchTask:
         config = task_config(compiled, directory, memory or plan_memory())
         segment, ref = config.segment, config.ref
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
-        states = TaskStates(config)
+        states = TaskStore(config)
         self._retries = engine is not None
         self._inputs = Prepared(most)
         self._saver = CheckpointSaver(states)

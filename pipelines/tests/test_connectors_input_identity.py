@@ -18,7 +18,7 @@ from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.identity import Identity
 from rekindle.protocol import TaskRef
 from rekindle.task.config import TaskConfig
-from rekindle.task.states import TaskStates
+from rekindle.task.store import TaskStore
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.spec import SourceSpec
@@ -46,7 +46,7 @@ class Node:
         }
         self.topology = compile_topology(load_spec(spec), "t", local=True)
         self.node = self.topology.nodes["rows"]
-        self.states = TaskStates(make_config(self.topology, self.disk, uid))
+        self.states = TaskStore(make_config(self.topology, self.disk, uid))
 
     def open(self) -> list[int]:
         """The rows of epoch 5, as the task would take them."""

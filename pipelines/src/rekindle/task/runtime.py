@@ -63,7 +63,7 @@ from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.state import TaskState
-from rekindle.task.states import TaskStates
+from rekindle.task.store import TaskStore
 from rekindle.topology.spec import SourceSpec
 
 TICK_S = 0.05
@@ -91,7 +91,7 @@ class TaskRuntime:
         self._stays = False  # failed, and to start again would change nothing
         self._discards = False
         self._applied: Poll | None = None
-        self._states = TaskStates(config)
+        self._store = TaskStore(config)
         self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
         fences = FenceFile(config.data, config.uid, config.ref)
         self.polls = PollHandler(config.ref, self.report.answer, config.identity, fences)
@@ -157,7 +157,7 @@ class TaskRuntime:
             log,
             inputs,
             SinkWriters(log, state.epoch, self._open_sink, earlier.disputed),
-            CheckpointSaver(self._states),
+            CheckpointSaver(self._store),
         )
         self.report.engine_epoch = state.epoch
         self.report.dropped = chain.dropped
@@ -200,7 +200,7 @@ class TaskRuntime:
     def _restore(self, point: RestorePoint) -> TaskState:
         def load() -> TaskState | None:
             try:
-                return self._states.restore(point)
+                return self._store.restore(point)
             except ObjectMissing:
                 raise  # it was cleaned away: start again and be given a newer one
             except StoreError as error:
@@ -236,7 +236,7 @@ class TaskRuntime:
                 source = open_source(
                     spec, node, config.interval_us, config.data / "source", config.memory
                 )
-                self._states.require_same_input(node, source.input)
+                self._store.require_same_input(node, source.input)
             except (SourceFailed, StoreError) as error:
                 misfit = node.name if isinstance(error, SchemaMismatch) else None
                 said = TaskProblem(message=str(error), operator=node.name, refused=misfit)
@@ -271,8 +271,8 @@ class TaskRuntime:
             config.ref.partition,
             chain.output_schema,
             budget=config.topology.spec.log_budget,
-            spill=self._states,
-            spill_prefix=self._states.spill_prefix,
+            spill=self._store,
+            spill_prefix=self._store.spill_prefix,
         )
 
     @property

@@ -28,7 +28,7 @@ MAX_BACK_OFF_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class SaveStates(Protocol):
+class EntryStore(Protocol):
     """`rekindle.checkpoints.state.StateStore`, bound to one segment partition."""
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef: ...
@@ -38,9 +38,9 @@ class SaveStates(Protocol):
 class CheckpointSaver:
     """One thread; `offer` and `commit` return at once."""
 
-    def __init__(self, states: SaveStates) -> None:
+    def __init__(self, store: EntryStore) -> None:
         self._problem: str | None = None
-        self._states = states
+        self._store = store
         self._changed = threading.Condition()
         self._pending: deque[TaskState] = deque()
         self._saved: deque[CheckpointDone] = deque()
@@ -88,7 +88,7 @@ class CheckpointSaver:
         back_off = FIRST_BACK_OFF_S
         while (state := self._next()) is not None:
             try:
-                ref = self._states.save(state, self._newest_committed())
+                ref = self._store.save(state, self._newest_committed())
             except Exception as error:
                 if not isinstance(error, (RekindleError, OSError)):
                     _log.exception("checkpoint of epoch %d", state.epoch)
@@ -121,5 +121,5 @@ class CheckpointSaver:
         if committed is None or committed.object is None:
             return None
         if self._previous is None or self._previous[0] != committed.object:
-            self._previous = (committed.object, self._states.load_entry(committed.object))
+            self._previous = (committed.object, self._store.load_entry(committed.object))
         return self._previous[1]

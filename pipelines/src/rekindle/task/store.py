@@ -28,8 +28,8 @@ from rekindle.topology.model import Node
 _log = logging.getLogger(__name__)
 
 
-class TaskStates:
-    """Implements `SaveStates` and `Spill`. Raises StoreError while the store is away."""
+class TaskStore:
+    """Implements `EntryStore` and `Spill`. Raises StoreError while the store is away."""
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
