@@ -16,7 +16,7 @@ from rekindle.engine.model import ChainResult, DroppedRows, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.attempts import Attempt, Attempts
+from rekindle.task.call_size_file import CallSize, CallSizeFile
 
 HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)
 
@@ -175,13 +175,13 @@ def test_an_engine_that_finds_no_room_on_disk_is_started_again_later(tmp_path: P
 
 def test_a_task_killed_in_a_call_finds_how_large_it_was(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path / "log", lambda _: None)
-    attempts = world.loop._attempts = Attempts(tmp_path)
-    seen: list[Attempt | None] = []
-    world.chain._refuse = lambda es: seen.append(Attempts(tmp_path).left())  # type: ignore[attr-defined,func-returns-value]
+    file = world.loop._call_size_file = CallSizeFile(tmp_path)
+    seen: list[CallSize | None] = []
+    world.chain._refuse = lambda es: seen.append(CallSizeFile(tmp_path).interrupted())  # type: ignore[attr-defined,func-returns-value]
     run(world, 5)
     run(world, 6)
-    assert seen == [Attempt(5, 40), None]  # the second is no larger than what succeeded
-    assert attempts.left() is None
+    assert seen == [CallSize(5, 40), None]  # the second is no larger than what succeeded
+    assert file.interrupted() is None
 
 
 def test_calls_are_smaller_after_a_kill() -> None:
@@ -199,12 +199,12 @@ def test_a_kill_in_a_small_call_leaves_room_for_many_epochs() -> None:
 
 
 def test_calls_after_repeated_kills_do_not_grow_again() -> None:
-    left = Attempt(5, 30 * MIB)
+    killed_in = CallSize(5, 30 * MIB)
     for _ in range(6):
         sizes = CallSizes.of(plan_memory())
-        sizes.killed_in(left.epochs, left.bytes)
+        sizes.killed_in(killed_in.epochs, killed_in.bytes)
         epochs = max(1, sizes.next_call.max_bytes // (6 * MIB))
-        left = Attempt(epochs, epochs * 6 * MIB)
+        killed_in = CallSize(epochs, epochs * 6 * MIB)
     assert (left.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
 
 
@@ -222,7 +222,7 @@ def test_an_engine_that_dies_in_quiet_epochs_leaves_calls_large() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"epochs": 1, "bytes": null}'])
 def test_a_torn_note_of_a_call_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "attempt.json").write_text(text)
-    assert Attempts(tmp_path).left() is None
+    assert CallSizeFile(tmp_path).interrupted() is None
 
 
 def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chain_from, digest_table
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
-from rekindle.task.attempts import Attempt, Attempts
+from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.earlier import EarlierLives
 from rekindle.task.inputs import Inputs
 from rekindle.task.report import Report
@@ -72,7 +72,7 @@ class EpochLoop:
         wait: Callable[[float], bool],
         sizes: CallSizes | None = None,
         engine: Restarts | None = None,
-        attempts: Attempts | None = None,
+        call_size_file: CallSizeFile | None = None,
         earlier: EarlierLives | None = None,
     ) -> None:
         self._chain = chain
@@ -85,7 +85,7 @@ class EpochLoop:
         self._wait = wait
         self._sizes = sizes or CallSizes.of(plan_memory())
         self._engine = engine
-        self._attempts = attempts
+        self._call_size_file = call_size_file
         self._earlier = earlier
         self._taken: deque[EpochInput] = deque()  # and not yet in the log
 
@@ -159,15 +159,15 @@ class EpochLoop:
         the task is to stop. Raises what cannot pass."""
         for epoch in epochs:
             self._sizes.check(epoch)
-        if self._attempts is None:
+        if self._call_size_file is None:
             return self._tried(epochs)
-        attempt = Attempt(len(epochs), sum(map(bytes_of, epochs)))
-        self._attempts.begin(attempt)
+        size = CallSize(len(epochs), sum(map(bytes_of, epochs)))
+        self._call_size_file.begin(size)
         result = None
         try:
             result = self._tried(epochs)
         finally:
-            self._attempts.end(attempt if result is not None else None)
+            self._call_size_file.end(size if result is not None else None)
         return result
 
     def _tried(self, epochs: Sequence[EpochInput]) -> ChainResult | None:

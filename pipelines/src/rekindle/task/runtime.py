@@ -47,7 +47,7 @@ from rekindle.protocol import (
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.flight import StreamClient, StreamServer
 from rekindle.streams.log import OutputLog
-from rekindle.task.attempts import Attempts
+from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.discard import discard_marked, mark
@@ -165,7 +165,7 @@ class TaskRuntime:
         self._flight.serve_log(log, inputs.head)
         self.report.phases.step(TaskEvent.STARTED)
         self._tick()
-        attempts = Attempts(self._config.data)
+        call_size_file = CallSizeFile(self._config.data)
         loop = EpochLoop(
             chain=chain,
             state=state,
@@ -175,9 +175,9 @@ class TaskRuntime:
             save=self._save,
             report=self.report,
             wait=self._halt.wait,
-            sizes=self._call_sizes(attempts),
+            sizes=self._call_sizes(call_size_file),
             engine=self._engine,
-            attempts=attempts,
+            call_size_file=call_size_file,
             earlier=earlier,
         )
         self._loop_thread = threading.Thread(
@@ -186,14 +186,14 @@ class TaskRuntime:
         self._loop_thread.start()
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
 
-    def _call_sizes(self, attempts: Attempts) -> CallSizes:
+    def _call_sizes(self, call_size_file: CallSizeFile) -> CallSizes:
         sizes = CallSizes.of(self._config.memory)
-        if (left := attempts.left()) is not None:
-            sizes.killed_in(left.epochs, left.bytes)
+        if (interrupted := call_size_file.interrupted()) is not None:
+            sizes.killed_in(interrupted.epochs, interrupted.bytes)
             _log.warning(
                 "the task was killed in a call of %d epochs, %d bytes; calls are smaller now",
-                left.epochs,
-                left.bytes,
+                interrupted.epochs,
+                interrupted.bytes,
             )
         return sizes
 

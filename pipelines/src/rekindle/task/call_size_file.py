@@ -1,0 +1,61 @@
+"""The size of the call that is running, in a file that survives if the task is killed in it.
+
+When a container's memory is used up the kernel ends all of its processes, so none is left to make
+the call smaller. A file on the task's disk, which a restart of the container finds, says how large
+the call was. It is written only for calls that are larger than all that succeeded before.
+
+Design: docs/design/engine.md#memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_MARGIN = 1.1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSize:
+    """The epochs of a call, and the bytes of their rows."""
+
+    epochs: int
+    bytes: int
+
+
+class CallSizeFile:
+    """The file of one task, in its data directory. A disk that cannot be written stops no call."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "attempt.json"
+        self._largest_succeeded = 0  # bytes
+        self._written = False
+
+    def interrupted(self) -> CallSize | None:
+        """The call in which the task was killed; None if there was none."""
+        try:
+            content = json.loads(self._path.read_text())
+            return CallSize(int(content["epochs"]), int(content["bytes"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def begin(self, call: CallSize) -> None:
+        if self._written or call.bytes <= self._largest_succeeded * _MARGIN:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(asdict(call)))
+            self._written = True
+        except OSError as error:
+            _log.warning("the size of a call cannot be written to %s: %s", self._path, error)
+
+    def end(self, succeeded: CallSize | None = None) -> None:
+        """The call is over; `succeeded`: its size, if it did."""
+        if succeeded is not None:
+            self._largest_succeeded = max(self._largest_succeeded, succeeded.bytes)
+        if self._written:
+            self._path.unlink(missing_ok=True)
+            self._written = False
