@@ -205,7 +205,7 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
         sizes.killed_in(killed_in.epochs, killed_in.bytes)
         epochs = max(1, sizes.next_call.max_bytes // (6 * MIB))
         killed_in = CallSize(epochs, epochs * 6 * MIB)
-    assert (left.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
+    assert (killed_in.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
 
 
 def test_an_engine_that_dies_in_quiet_epochs_leaves_calls_large() -> None:
@@ -220,7 +220,7 @@ def test_an_engine_that_dies_in_quiet_epochs_leaves_calls_large() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"epochs": 1, "bytes": null}'])
-def test_a_torn_note_of_a_call_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "attempt.json").write_text(text)
     assert CallSizeFile(tmp_path).interrupted() is None
 
