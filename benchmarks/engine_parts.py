@@ -26,9 +26,9 @@ from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
 from rekindle.task.loop import EpochLoop, Restarts
-from rekindle.task.report import Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
+from rekindle.task.status import TaskStatus
 from rekindle.task.store import TaskStore
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -163,7 +163,7 @@ class BenchTask:
             spill_prefix=states.spill_prefix,
         )
         self._log.start_at(first)
-        self._report = Report(ref, "bench", config.origin_us, config.interval_us)
+        self._status = TaskStatus(ref, "bench", config.origin_us, config.interval_us)
         self._loop = EpochLoop(
             chain=chain,
             state=TaskState(first - 1, NO_WATERMARK, State()),
@@ -171,7 +171,7 @@ class BenchTask:
             log=self._log,
             checkpoint_every=checkpoint_every or compiled.spec.checkpoint_every,
             save=self._save,
-            report=self._report,
+            status=self._status,
             wait=lambda _: True,  # what a task would try again ends a benchmark
             sizes=CallSizes.of(config.memory),
             engine=engine,
@@ -189,7 +189,7 @@ class BenchTask:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. Raises RuntimeError."""
         if not self._loop.turn(0) and not self._retries:
-            raise RuntimeError(f"no epoch after {self.epoch}: {self._report.answer(0).problem}")
+            raise RuntimeError(f"no epoch after {self.epoch}: {self._status.response(0).problem}")
 
     def wait_saved(self) -> None:
         """Until the newest checkpoint is in the store. Raises TimeoutError."""

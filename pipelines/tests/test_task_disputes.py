@@ -13,8 +13,8 @@ from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.streams.log import OutputLog
 from rekindle.task.discard import discard_marked, mark
-from rekindle.task.report import KEPT_DIGESTS
 from rekindle.task.state import TaskState
+from rekindle.task.status import KEPT_DIGESTS
 from rekindle.topology.spec import SinkSpec
 
 SINK = SinkAssignment(
@@ -35,7 +35,7 @@ def test_a_chained_digest_covers_every_epoch_since_its_base(world: World) -> Non
     chain = chain_from(-1)
     for batch in world.log:
         chain = chain_digest(chain, batch.epoch, batch.watermark, batch.digest)
-    answer = world.report.answer(1)
+    answer = world.status.response(1)
     assert answer.chained[max(answer.chained)] == chain == world.loop.state.chain
     assert answer.digests == {b.epoch: b.digest for b in world.log}
 
@@ -51,10 +51,10 @@ def test_a_chain_goes_on_where_a_checkpoint_has_left_it(tmp_path: Path) -> None:
 
 
 def test_the_digests_of_an_epoch_that_is_asked_for_are_kept(world: World) -> None:
-    world.report.ask([3])
+    world.status.request_digests([3])
     for epoch in range(2 * KEPT_DIGESTS):
-        world.report.computed(epoch, f"d{epoch}", f"c{epoch}")
-    answer = world.report.answer(1)
+        world.status.computed(epoch, f"d{epoch}", f"c{epoch}")
+    answer = world.status.response(1)
     newest = 2 * KEPT_DIGESTS - 1
     assert set(answer.chained) == {3, *range(newest - 15, newest + 1)}
 
@@ -74,7 +74,7 @@ def test_a_file_with_other_rows_is_said_in_the_answer(world: World) -> None:
     world.sink.conflict = "q-p000-e000000000003.parquet is there with other rows"
     world.sinks.assign([SINK])
     world.run_to(5)
-    eventually(lambda: world.report.answer(1).sinks[0].conflict == world.sink.conflict)
+    eventually(lambda: world.status.response(1).sinks[0].conflict == world.sink.conflict)
 
 
 def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.M
     world.run_to(5)
     world.sinks.hold(4)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
-    eventually(lambda: world.report.answer(1).sinks[0].conflict is None)
+    eventually(lambda: world.status.response(1).sinks[0].conflict is None)
 
 
 def test_a_log_that_was_marked_is_deleted_once(tmp_path: Path) -> None:

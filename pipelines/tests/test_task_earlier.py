@@ -65,13 +65,13 @@ def test_sinks_take_nothing_of_an_earlier_life_with_partners(home: Path) -> None
 def test_what_was_given_out_otherwise_is_said_until_it_is_committed(home: Path) -> None:
     crashed(home, replicas=2)
     world = Life(home, replicas=2).run()
-    said = world.report.answer(1).contradiction
+    said = world.status.response(1).contradiction
     assert said is not None
     assert (said.epoch, "earlier life" in said.message) == (WRONG, True)
-    world.report.committed(WRONG - 1)
-    assert world.report.answer(1).contradiction == said
-    world.report.committed(WRONG)
-    assert world.report.answer(1).contradiction is None
+    world.status.committed(WRONG - 1)
+    assert world.status.response(1).contradiction == said
+    world.status.committed(WRONG)
+    assert world.status.response(1).contradiction is None
 
 
 def test_a_task_without_partners_serves_its_log_at_once(home: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None
     assert third.world.log.last == NO_EPOCH, "nothing is served before it is decided"
     world = third.run()
     assert world.sums() == SUMS
-    said = world.report.answer(1).contradiction
+    said = world.status.response(1).contradiction
     assert said is not None
     assert (said.epoch, "two computations agree" in said.message) == (WRONG, True)
-    assert Life(home, replicas=1).run().report.answer(1).contradiction is None
+    assert Life(home, replicas=1).run().status.response(1).contradiction is None
 
 
 def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
         Life(home, replicas=1, wrong=7).run()
     world = Life(home, replicas=1).run()
     assert world.sums() == SUMS
-    assert world.report.answer(1).contradiction is None
+    assert world.status.response(1).contradiction is None
 
 
 def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:

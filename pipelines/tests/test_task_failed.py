@@ -78,7 +78,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
 
 
 def test_it_says_why_and_its_probe_is_well(failed: TaskRuntime) -> None:
-    answer = failed.report.answer(1)
+    answer = failed.status.response(1)
     assert answer.problem is not None
     assert answer.problem.message.startswith("epoch 3 of stream")
     assert "3 different results" in answer.problem.message
@@ -87,5 +87,5 @@ def test_it_says_why_and_its_probe_is_well(failed: TaskRuntime) -> None:
 
 
 def test_nothing_of_it_is_written(failed: TaskRuntime, tmp_path: Path) -> None:
-    assert failed.report.answer(1).sinks == ()
+    assert failed.status.response(1).sinks == ()
     assert not list(tmp_path.glob("out/*.parquet"))

@@ -22,10 +22,10 @@ from rekindle.task.earlier import take_over_log
 from rekindle.task.inputs import SourceInputs, released_epoch
 from rekindle.task.loop import EpochLoop
 from rekindle.task.phases import TaskEvent
-from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.state import TaskState
+from rekindle.task.status import TaskComponents, TaskStatus
 from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -122,7 +122,7 @@ class MemorySink:
 
 
 class World:
-    """One task's parts around a loop; the clock is set by hand."""
+    """One task's components around a loop; the clock is set by hand."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class World:
         )
         self.saver = CheckpointSaver(self.states)
         self.sinks = SinkWriters(self.log, state.epoch, lambda _, __: self.sink, earlier.disputed)
-        self.report = Report(REF, "boot", 0, 1_000_000, lambda: self.now)
-        self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        self.report.phases.step(TaskEvent.STARTED)
-        self.report.restored_from = state.epoch
-        self.report.parts = Parts(self.log, self.inputs, self.sinks, self.saver)
+        self.status = TaskStatus(REF, "boot", 0, 1_000_000, lambda: self.now)
+        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.status.phases.step(TaskEvent.STARTED)
+        self.status.restored_from = state.epoch
+        self.status.components = TaskComponents(self.log, self.inputs, self.sinks, self.saver)
         self.saved: list[TaskState] = []
         self.loop = EpochLoop(
             chain=self.chain,
@@ -164,7 +164,7 @@ class World:
             log=self.log,
             checkpoint_every=10,
             save=self.saved.append,
-            report=self.report,
+            status=self.status,
             wait=lambda _: False,
             earlier=earlier,
         )
@@ -244,11 +244,11 @@ def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
 def test_a_source_that_is_away_is_said_and_tried_again(world: World) -> None:
     world.source.fails = 2
     said: list[str] = []
-    world.loop._wait = lambda _: bool(said.append(world.report.answer(1).problem.message))  # type: ignore[union-attr,func-returns-value]
+    world.loop._wait = lambda _: bool(said.append(world.status.response(1).problem.message))  # type: ignore[union-attr,func-returns-value]
     world.run_to(1)
     assert said == ["the file is away"] * 2
     assert world.sums() == [0]
-    assert world.report.answer(1).problem is None
+    assert world.status.response(1).problem is None
 
 
 def test_what_was_cut_before_a_source_goes_away_is_not_lost(world: World) -> None:
@@ -260,21 +260,21 @@ def test_what_was_cut_before_a_source_goes_away_is_not_lost(world: World) -> Non
 
 def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
     world.now = 20.5
-    world.report.judge_phase()
-    answer = world.report.answer(3)
+    world.status.update_phase()
+    answer = world.status.response(3)
     assert (answer.phase, answer.head_epoch, answer.stable_epoch) == ("CatchingUp", 19, -1)
     assert answer.lag_s == pytest.approx(19.5)
     world.run_to(20.5)
-    world.report.judge_phase()
-    answer = world.report.answer(3)
+    world.status.update_phase()
+    answer = world.status.response(3)
     assert (answer.phase, answer.stable_epoch, answer.lag_s) == ("Live", 19, 0.0)
     assert len(answer.digests) == 16
     world.now = 25
-    world.report.judge_phase()
-    assert world.report.phase == "Live"  # a hiccup is not a catch-up
+    world.status.update_phase()
+    assert world.status.phase == "Live"  # a hiccup is not a catch-up
     world.now = 40
-    world.report.judge_phase()
-    assert world.report.phase == "CatchingUp"
+    world.status.update_phase()
+    assert world.status.phase == "CatchingUp"
 
 
 def durable(world: World) -> dict[str, int]:
@@ -305,7 +305,7 @@ def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: Wor
     assert durable(world) == {"q": -1}
     eventually(lambda: durable(world) == {"q": 11})
     assert world.sink.epochs == list(range(12))
-    eventually(lambda: [d.epoch for d in world.report.answer(1).checkpoints] == [9])
+    eventually(lambda: [d.epoch for d in world.status.response(1).checkpoints] == [9])
     eventually(lambda: world.sinks.problem() is None)
 
 
@@ -352,8 +352,8 @@ def test_a_log_of_an_earlier_boot_does_not_make_a_task_live(tmp_path: Path) -> N
     World(tmp_path).run_to(60)
     again = World(tmp_path)
     again.now = 60
-    again.report.judge_phase()
-    assert (again.report.phase, again.report.answer(1).stable_epoch) == ("CatchingUp", 59)
+    again.status.update_phase()
+    assert (again.status.phase, again.status.response(1).stable_epoch) == ("CatchingUp", 59)
     again.run_to(60)
-    again.report.judge_phase()
-    assert again.report.phase == "Live"
+    again.status.update_phase()
+    assert again.status.phase == "Live"

@@ -82,7 +82,7 @@ def test_a_call_without_memory_is_halved(tmp_path: Path, error: RekindleError) -
     assert world.sums() == [sum(range(e + 1)) for e in range(10)]
     assert [len(c) for c in world.chain.calls[:3]] == [10, 5, 2]
     assert len(engine.job_bytes) == 2
-    assert world.report.answer(1).problem is None
+    assert world.status.response(1).problem is None
 
 
 def test_calls_stay_as_small_as_was_needed(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def test_an_engine_without_memory_is_said_until_a_call_succeeds(tmp_path: Path) 
     world, _ = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 4 else None)
     world.now = 8
     world.loop.turn(0)
-    problem = world.report.answer(1).problem
+    problem = world.status.response(1).problem
     assert problem is not None
     assert "ran out of memory" in problem.message
     world.loop.turn(0)
-    assert world.report.answer(1).problem is None
+    assert world.status.response(1).problem is None
 
 
 def test_one_epoch_without_memory_is_tried_in_smaller_jobs(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_an_engine_that_finds_no_room_on_disk_is_started_again_later(tmp_path: P
     engine.restart = restart_later  # type: ignore[method-assign]
     run(world, 1)
     assert len(engine.job_bytes) == 1
-    assert world.report.answer(1).problem is None
+    assert world.status.response(1).problem is None
 
 
 def test_a_task_killed_in_a_call_finds_how_large_it_was(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:
     said: list[str] = []
 
     def wait(_: float) -> bool:
-        problem = world.report.answer(1).problem
+        problem = world.status.response(1).problem
         if problem is not None:
             said.append(problem.message)
         return False
@@ -241,7 +241,7 @@ def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:
     assert len(said) == 2
     assert "no room on the local disk" in said[1]
     assert engine.job_bytes == []
-    assert world.report.answer(1).problem is None
+    assert world.status.response(1).problem is None
 
 
 def test_halving_a_call_halves_its_bytes() -> None:

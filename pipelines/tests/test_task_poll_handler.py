@@ -18,7 +18,7 @@ from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
 from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler, PollRefused
-from rekindle.task.report import Report
+from rekindle.task.status import TaskStatus
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
 
@@ -28,13 +28,13 @@ def poll(fence: int = 1, **changes: object) -> Poll:
 
 
 @pytest.fixture
-def report() -> Report:
-    return Report(REF, "boot", 0, 1_000_000, lambda: 5.0)
+def status() -> TaskStatus:
+    return TaskStatus(REF, "boot", 0, 1_000_000, lambda: 5.0)
 
 
 @pytest.fixture
-def handler(report: Report) -> PollHandler:
-    return PollHandler(REF, report.answer)
+def handler(status: TaskStatus) -> PollHandler:
+    return PollHandler(REF, status.response)
 
 
 def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
@@ -54,29 +54,29 @@ def test_a_poll_for_another_task_is_refused(handler: PollHandler, field: str) ->
     handler.poll(poll(1))  # and its fence was not believed
 
 
-def with_fence_file(report: Report, data: Path, ref: TaskRef = REF) -> PollHandler:
-    return PollHandler(ref, report.answer, None, FenceFile(data, "uid", ref))
+def with_fence_file(status: TaskStatus, data: Path, ref: TaskRef = REF) -> PollHandler:
+    return PollHandler(ref, status.response, None, FenceFile(data, "uid", ref))
 
 
-def test_a_fence_outlives_the_container(report: Report, tmp_path: Path) -> None:
-    with_fence_file(report, tmp_path).poll(poll(4))
-    restarted = with_fence_file(report, tmp_path)
+def test_a_fence_outlives_the_container(status: TaskStatus, tmp_path: Path) -> None:
+    with_fence_file(status, tmp_path).poll(poll(4))
+    restarted = with_fence_file(status, tmp_path)
     with pytest.raises(PollRefused) as refused:
         restarted.poll(poll(3))
     assert refused.value.status == 409
     assert restarted.poll(poll(4)).fence == 4
 
 
-def test_a_fence_is_of_one_incarnation_alone(report: Report, tmp_path: Path) -> None:
-    with_fence_file(report, tmp_path).poll(poll(4))
+def test_a_fence_is_of_one_incarnation_alone(status: TaskStatus, tmp_path: Path) -> None:
+    with_fence_file(status, tmp_path).poll(poll(4))
     for field in ("segment", "partition", "replica", "incarnation"):
         other = REF.model_copy(update={field: "x" if field == "segment" else 9})
-        assert with_fence_file(report, tmp_path, other).poll(poll(1, task=other)).fence == 1
+        assert with_fence_file(status, tmp_path, other).poll(poll(1, task=other)).fence == 1
 
 
-def test_a_disk_that_refuses_the_fence_stops_no_poll(report: Report, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_the_fence_stops_no_poll(status: TaskStatus, tmp_path: Path) -> None:
     (tmp_path / "fence").write_text("a file where a directory should be")
-    handler = with_fence_file(report, tmp_path)
+    handler = with_fence_file(status, tmp_path)
     assert handler.poll(poll(4)).fence == 4
     with pytest.raises(PollRefused):
         handler.poll(poll(3))
@@ -100,11 +100,13 @@ def test_it_starts_with_the_first_restore_point(handler: PollHandler) -> None:
     assert start.restore == RestorePoint(epoch=-1)
 
 
-def test_a_failure_is_reported_once_it_was_answered(handler: PollHandler, report: Report) -> None:
+def test_a_failure_is_reported_once_it_was_answered(
+    handler: PollHandler, status: TaskStatus
+) -> None:
     handler.poll(poll())
     assert not handler.wait_until_failure_is_reported(0)
-    report.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
-    report.fail(TaskProblem(message="and so did this"))
+    status.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
+    status.fail(TaskProblem(message="and so did this"))
     answer = handler.poll(poll())
     assert answer.phase == "Failed"
     assert answer.problem is not None
@@ -113,14 +115,14 @@ def test_a_failure_is_reported_once_it_was_answered(handler: PollHandler, report
 
 
 @pytest.fixture
-def control(handler: PollHandler, report: Report) -> Iterator[ControlServer]:
+def control(handler: PollHandler, status: TaskStatus) -> Iterator[ControlServer]:
     server = ControlServer(
         "127.0.42.1",
         0,
         handler,
         alive=lambda: True,
-        ready=lambda: report.phase.serves,
-        registry=make_registry(report, "topo", "hourly", REF),
+        ready=lambda: status.phase.serves,
+        registry=make_registry(status, "topo", "hourly", REF),
     )
     yield server
     server.stop()
@@ -135,11 +137,11 @@ def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int
         return error.code, error.read().decode()
 
 
-def test_probes_say_what_they_are_for(control: ControlServer, report: Report) -> None:
+def test_probes_say_what_they_are_for(control: ControlServer, status: TaskStatus) -> None:
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
     for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
-        report.phases.step(event)
+        status.phases.step(event)
     assert ask(control, "/readyz")[0] == 200
 
 
@@ -160,10 +162,10 @@ def test_metrics_are_named_for_the_task(control: ControlServer) -> None:
 
 
 def test_dropped_rows_are_counters_by_operator_and_reason(
-    control: ControlServer, report: Report
+    control: ControlServer, status: TaskStatus
 ) -> None:
-    report.dropped = {"hourly": DroppedRows(), "daily": DroppedRows(late=2)}
-    report.dropped["daily"].late += 5
+    status.dropped = {"hourly": DroppedRows(), "daily": DroppedRows(late=2)}
+    status.dropped["daily"].late += 5
     _, text = ask(control, "/metrics")
     for operator, reason, count in (
         ("hourly", "late", 0),

@@ -1,7 +1,7 @@
 """The task's HTTP port: probes, metrics and the coordinator's polls, on a thread of their own.
 
 Answers while Spark starts and while the engine is busy: it touches only the poll handler and the
-report. Polls need the topology's token, where it has one; probes and metrics need none and hold no
+status. Polls need the topology's token, where it has one; probes and metrics need none and hold no
 secrets. `/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
 
 Design: docs/design/task.md#environment.

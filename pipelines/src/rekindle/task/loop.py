@@ -31,8 +31,8 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.earlier import EarlierLives
 from rekindle.task.inputs import Inputs
-from rekindle.task.report import Report
 from rekindle.task.state import TaskState
+from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
 """Of a call, after which Arrow gives unused memory back: it takes longer than a small call."""
@@ -68,7 +68,7 @@ class EpochLoop:
         log: OutputLog,
         checkpoint_every: int,
         save: Callable[[TaskState], None],
-        report: Report,
+        status: TaskStatus,
         wait: Callable[[float], bool],
         sizes: CallSizes | None = None,
         engine: Restarts | None = None,
@@ -81,7 +81,7 @@ class EpochLoop:
         self._log = log
         self._checkpoint_every = checkpoint_every
         self._save = save
-        self._report = report
+        self._status = status
         self._wait = wait
         self._sizes = sizes or CallSizes.of(plan_memory())
         self._engine = engine
@@ -124,13 +124,13 @@ class EpochLoop:
             if not self._append(batch):
                 return 0
             chain = chain_digest(chain, batch.epoch, batch.watermark, digest)
-            self._report.computed(batch.epoch, digest, chain)
+            self._status.computed(batch.epoch, digest, chain)
         for _ in epochs:
             self._taken.popleft()
         if sum(map(bytes_of, epochs)) > RELEASED_BYTES:
             pa.default_memory_pool().release_unused()  # or it stays with the process
         newest = epochs[-1]
-        self._report.processed(newest.epoch, time.perf_counter() - started)
+        self._status.processed(newest.epoch, time.perf_counter() - started)
         self.state = TaskState(newest.epoch, newest.watermark, result.state, chain)
         if self.is_checkpoint(newest.epoch):
             self._save(self.state)
@@ -147,7 +147,7 @@ class EpochLoop:
         while True:
             try:
                 epochs = self._inputs.take(bounds, timeout_s)
-                self._report.problem("input", None)
+                self._status.problem("input", None)
                 return epochs
             except _PASSING as error:
                 back_off = self._trouble("input", error, back_off)
@@ -188,7 +188,7 @@ class EpochLoop:
                 return None
             else:
                 self._sizes.succeeded(epochs[-1].epoch)
-                self._report.problem("engine", None)
+                self._status.problem("engine", None)
                 return result
 
     def _revive(self) -> None:
@@ -197,7 +197,7 @@ class EpochLoop:
             return
         self._trouble("engine", error, 0)
         self._restart(self._engine)
-        self._report.problem("engine", None)
+        self._status.problem("engine", None)
 
     def _restart(self, engine: Restarts) -> None:
         back_off = FIRST_BACK_OFF_S
@@ -209,13 +209,13 @@ class EpochLoop:
                 back_off = self._trouble("engine", error, back_off)
                 if self._wait(back_off):
                     return
-        self._report.dropped = self._chain.dropped
+        self._status.dropped = self._chain.dropped
 
     def _compare(self, batch: EpochBatch) -> None:
         said = self._earlier.check(batch) if self._earlier is not None else None
         if said is not None:
             _log.error("%s", said)
-            self._report.contradicted(batch.epoch, said)
+            self._status.contradicted(batch.epoch, said)
 
     def _append(self, batch: EpochBatch) -> bool:
         """Append, as soon as it can be; False if the task is to stop before that."""
@@ -223,7 +223,7 @@ class EpochLoop:
         while True:
             try:
                 self._log.append(batch)
-                self._report.problem("log", None)
+                self._status.problem("log", None)
                 return True
             except _PASSING as error:
                 back_off = self._trouble("log", error, back_off)
@@ -233,7 +233,7 @@ class EpochLoop:
     def _trouble(self, subject: str, error: Exception, back_off: float) -> float:
         _log.warning("%s: %s", subject, error)
         said = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
-        self._report.problem(subject, said)
+        self._status.problem(subject, said)
         return min(2 * back_off, MAX_BACK_OFF_S)
 
 

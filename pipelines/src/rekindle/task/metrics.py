@@ -1,4 +1,4 @@
-"""The task's metrics, read from its report when they are scraped."""
+"""The task's metrics, read from its status when they are scraped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rekindle.protocol import TaskPhase, TaskRef
-from rekindle.task.report import Report
+from rekindle.task.status import TaskStatus
 
 
 class TaskCollector(Collector):
     """Names begin with `rekindle_task_`; labels say which slot."""
 
-    def __init__(self, report: Report, topology: str, segment: str, ref: TaskRef) -> None:
-        self._report = report
+    def __init__(self, status: TaskStatus, topology: str, segment: str, ref: TaskRef) -> None:
+        self._status = status
         self._labels = {
             "topology": topology,
             "segment": segment,
@@ -25,7 +25,7 @@ class TaskCollector(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        answer = self._report.answer(0)
+        answer = self._status.response(0)
         yield self._gauge("stable_epoch", "Newest epoch in the output log", answer.stable_epoch)
         yield self._gauge("head_epoch", "Newest epoch released to the task", answer.head_epoch)
         yield self._gauge("lag_seconds", "Age of the oldest epoch not yet out", answer.lag_s)
@@ -50,7 +50,7 @@ class TaskCollector(Collector):
         labels = [*self._labels, "operator", "reason"]
         text = "Rows that windows did not take since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
-        for operator, rows in self._report.dropped.items():
+        for operator, rows in self._status.dropped.items():
             for reason, count in (("late", rows.late), ("untimed", rows.untimed)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
         return counter
@@ -62,7 +62,9 @@ class TaskCollector(Collector):
         return gauge
 
 
-def make_registry(report: Report, topology: str, segment: str, ref: TaskRef) -> CollectorRegistry:
+def make_registry(
+    status: TaskStatus, topology: str, segment: str, ref: TaskRef
+) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(TaskCollector(report, topology, segment, ref))
+    registry.register(TaskCollector(status, topology, segment, ref))
     return registry

@@ -1,8 +1,8 @@
-"""One task from its start to its end: puts the parts together and supervises them.
+"""One task from its start to its end: supervises its components.
 
 Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
-reader, each sink and the saver. The supervisor alone applies polls to the parts. A task that fails
-says so to a coordinator before it exits, if one asks soon.
+reader, each sink and the saver. The supervisor alone applies polls to the components. A task that
+fails waits for a coordinator's poll before it exits, so that the failure is reported.
 
 Design: docs/design/task.md.
 """
@@ -59,10 +59,10 @@ from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
 from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler
-from rekindle.task.report import Parts, Report
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.state import TaskState
+from rekindle.task.status import TaskComponents, TaskStatus
 from rekindle.task.store import TaskStore
 from rekindle.topology.spec import SourceSpec
 
@@ -92,17 +92,17 @@ class TaskRuntime:
         self._discards = False
         self._applied: Poll | None = None
         self._store = TaskStore(config)
-        self.report = Report(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
+        self.status = TaskStatus(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
         fences = FenceFile(config.data, config.uid, config.ref)
-        self.polls = PollHandler(config.ref, self.report.answer, config.identity, fences)
+        self.polls = PollHandler(config.ref, self.status.response, config.identity, fences)
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,
             self.polls,
             alive=lambda: not self._failed or self._stays,
-            ready=lambda: self.report.phase.serves,
+            ready=lambda: self.status.phase.serves,
             registry=make_registry(
-                self.report, config.topology.name, config.segment.name, config.ref
+                self.status, config.topology.name, config.segment.name, config.ref
             ),
             identity=config.identity,
         )
@@ -117,7 +117,7 @@ class TaskRuntime:
 
     @property
     def _failed(self) -> bool:
-        return self.report.phase is TaskPhase.FAILED
+        return self.status.phase is TaskPhase.FAILED
 
     def run(self) -> int:
         try:
@@ -143,8 +143,8 @@ class TaskRuntime:
 
     def _start(self, poll: Poll) -> None:
         assert poll.restore is not None
-        self.report.restored_from = poll.restore.epoch
-        self.report.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.status.restored_from = poll.restore.epoch
+        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
         restored = self._restore(poll.restore)
         inputs = self._open_inputs(restored)
         inputs.route((self.polls.desired or poll).upstreams)
@@ -153,17 +153,17 @@ class TaskRuntime:
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
         earlier = take_over_log(log, self._log_directory, state.epoch, alone)
-        parts = Parts(
+        components = TaskComponents(
             log,
             inputs,
             SinkWriters(log, state.epoch, self._open_sink, earlier.disputed),
             CheckpointSaver(self._store),
         )
-        self.report.engine_epoch = state.epoch
-        self.report.dropped = chain.dropped
-        self.report.parts = parts
+        self.status.engine_epoch = state.epoch
+        self.status.dropped = chain.dropped
+        self.status.components = components
         self._flight.serve_log(log, inputs.head)
-        self.report.phases.step(TaskEvent.STARTED)
+        self.status.phases.step(TaskEvent.STARTED)
         self._tick()
         call_size_file = CallSizeFile(self._config.data)
         loop = EpochLoop(
@@ -173,7 +173,7 @@ class TaskRuntime:
             log=log,
             checkpoint_every=self._config.topology.spec.checkpoint_every,
             save=self._save,
-            report=self.report,
+            status=self.status,
             wait=self._halt.wait,
             sizes=self._call_sizes(call_size_file),
             engine=self._engine,
@@ -204,11 +204,11 @@ class TaskRuntime:
             except ObjectMissing:
                 raise  # it was cleaned away: start again and be given a newer one
             except StoreError as error:
-                self.report.problem("restore", TaskProblem(message=str(error)))
+                self.status.problem("restore", TaskProblem(message=str(error)))
                 return None
 
         state = self._wait(load, "the restore point")
-        self.report.problem("restore", None)
+        self.status.problem("restore", None)
         return state
 
     def _open_inputs(self, state: TaskState) -> Inputs:
@@ -240,7 +240,7 @@ class TaskRuntime:
             except (SourceFailed, StoreError) as error:
                 misfit = node.name if isinstance(error, SchemaMismatch) else None
                 said = TaskProblem(message=str(error), operator=node.name, refused=misfit)
-                self.report.problem("source", said)
+                self.status.problem("source", said)
                 return None
             return SourceInputs(
                 source,
@@ -251,7 +251,7 @@ class TaskRuntime:
             )
 
         inputs = self._wait(open_it, "the source")
-        self.report.problem("source", None)
+        self.status.problem("source", None)
         return inputs
 
     def _wait_for_chain(self, inputs: Inputs) -> Chain:
@@ -299,29 +299,31 @@ class TaskRuntime:
     # -- running ---------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Apply the newest poll to the parts: routes, sinks, floor, commits."""
-        parts, desired = self.report.parts, self.polls.desired
-        if parts is None or desired is None:
+        """Apply the newest poll to the components: routes, sinks, floor, commits."""
+        components, desired = self.status.components, self.polls.desired
+        if components is None or desired is None:
             return
-        if parts.log.damage is not None:
-            self._fail(parts.log.damage)
+        if components.log.damage is not None:
+            self._fail(components.log.damage)
             return
         if desired is not self._applied:
-            self._route(parts.inputs)
-            parts.sinks.hold(desired.sinks_through)  # before a sink that is new writes
-            parts.sinks.assign(desired.sinks)
-            self.report.ask(desired.digests_of)
-            parts.saver.commit(desired.committed)
-            self.report.committed(desired.committed.epoch if desired.committed else NO_EPOCH)
+            self._route(components.inputs)
+            components.sinks.hold(desired.sinks_through)  # before a sink that is new writes
+            components.sinks.assign(desired.sinks)
+            self.status.request_digests(desired.digests_of)
+            components.saver.commit(desired.committed)
+            self.status.committed(desired.committed.epoch if desired.committed else NO_EPOCH)
             self._applied = desired
         if desired.floor is not None:
-            parts.log.truncate(min([desired.floor, *(s.durable for s in parts.sinks.progress())]))
-        self.report.judge_phase()
+            components.log.truncate(
+                min([desired.floor, *(s.durable for s in components.sinks.progress())])
+            )
+        self.status.update_phase()
 
     def _recomputes(self) -> bool:
         """Whether this life has to end, because what it computed may be wrong."""
         desired = self.polls.desired
-        if desired is None or desired.recompute != self.report.boot_id:
+        if desired is None or desired.recompute != self.status.boot_id:
             return False
         _log.warning("told to compute again from the committed checkpoint: replicas disagree")
         mark(self._log_directory)
@@ -334,9 +336,9 @@ class TaskRuntime:
             inputs.route(desired.upstreams)
 
     def _save(self, state: TaskState) -> None:
-        desired, parts = self.polls.desired, self.report.parts
-        if desired is not None and desired.saver and parts is not None:
-            parts.saver.offer(state)
+        desired, components = self.polls.desired, self.status.components
+        if desired is not None and desired.saver and components is not None:
+            components.saver.offer(state)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -361,12 +363,12 @@ class TaskRuntime:
         _log.error("fatal: %s", message)
         segment = self._config.segment.name
         said = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
-        self.report.fail(said)
+        self.status.fail(said)
 
     def _stay_failed(self) -> None:
         """Write nothing more, and say why to whoever asks: for a while, or until it is ended."""
-        if self.report.parts is not None:
-            self.report.parts.sinks.stop()
+        if self.status.components is not None:
+            self.status.components.sinks.stop()
         if not self._stays:
             self.polls.wait_until_failure_is_reported(SAY_FAILURE_S)
             return
@@ -377,19 +379,19 @@ class TaskRuntime:
 
     def _shut_down(self) -> None:
         """Stop accepting, finish what is in hand, give the sinks what is out, stop Spark."""
-        failed, parts = self._failed, self.report.parts
-        self.report.phases.step(TaskEvent.STOP_REQUESTED)
+        failed, components = self._failed, self.status.components
+        self.status.phases.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
         if self._loop_thread is not None:
             self._loop_thread.join(0.5 if failed else TURN_S)
-        if parts is not None:
+        if components is not None:
             whole = not failed and not self._discards
-            if whole and not parts.sinks.flush(parts.log.last, FLUSH_S):
+            if whole and not components.sinks.flush(components.log.last, FLUSH_S):
                 _log.warning("not all sinks have taken the newest epochs; the next life goes on")
-            parts.sinks.stop()
-            parts.inputs.close()
-            parts.saver.stop(0.5 if failed else STOP_S)
+            components.sinks.stop()
+            components.inputs.close()
+            components.saver.stop(0.5 if failed else STOP_S)
         stopper = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
         stopper.start()
         self._engine.stop(STOP_S)

@@ -1,7 +1,7 @@
-"""What a task says of itself: one object that its parts fill in and answers are made from.
+"""What a task reports of itself: its components fill it in, and poll responses are made from it.
 
 Written by the engine's and the supervisor's threads, read by the control server's. Reads of other
-parts (log, sinks, saver) take their short locks only; nothing here waits for the engine.
+components (log, sinks, saver) take their short locks only; nothing here waits for the engine.
 
 Design: docs/design/task.md#passive.
 """
@@ -23,7 +23,7 @@ from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 
 DIGESTS = 16
-"""Newest epochs whose digests are in each answer."""
+"""Newest epochs whose digests are in each response."""
 KEPT_DIGESTS = 256
 """Newest epochs whose digests can be asked for."""
 LIVE_WITHIN = 2
@@ -33,7 +33,7 @@ BEHIND_AFTER = 10
 
 
 @dataclass(slots=True)
-class Parts:
+class TaskComponents:
     """What exists once the task has started."""
 
     log: OutputLog
@@ -42,7 +42,7 @@ class Parts:
     saver: CheckpointSaver
 
 
-class Report:
+class TaskStatus:
     """See the module. `clock` is Unix time in seconds."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Report:
     ) -> None:
         self.phases = PhaseMachine()
         self.restored_from: int | None = None
-        self.parts: Parts | None = None
+        self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain's own: it counts on in them
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
@@ -67,14 +67,14 @@ class Report:
         self._failure: TaskProblem | None = None
         self._durations: deque[float] = deque(maxlen=512)
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
-        self._asked: frozenset[int] = frozenset()
+        self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
         self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
 
     # -- filled in -------------------------------------------------------------------------------
 
     def problem(self, subject: str, problem: TaskProblem | None) -> None:
-        """Say, or with None take back, what is wrong with a part of the task."""
+        """Report what is wrong with a part of the task; None: it is in order again."""
         if problem is None:
             self._problems.pop(subject, None)
         else:
@@ -93,34 +93,34 @@ class Report:
     def computed(self, epoch: int, digest: str, chain: str) -> None:
         """This process has computed an epoch: its digest, and that of all output through it."""
         self._computed[epoch] = (digest, chain)
-        if epoch - KEPT_DIGESTS not in self._asked:
+        if epoch - KEPT_DIGESTS not in self._requested:
             self._computed.pop(epoch - KEPT_DIGESTS, None)
 
     def contradicted(self, epoch: int, message: str) -> None:
-        """An earlier life may have given out another result for an epoch. What is said first
-        stays, until a checkpoint that has the epoch is committed."""
+        """An earlier process may have given out another result for an epoch. The first report
+        stays until a checkpoint that has the epoch is committed."""
         if self._contradiction is None:
-            said = Contradiction(epoch=epoch, message=message)
-            self._contradiction = (said, self._committed)
+            contradiction = Contradiction(epoch=epoch, message=message)
+            self._contradiction = (contradiction, self._committed)
 
     def committed(self, epoch: int) -> None:
         """The newest committed checkpoint of this partition."""
         self._committed = epoch
         if self._contradiction is not None:
-            said, before = self._contradiction
-            if epoch > before and epoch >= said.epoch:
+            contradiction, before = self._contradiction
+            if epoch > before and epoch >= contradiction.epoch:
                 self._contradiction = None
 
-    def ask(self, epochs: Iterable[int]) -> None:
-        """Say, and keep, the digests of these epochs too."""
-        self._asked = frozenset(epochs)
+    def request_digests(self, epochs: Iterable[int]) -> None:
+        """Keep the digests of these epochs, and report them in each response."""
+        self._requested = frozenset(epochs)
 
-    def judge_phase(self) -> None:
+    def update_phase(self) -> None:
         """Live within LIVE_WITHIN epochs of the head; then until BEHIND_AFTER behind it."""
         phase = self.phase
-        if self.parts is None or not phase.serves:
+        if self.components is None or not phase.serves:
             return
-        head = self.parts.inputs.head()
+        head = self.components.inputs.head()
         behind = head - self.engine_epoch
         if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN:
             self.phases.step(TaskEvent.CAUGHT_UP)
@@ -134,10 +134,10 @@ class Report:
         return self.phases.phase
 
     def lag_s(self) -> float:
-        """Age of the oldest epoch that the grid has released and the log does not have."""
-        if self.parts is None and self.restored_from is None:
+        """Age of the oldest epoch whose time is over and that is not in the log."""
+        if self.components is None and self.restored_from is None:
             return 0.0
-        stable = self.parts.log.last if self.parts else (self.restored_from or 0)
+        stable = self.components.log.last if self.components else (self.restored_from or 0)
         due_us = self._origin_us + (stable + 2) * self._interval_us
         return max(0.0, self._clock() - due_us / 1e6)
 
@@ -145,8 +145,8 @@ class Report:
         ordered = sorted(self._durations.copy())
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
-    def answer(self, fence: int) -> Answer:
-        parts = self.parts
+    def response(self, fence: int) -> Answer:
+        components = self.components
         base = Answer(
             task=self._ref,
             boot_id=self.boot_id,
@@ -154,36 +154,42 @@ class Report:
             phase=self.phase,
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
-            problem=self._problem(parts),
+            problem=self._problem(components),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
             epoch_p99_s=self.epoch_p99_s(),
         )
-        if parts is None:
+        if components is None:
             return base
-        computed = self._to_say()
+        computed = self._digests_to_report()
         update = {
-            "stable_epoch": parts.log.last,
-            "head_epoch": parts.inputs.head(),
-            "log_base": parts.log.base,
+            "stable_epoch": components.log.last,
+            "head_epoch": components.inputs.head(),
+            "log_base": components.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
             "chained": {e: chain for e, (_, chain) in computed.items()},
-            "checkpoints": parts.saver.done(),
-            "sinks": parts.sinks.progress(),
-            "unreadable": parts.inputs.unreadable(),
-            "log_bytes": parts.log.local_bytes,
+            "checkpoints": components.saver.done(),
+            "sinks": components.sinks.progress(),
+            "unreadable": components.inputs.unreadable(),
+            "log_bytes": components.log.local_bytes,
         }
         return base.model_copy(update=update)
 
-    def _to_say(self) -> dict[int, tuple[str, str]]:
+    def _digests_to_report(self) -> dict[int, tuple[str, str]]:
         known = self._computed.copy()  # the engine's thread adds to it
         newest = next(reversed(known), NO_EPOCH)
-        return {e: said for e, said in known.items() if e > newest - DIGESTS or e in self._asked}
+        return {
+            e: said for e, said in known.items() if e > newest - DIGESTS or e in self._requested
+        }
 
-    def _problem(self, parts: Parts | None) -> TaskProblem | None:
-        said = self._failure or next(iter(self._problems.copy().values()), None)
-        if said is not None or parts is None:
-            return said
-        for message in (parts.inputs.problem(), parts.sinks.problem(), parts.saver.problem):
+    def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
+        problem = self._failure or next(iter(self._problems.copy().values()), None)
+        if problem is not None or components is None:
+            return problem
+        for message in (
+            components.inputs.problem(),
+            components.sinks.problem(),
+            components.saver.problem,
+        ):
             if message:
                 return TaskProblem(message=message)
         return None
