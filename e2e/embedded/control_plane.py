@@ -193,10 +193,6 @@ class ControlPlane:
         self._launch_api_server()
         self._await_api_server()
 
-    def restart_api_server(self) -> None:
-        self.stop_api_server()
-        self.start_api_server()
-
     # --- the components ---------------------------------------------------
 
     @property

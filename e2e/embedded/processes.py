@@ -50,10 +50,6 @@ class Process:
         """None while it runs; the negative signal number if a signal ended it."""
         return self._popen.poll()
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
-
     def pause(self) -> None:
         """Freeze the group: its sockets stay open and say nothing."""
         self.signal(signal.SIGSTOP)

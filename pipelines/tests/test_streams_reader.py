@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,7 +73,6 @@ def test_a_failed_call_switches_at_once_and_back_only_after_the_back_off() -> No
     assert made.step(CallFailed(A), 1) == [SwitchTo(B, 5)]
     assert made.unreadable() == (A,)
     assert made.step(CallFailed(B), 1.01) == [SwitchTo(None, 5)]
-    assert made.retry_at() == pytest.approx(1.1)
     assert made.wake(1.05) == []
     assert made.wake(1.1) == [SwitchTo(A, 5)]
     made.step(Answered(A, (5,)), 1.2)

@@ -120,9 +120,6 @@ class NodeInApi:
     def cordon(self) -> None:
         self._api.call("PATCH", self._path, {"spec": {"unschedulable": True}})
 
-    def uncordon(self) -> None:
-        self._api.call("PATCH", self._path, {"spec": {"unschedulable": None}})
-
     def drain(self, timeout_s: float) -> None:
         self.cordon()
         deadline = time.monotonic() + timeout_s

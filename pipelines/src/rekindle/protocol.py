@@ -25,7 +25,6 @@ from rekindle.topology.spec import SinkSpec
 
 FLIGHT_PORT = 8815
 CONTROL_PORT = 8080
-OPERATOR_METRICS_PORT = 8080
 MAX_POLL_BYTES = 16 << 20
 """A poll names every replica upstream: 1.2 MB for the 8,000 tasks that a topology has at most."""
 

@@ -38,7 +38,6 @@ class Health:
     stages: Mapping[tuple[str, int], str]
     live: int  # slots whose task is Live
     slots: int
-    lost_partitions: frozenset[tuple[str, int]]  # no replica runs or has room reserved
 
     @property
     def queries_live(self) -> int:
@@ -75,7 +74,6 @@ def examine(
         stages=stages,
         live=sum(slot_stage(context, s) == "Live" for s in states),
         slots=len(states),
-        lost_partitions=frozenset(k for k, stage in stages.items() if stage == "Waiting"),
     )
 
 

@@ -123,11 +123,6 @@ class ManifestStore:
             raise unreadable
         return Cleared(len(doomed), sum(info.bytes for info in doomed))
 
-    def delete_all(self) -> None:
-        """Remove the topology's checkpoints (`deletionPolicy: Delete`), manifests first."""
-        for info in sorted(self._list(""), key=lambda i: not i.name.startswith("manifests/")):
-            self._store.delete(f"{self._uid}/{info.name}")
-
     def _learn_needs(self, entry_names: Iterable[str]) -> Unreadable | None:
         """Of these entries and no others; they never change, so each is read once. Returns why one
         cannot be known."""

@@ -100,12 +100,6 @@ class ReplicaChoice:
         """Every replica's log has passed the epoch that is needed."""
         return bool(self._endpoints) and all(self._standing(e).gone for e in self._endpoints)
 
-    def retry_at(self) -> float | None:
-        """When to call `wake` because a back-off is over; None if there is a replica to ask."""
-        if self.current is not None or not self._endpoints:
-            return None
-        return min(self._standing(e).not_before for e in self._endpoints)
-
     def wake(self, now: float) -> list[Effect]:
         """Time has passed."""
         return self._choose(now)

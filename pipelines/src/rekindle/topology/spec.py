@@ -17,7 +17,6 @@ from pydantic.alias_generators import to_camel
 
 from rekindle.quantities import parse_quantity
 
-MICROSECOND = 1
 MILLISECOND = 1_000
 SECOND = 1_000_000
 
