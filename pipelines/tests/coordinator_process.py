@@ -16,10 +16,10 @@ from aiohttp import web
 from test_coordinator_fleet import Fleet
 
 from rekindle import names
-from rekindle.coordinator.kube import KubeApi
-from rekindle.coordinator.kube_access import Access, Token
-from rekindle.coordinator.process import Process
-from rekindle.coordinator.settings import Settings
+from rekindle.coordinator.edge.kube import KubeApi
+from rekindle.coordinator.edge.kube_access import Access, Token
+from rekindle.coordinator.edge.process import Process
+from rekindle.coordinator.edge.settings import Settings
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot

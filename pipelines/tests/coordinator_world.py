@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from coordinator_parts import FakeTask, Part, make_generation
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.core import Coordinator
-from rekindle.coordinator.graph import Graph, build_graph
+from rekindle.coordinator.checkpoints.sinks import owed
+from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import (
     ApplyStatus,
     Assembly,
@@ -33,7 +33,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.coordinator.owed import owed
+from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, Poll, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot

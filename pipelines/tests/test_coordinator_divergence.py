@@ -8,7 +8,12 @@ from coordinator_world import DIAMOND, World, started, wishes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.divergence import Claim, Computation, DigestComparison, claims_of
+from rekindle.coordinator.agreement.comparison import (
+    Claim,
+    Computation,
+    DigestComparison,
+    claims_of,
+)
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import Answer, Contradiction
 from rekindle.streams.digest import chain_digest, chain_from

@@ -16,9 +16,9 @@ from coordinator_world import DIAMOND, World, started, wishes
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
-from rekindle.coordinator.evolve import boundary_at_or_after, evolve, starts_at
-from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.checkpoints.new_generation import boundary_at_or_after, evolve, starts_at
 from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
+from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import FilesSinkSpec

@@ -8,9 +8,9 @@ from __future__ import annotations
 from coordinator_parts import Part
 from coordinator_world import DIAMOND, World, address
 
-from rekindle.coordinator.core import Coordinator
-from rekindle.coordinator.membership import LEAST_SILENCE_S, Membership
+from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemSaid
+from rekindle.coordinator.tasks.membership import LEAST_SILENCE_S, Membership
 from rekindle.topology.model import Slot
 
 SRC = Slot("src", 0, 0)

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.graph import build_graph
+from rekindle.coordinator.checkpoints.retention import Standings, floors, keep_entries
 from rekindle.coordinator.model import Generation, Partition, Ticked
-from rekindle.coordinator.retention import Standings, floors, keep_entries
+from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
 
 ACTIONS = st.sampled_from(

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
+from rekindle.coordinator.edge.store import CheckpointStore
 from rekindle.coordinator.model import Assembly, Partition, WriteManifest
-from rekindle.coordinator.store import CheckpointStore
 from rekindle.engine.model import State
 from rekindle.errors import StoreError
 

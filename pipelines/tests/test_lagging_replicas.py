@@ -11,10 +11,10 @@ from coordinator_parts import Part, make_topology
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.graph import build_graph
-from rekindle.coordinator.membership import Membership
 from rekindle.coordinator.model import Pod
-from rekindle.coordinator.routes import serving_replicas, upstreams
+from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.coordinator.tasks.membership import Membership
+from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
 from rekindle.protocol import Answer, TaskRef
 from rekindle.streams.choice import ReplicaChoice, RoutesChanged, SwitchTo
 from rekindle.topology.model import Slot

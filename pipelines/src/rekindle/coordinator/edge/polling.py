@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from rekindle.coordinator.membership import Task
+from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
-from rekindle.coordinator.settings import Settings
+from rekindle.coordinator.tasks.membership import Task
 from rekindle.protocol import CONTROL_PORT, Answer, Incompatible, Poll, received
 from rekindle.topology.model import Slot
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle.checkpoints.manifest import Manifest, QueryStart
-from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.tasks.graph import Graph
 from rekindle.protocol import Answer, CheckpointDone, SinkAssignment
 from rekindle.topology.spec import QuerySpec
 

@@ -13,8 +13,14 @@ import time
 from collections.abc import Coroutine
 from typing import Any, assert_never
 
-from rekindle.coordinator.core import Coordinator
-from rekindle.coordinator.kube import KubeApi
+from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.edge.kube import KubeApi
+from rekindle.coordinator.edge.polling import Pollers
+from rekindle.coordinator.edge.reporting import LeaseKeeper, StatusWriter, recorded_store
+from rekindle.coordinator.edge.serving import Metrics, serve
+from rekindle.coordinator.edge.settings import Settings
+from rekindle.coordinator.edge.store import CheckpointStore
+from rekindle.coordinator.edge.watching import GenerationReader, PodWatcher
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
@@ -34,12 +40,6 @@ from rekindle.coordinator.model import (
     Ticked,
     WriteManifest,
 )
-from rekindle.coordinator.polling import Pollers
-from rekindle.coordinator.reporting import LeaseKeeper, StatusWriter, recorded_store
-from rekindle.coordinator.serving import Metrics, serve
-from rekindle.coordinator.settings import Settings
-from rekindle.coordinator.store import CheckpointStore
-from rekindle.coordinator.watching import GenerationReader, PodWatcher
 from rekindle.errors import RekindleError
 from rekindle.protocol import Poll
 from rekindle.topology.model import Slot

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
-from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.checkpoints.retention import Refs, oldest
 from rekindle.coordinator.model import Assembly, Generation, Partition
-from rekindle.coordinator.retention import Refs, oldest
+from rekindle.coordinator.tasks.graph import Graph
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment

@@ -7,7 +7,7 @@ import random
 
 import aiohttp
 
-from rekindle.coordinator.kube import ApiError
+from rekindle.coordinator.edge.kube import ApiError
 
 UNREACHABLE = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
 """What a call of the API server may raise while it is away, starting or restarting."""

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.evolve import evolve
-from rekindle.coordinator.graph import Graph
+from rekindle.coordinator.checkpoints.new_generation import evolve
+from rekindle.coordinator.checkpoints.retention import Refs, Standings, keep_entries
 from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
@@ -34,7 +34,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.coordinator.retention import Refs, Standings, keep_entries
+from rekindle.coordinator.tasks.graph import Graph
 from rekindle.protocol import CheckpointDone
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.backoff import UNREACHABLE, BackOff
-from rekindle.coordinator.compiling import CompilationFailed, compile_specs
-from rekindle.coordinator.kube import ApiError, KubeApi
-from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
-from rekindle.coordinator.objects import (
+from rekindle.coordinator.edge.backoff import UNREACHABLE, BackOff
+from rekindle.coordinator.edge.compiling import CompilationFailed, compile_specs
+from rekindle.coordinator.edge.kube import ApiError, KubeApi
+from rekindle.coordinator.edge.objects import (
     ObjectError,
     generations_from,
     newest_generation,
     pod_from,
 )
-from rekindle.coordinator.settings import Settings
+from rekindle.coordinator.edge.settings import Settings
+from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
 from rekindle.topology.model import Topology
 
 Feed = Callable[[Event], None]

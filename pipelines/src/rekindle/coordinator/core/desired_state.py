@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.graph import Graph
-from rekindle.coordinator.membership import Task
+from rekindle.coordinator.agreement.containment import Quarantine
+from rekindle.coordinator.checkpoints.sinks import durable_epoch, owed
 from rekindle.coordinator.model import Partition
-from rekindle.coordinator.owed import durable_epoch, owed
-from rekindle.coordinator.quarantine import Quarantine
-from rekindle.coordinator.routes import Judge, saver, upstreams
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Task
+from rekindle.coordinator.tasks.routes import Judge, saver, upstreams
 from rekindle.protocol import Poll, RestorePoint, TaskRef
 
 

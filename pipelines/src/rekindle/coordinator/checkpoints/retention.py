@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.graph import Graph
-from rekindle.coordinator.membership import Task
 from rekindle.coordinator.model import Partition
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Task
 
 Refs = tuple[EntryRef, ...]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rekindle.coordinator.graph import Graph
-from rekindle.coordinator.membership import Membership, Task
 from rekindle.coordinator.model import Partition, partition_of
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.protocol import Answer, Endpoint, Upstream
 from rekindle.topology.model import Slot
 

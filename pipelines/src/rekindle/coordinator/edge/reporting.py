@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.backoff import UNREACHABLE, BackOff
-from rekindle.coordinator.kube import ApiError, KubeApi
+from rekindle.coordinator.edge.backoff import UNREACHABLE, BackOff
+from rekindle.coordinator.edge.kube import ApiError, KubeApi
+from rekindle.coordinator.edge.objects import holder, lease, status_patch
+from rekindle.coordinator.edge.settings import Settings
+from rekindle.coordinator.edge.watching import Feed
 from rekindle.coordinator.model import FenceRaised, ProblemSaid
-from rekindle.coordinator.objects import holder, lease, status_patch
-from rekindle.coordinator.settings import Settings
-from rekindle.coordinator.watching import Feed
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.coordinator.graph import Graph
-from rekindle.coordinator.membership import Task
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Task
 
 STOP_S = 3.0
 """How long a claim waits for those that answer and go on writing."""

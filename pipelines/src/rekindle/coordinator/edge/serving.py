@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.coordinator.core import Coordinator
+from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.protocol import CONTROL_PORT
 
 _PREFIX = "rekindle_coordinator"

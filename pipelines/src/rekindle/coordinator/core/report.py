@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.commit import rfc3339
-from rekindle.coordinator.graph import Graph
-from rekindle.coordinator.membership import Membership, Task
+from rekindle.coordinator.checkpoints.committer import rfc3339
 from rekindle.coordinator.model import ApplyStatus, Generation, Partition
-from rekindle.coordinator.routes import Judge
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Membership, Task
+from rekindle.coordinator.tasks.routes import Judge
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 

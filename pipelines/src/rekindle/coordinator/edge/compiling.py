@@ -1,10 +1,11 @@
-"""Compiles topologies in a child process, which ends with it.
+"""Compiles topologies in a child process, which ends when it has done so.
 
-The SQL parser costs some 30 MB and a second of CPU; a coordinator needs neither but for the moment
-in which a generation appears, and must not miss heartbeats in that moment.
+The SQL parser costs some 30 MB and a second of CPU; a coordinator needs it only at the moment in
+which a generation appears, and must not miss heartbeats in that moment.
 
-As a module (`python -m rekindle.coordinator.compiling`) it is that child: standard input is JSON
-`[[name, spec], ...]`, standard output the pickled list, for each a Topology or what is wrong.
+Run as a module (`python -m rekindle.coordinator.edge.compiling`) it is that child: it reads JSON
+`[[name, spec], ...]` from standard input and writes a pickled list to standard output, with a
+Topology or an error message for each.
 
 Design: docs/design/coordinator.md#start.
 """
@@ -40,14 +41,14 @@ async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology | str
     )
     try:
         work = child.communicate(json.dumps(specs).encode())
-        output, complaint = await asyncio.wait_for(work, _DEADLINE_S)
+        output, errors = await asyncio.wait_for(work, _DEADLINE_S)
     except TimeoutError as error:
-        raise CompilationFailed(f"compiling did not end within {_DEADLINE_S:g} s") from error
+        raise CompilationFailed(f"the compiler did not end within {_DEADLINE_S:g} s") from error
     finally:
         if child.returncode is None:
             child.kill()
     if child.returncode != 0:
-        raise CompilationFailed(f"compiling ended badly: {complaint.decode()[-500:]}")
+        raise CompilationFailed(f"the compiler failed: {errors.decode()[-500:]}")
     compiled: list[Topology | str] = pickle.loads(output)
     return compiled
 

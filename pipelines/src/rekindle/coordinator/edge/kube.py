@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from rekindle.coordinator.kube_access import Access
+from rekindle.coordinator.edge.kube_access import Access
 from rekindle.errors import RekindleError
 
 Json = dict[str, Any]

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rekindle.coordinator.commit import Committer
-from rekindle.coordinator.divergence import Computation, DigestComparison, Dispute, claims_of
-from rekindle.coordinator.graph import Graph, downstream
-from rekindle.coordinator.membership import Membership, Task
+from rekindle.coordinator.agreement.comparison import (
+    Computation,
+    DigestComparison,
+    Dispute,
+    claims_of,
+)
+from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
-from rekindle.coordinator.routes import Judge
+from rekindle.coordinator.tasks.graph import Graph, downstream
+from rekindle.coordinator.tasks.membership import Membership, Task
+from rekindle.coordinator.tasks.routes import Judge
 from rekindle.protocol import Answer, CheckpointDone
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot

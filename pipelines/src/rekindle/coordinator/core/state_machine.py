@@ -14,9 +14,13 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from rekindle.coordinator.commit import Committer, Scene, rfc3339
-from rekindle.coordinator.graph import Graph, build_graph
-from rekindle.coordinator.membership import Membership, Task, coordinator_is_isolated
+from rekindle.coordinator.agreement.containment import Quarantine
+from rekindle.coordinator.checkpoints.committer import Committer, Scene, rfc3339
+from rekindle.coordinator.checkpoints.retention import Standings, floors, oldest
+from rekindle.coordinator.checkpoints.sinks import committable, owed
+from rekindle.coordinator.core.desired_state import Told, ask_only
+from rekindle.coordinator.core.obsolete import STOP_S, is_replaced, still_write
+from rekindle.coordinator.core.report import HeadHistory, StatusPace, View, build_status
 from rekindle.coordinator.model import (
     Effect,
     EntriesRefused,
@@ -40,13 +44,9 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.coordinator.owed import committable, owed
-from rekindle.coordinator.quarantine import Quarantine
-from rekindle.coordinator.replaced import STOP_S, is_replaced, still_write
-from rekindle.coordinator.retention import Standings, floors, oldest
-from rekindle.coordinator.routes import running, serving_replicas, uncompared
-from rekindle.coordinator.status import HeadHistory, StatusPace, View, build_status
-from rekindle.coordinator.wishes import Told, ask_only
+from rekindle.coordinator.tasks.graph import Graph, build_graph
+from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
+from rekindle.coordinator.tasks.routes import running, serving_replicas, uncompared
 from rekindle.protocol import Answer, Poll, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
