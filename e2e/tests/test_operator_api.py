@@ -182,7 +182,7 @@ def test_a_node_that_falls_silent_is_lost_before_kubernetes_says_so(
     world.silent |= lost
     wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
     wait_for("it runs again", lambda: _is_running(world))
-    assert not _on(world, quiet), "a shunned node gets nothing"
+    assert not _on(world, quiet), "a quarantined node gets nothing"
 
 
 def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_not_heard(

@@ -45,7 +45,7 @@ class ModelState:
         self.leases: dict[str, LeaseView] = {}
         self.trials: dict[tuple[str, int], Trial] = {}
         self.silent: dict[SlotRef, float] = {}
-        self.shunned: dict[str, float] = {}
+        self.quarantined: dict[str, float] = {}
         self.refusals: dict[tuple[str, int], Trial] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which no pod may be made

@@ -12,7 +12,7 @@ from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
 from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportBook
-from rekindle_operator.reconcile.actions import CreatePod, DeletePod, ShunNode
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, QuarantineNode
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -20,7 +20,7 @@ from rekindle_operator.recovery.losses import assess_nodes
 def changes(cluster: ModelCluster) -> list[object]:
     """What a pass would make, delete, or remember as lost."""
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
-    return [a for a in actions if isinstance(a, CreatePod | DeletePod | ShunNode)]
+    return [a for a in actions if isinstance(a, CreatePod | DeletePod | QuarantineNode)]
 
 
 def nodes_with_two_tasks(cluster: ModelCluster) -> list[str]:
@@ -64,7 +64,7 @@ def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelClu
     running.turn_not_ready(*"abc")
     running.freeze_node(victim)
     running.pass_time(4.0)
-    lost = {a.node for a in changes(running) if isinstance(a, ShunNode)}
+    lost = {a.node for a in changes(running) if isinstance(a, QuarantineNode)}
     assert lost == {victim}
 
 
@@ -152,7 +152,7 @@ def test_a_node_that_is_heard_again_before_anything_was_done_is_kept(
 ) -> None:
     """What was decided was not done: the API server did not confirm it, or was away."""
     (victim, *_) = nodes_with_two_tasks(running)
-    running.shunned[victim] = running.now
+    running.quarantined[victim] = running.now
     running.pass_time(1.0)
     assert changes(running) == []
 
@@ -161,7 +161,7 @@ def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     running.freeze_node(victim)
     running.pass_time(3.5)
-    assert [a.node for a in changes(running) if isinstance(a, ShunNode)] == [victim]
+    assert [a.node for a in changes(running) if isinstance(a, QuarantineNode)] == [victim]
 
 
 def test_without_a_report_nothing_is_said_to_be_live(running: ModelCluster) -> None:
@@ -257,7 +257,9 @@ def test_six_of_nine_nodes_that_die_with_the_coordinator_are_lost_in_time(
             break
     assert wide.now - wide.died_at[here] <= 4.0
     used = {p.node for p in wide.tasks().values()}
-    assert {a.node for a in changes(wide) if isinstance(a, ShunNode)} == victims & used | {here}
+    assert {a.node for a in changes(wide) if isinstance(a, QuarantineNode)} == victims & used | {
+        here
+    }
     assert sum(a.is_coordinator for a in made) == 1
 
 
@@ -278,7 +280,7 @@ def test_one_witness_alone_condemns_no_node_that_nobody_reports_on(
     running.reports_lost = True
     for _ in range(10):
         running.pass_time(0.5)
-        assert not [a for a in changes(running) if isinstance(a, ShunNode)]
+        assert not [a for a in changes(running) if isinstance(a, QuarantineNode)]
 
 
 def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
@@ -381,7 +383,7 @@ def test_no_report_takes_a_node_whose_kubelet_answers(
     snapshot = replace(
         running.snapshot(),
         silent_since={pods[i].ref: now - for_s for i in silent},
-        shunned=dict.fromkeys(running.nodes, now - 10.0),
+        quarantined=dict.fromkeys(running.nodes, now - 10.0),
         kubelets={n.uid: KubeletReplies(now, now - ago_s) for n in running.nodes.values()},
     )
     assessment = assess_nodes(snapshot, now, running.settings.timing)

@@ -174,7 +174,7 @@ def test_a_silent_node_is_remembered_whatever_becomes_of_one_pod(started: ModelO
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
     model.freeze_node(node)
     started.run(5.0)
-    assert node in started.cache.snapshot().shunned
+    assert node in started.cache.snapshot().quarantined
 
 
 def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOperator) -> None:

@@ -38,7 +38,7 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
     OpenGate,
-    ShunNode,
+    QuarantineNode,
     WriteStatus,
 )
 from rekindle_operator.reconcile.core import reconcile
@@ -94,7 +94,7 @@ class ModelCluster(ModelState):
             kubelets=self.replies(),
             pod_replies=self.pod_replies(pods),
             phase_since={uid: stamp.at for uid, stamp in self.phases.items()},
-            shunned=dict(self.shunned),
+            quarantined=dict(self.quarantined),
             trials=dict(self.trials),
             refusals=self.refused.by_ref,
             unsuitable=self.unsuitable.by_shape(self.now),
@@ -247,8 +247,8 @@ class ModelCluster(ModelState):
                     (e.reason, e.occasion) for e in self.events
                 }:
                     self.events.append(action)
-            case ShunNode(node, at):
-                self.shunned[node] = at
+            case QuarantineNode(node, at):
+                self.quarantined[node] = at
             case AvoidNode(shape, node, pod_uid):
                 self.unsuitable = self.unsuitable.with_one(shape, node, pod_uid, self.now)
             case EnsureAccess() | CreateToken():

@@ -43,7 +43,7 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
     OpenGate,
-    ShunNode,
+    QuarantineNode,
     TopologyActions,
     WriteStatus,
 )
@@ -137,9 +137,9 @@ class Executor:
                 self._write_status(action)
             case EmitEvent():
                 self._emit(action)
-            case ShunNode(node, at):
+            case QuarantineNode(node, at):
                 logger.warning("node %s is silent: its tasks are replaced", node)
-                self._cluster.shun(node, at)
+                self._cluster.quarantine(node, at)
             case AvoidNode(shape, node, pod_uid, why):
                 logger.warning("node %s is avoided by pods of shape %s: %s", node, shape, why)
                 self._cluster.remember_unsuitable(shape, node, pod_uid)

@@ -32,7 +32,7 @@ class Timing:
     trouble_s: float = 60.0  # containers wait with an error; kubelets try thrice in that time
     preparation_s: float = 300.0  # no container is made: longer than a large image takes to pull
     refusal_s: float = 120.0  # a pod that fails later than that had started, whatever is left of it
-    shun_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
+    quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
     redundancy_hold_s: float = 60.0  # how long capacity is saved up for a query that waits
     figures_s: float = 2.0  # between two writes of figures that change all the time
     tick_s: float = 0.5  # what only time changes is looked at this often

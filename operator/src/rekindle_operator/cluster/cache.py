@@ -84,7 +84,7 @@ class ClusterCache:
         self._failures = ActionFailures()
         self.kubelets = KubeletBook()
         self.pod_book = KubeletBook()
-        self._shunned: dict[str, float] = {}
+        self._quarantined: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
         self._unsuitable = UnsuitableNodes({})
@@ -208,9 +208,9 @@ class ClusterCache:
 
     # --- memory ---------------------------------------------------------------
 
-    def shun(self, node: str, at: float) -> None:
+    def quarantine(self, node: str, at: float) -> None:
         with self._lock:
-            self._shunned[node] = at
+            self._quarantined[node] = at
 
     def action_failed(self, owner: str, key: str, message: str) -> None:
         with self._lock:
@@ -279,7 +279,7 @@ class ClusterCache:
     def snapshot(self) -> Snapshot:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
-            silent, shunned = dict(self._silent_since), dict(self._shunned)
+            silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             trials, excused = dict(self._trials), self._excused_until
             renewed = self.leases.views()
             reports = dict(self._reports.as_of(topologies, renewed))
@@ -302,7 +302,7 @@ class ClusterCache:
             kubelets=self.kubelets.replies,
             pod_replies=self.pod_book.replies,
             own_node=self._own_node,
-            shunned=shunned,
+            quarantined=quarantined,
             trials=trials,
             refusals=self._unmade(pods),
             unsuitable=self._unsuitable.by_shape(self._clock()),

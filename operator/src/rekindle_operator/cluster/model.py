@@ -229,7 +229,9 @@ class Snapshot:
     kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
     pod_replies: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs, if it knows
-    shunned: Mapping[str, float] = field(default_factory=dict)  # node -> when it was judged silent
+    quarantined: Mapping[str, float] = field(
+        default_factory=dict
+    )  # node -> when it was judged silent
     trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes

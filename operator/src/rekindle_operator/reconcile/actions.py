@@ -132,7 +132,7 @@ class EmitEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ShunNode:
+class QuarantineNode:
     """Remember a node that is lost because it is silent, while Kubernetes still calls it Ready."""
 
     node: str
@@ -161,7 +161,7 @@ Action = (
     | OpenGate
     | WriteStatus
     | EmitEvent
-    | ShunNode
+    | QuarantineNode
     | AvoidNode
 )
 

@@ -20,7 +20,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     CreateToken,
     DeletePod,
-    ShunNode,
+    QuarantineNode,
     TopologyActions,
     WriteStatus,
 )
@@ -109,7 +109,9 @@ def reconcile_all(
     plan = _plan(list(prepared.values()), snapshot, assessment, now, settings)
     places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
     decisions = faults.without(act, prepared)
-    shunned = TopologyActions("", tuple(ShunNode(n, now) for n in sorted(assessment.newly_silent)))
+    quarantines = TopologyActions(
+        "", tuple(QuarantineNode(n, now) for n in sorted(assessment.newly_silent))
+    )
     # What accepts a newer generation is done all the same: that may be the way out.
     faulty = [
         TopologyActions(
@@ -126,7 +128,13 @@ def reconcile_all(
     peers = TopologyActions(
         "replicas of the operator", tuple(lost_peers(snapshot, assessment, now, settings))
     )
-    return [shunned, peers, *_removed(zombies(snapshot, assessment)), *decisions.values(), *faulty]
+    return [
+        quarantines,
+        peers,
+        *_removed(zombies(snapshot, assessment)),
+        *decisions.values(),
+        *faulty,
+    ]
 
 
 def _removed(pods: Sequence[DeletePod]) -> list[TopologyActions]:

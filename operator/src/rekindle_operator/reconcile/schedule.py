@@ -28,8 +28,8 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
     OpenGate,
+    QuarantineNode,
     Rank,
-    ShunNode,
     TopologyActions,
     WriteStatus,
 )
@@ -104,7 +104,7 @@ def _own_rank(decision: TopologyActions, action: Action) -> Rank:
     match action:
         case CreatePod() | OpenGate():
             return _rank(decision, action.name)
-        case ShunNode() | AvoidNode() | DeletePod():
+        case QuarantineNode() | AvoidNode() | DeletePod():
             return _FIRST
         case _:
             return _LAST
@@ -116,7 +116,7 @@ def _rank(decision: TopologyActions, name: str) -> Rank:
 
 def _stage(action: Action) -> Stage:
     match action:
-        case ShunNode() | AvoidNode():
+        case QuarantineNode() | AvoidNode():
             return Stage.PREPARE
         case CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
             return Stage.PREPARE
@@ -171,7 +171,7 @@ def key_of(action: Action) -> str:
             return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():
             return f"{kind} {action.uid} {action.reason} {action.occasion}"
-        case ShunNode():
+        case QuarantineNode():
             return f"{kind} {action.node}"
         case AvoidNode():
             return f"{kind} {action.node} {action.shape}"

@@ -64,7 +64,7 @@ def doubtful_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[
         if uid in names
         and its.unanswered is not None
         and last_heard - its.unanswered >= timing.kubelet_silent_s
-        and now - its.unanswered < timing.shun_s
+        and now - its.unanswered < timing.quarantine_s
     )
 
 
@@ -141,7 +141,7 @@ def _is_barred(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -
     replies = snapshot.kubelets.get(node.uid)
     if replies is None or replies.unanswered is None:
         return False
-    return timing.kubelet_silent_s <= now - replies.unanswered < timing.shun_s
+    return timing.kubelet_silent_s <= now - replies.unanswered < timing.quarantine_s
 
 
 def _can_be_asked(replies: KubeletReplies, now: float, timing: Timing) -> bool:

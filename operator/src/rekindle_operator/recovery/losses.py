@@ -102,10 +102,10 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
     lost |= dict.fromkeys(unready.lost, "is not Ready")
-    shunned = {
+    quarantined = {
         name
-        for name, at in snapshot.shunned.items()
-        if name in nodes and now - at < timing.shun_s and nodes[name].ready_since <= at
+        for name, at in snapshot.quarantined.items()
+        if name in nodes and now - at < timing.quarantine_s and nodes[name].ready_since <= at
     } - (evidence.heard_nodes | answering)
     credible = [
         p
@@ -119,8 +119,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     cut_off = _cut_off(credible, silent & answering, evidence, snapshot, timing)
     silent -= answering
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
-    silent -= set(lost) | shunned
-    lost |= dict.fromkeys(silent | shunned - set(lost), "is silent")
+    silent -= set(lost) | quarantined
+    lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
     doubtful = doubtful_nodes(snapshot, now, timing) - evidence.heard_nodes - lost.keys()
     usable = {
         name: node
