@@ -60,7 +60,7 @@ def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, cloc
 def test_silence_while_the_operator_was_away_proves_nothing(
     cluster: ClusterCache, clock: Clock
 ) -> None:
-    cluster.excuse()
+    cluster.reset_timers()
     clock.now += 1
     cluster.put_topology(report(1, suspected=True, silentSeconds=60))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
@@ -93,7 +93,7 @@ def test_a_report_of_another_shape_fails_nobody(
 def test_neither_does_a_kubelets_silence(cluster: ClusterCache, clock: Clock) -> None:
     cluster.kubelets.asked("uid-a", clock.now)
     clock.now += 5
-    cluster.excuse()
+    cluster.reset_timers()
     assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now
 
 

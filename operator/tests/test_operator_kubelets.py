@@ -198,12 +198,12 @@ def test_a_clock_that_was_set_back_makes_nobody_silent() -> None:
     assert watch.run(9.0) == set()
 
 
-def test_silence_that_was_excused_counts_from_then_on() -> None:
+def test_a_reset_timer_counts_from_then_on() -> None:
     watch = Watch([0.0] * 3)
     watch.run(2.0)
     watch.freeze("n1")
     watch.run(2.5)
-    watch.book.excuse(watch.now)
+    watch.book.reset_timers(watch.now)
     assert watch.run(1.25) == set()
     assert watch.run(1.0) == {"n1"}
 

@@ -40,7 +40,7 @@ def main() -> None:
     leader = Leader(
         _connect_without_retries(),
         settings.election,
-        cluster.excuse,
+        cluster.reset_timers,
         ready=lambda: cluster.synced,
         healthy=lambda: loop.alive,
     )

@@ -127,7 +127,7 @@ class ControlLoop:
             self._term, self._passed_at = term, time.monotonic()
             self._cluster.forget_attempts()
             self._faults.clear()
-        self._excuse_own_pause()
+        self._reset_timers_after_pause()
         return True
 
     def _rehearse(self) -> None:
@@ -173,10 +173,10 @@ class ControlLoop:
                 logger.error("%s gets nothing: deciding it failed", owner, exc_info=fault)
         self._faults = {owner: repr(fault) for owner, fault in faults.items()}
 
-    def _excuse_own_pause(self) -> None:
+    def _reset_timers_after_pause(self) -> None:
         if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:
-            logger.warning("this process was away; what was silent meanwhile is excused")
-            self._cluster.excuse()
+            logger.warning("this process was paused; timers of silence are reset")
+            self._cluster.reset_timers()
 
     def _observe_recoveries(self, snapshot: Snapshot) -> None:
         for topology in snapshot.topologies:

@@ -91,7 +91,7 @@ class ClusterCache:
         self._phases: Mapping[str, Stamp] = {}
         self._troubled_since: dict[str, float] = {}
         self._preparing_since: dict[str, float] = {}
-        self._excused_until = 0.0
+        self._timers_reset_at = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         ours = {"label_selector": names.LABEL_TOPOLOGY}
         self.pods = Mirror[PodView](
@@ -197,7 +197,7 @@ class ClusterCache:
         now = self._clock()
         self._reports.read(view, now)
         suspected = {
-            SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._excused_until)
+            SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._timers_reset_at)
             for t in read_data_plane(view.data_plane).tasks.values()
             if t.suspected
         }
@@ -247,13 +247,13 @@ class ClusterCache:
         with self._lock:
             self._refusals = self._refusals.without(ref)
 
-    def excuse(self) -> None:
+    def reset_timers(self) -> None:
         """The API server or this process was away: silence until now proves nothing."""
         with self._lock:
-            self._excused_until = self._clock()
-            self._silent_since = dict.fromkeys(self._silent_since, self._excused_until)
-            self.kubelets.excuse(self._excused_until)
-            self.pod_book.excuse(self._excused_until)
+            self._timers_reset_at = self._clock()
+            self._silent_since = dict.fromkeys(self._silent_since, self._timers_reset_at)
+            self.kubelets.reset_timers(self._timers_reset_at)
+            self.pod_book.reset_timers(self._timers_reset_at)
 
     def _stamp_troubled(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
@@ -280,11 +280,11 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
-            trials, excused = dict(self._trials), self._excused_until
+            trials, reset_at = dict(self._trials), self._timers_reset_at
             renewed = self.leases.views()
             reports = dict(self._reports.as_of(topologies, renewed))
             failures = self._failures.by_owner(self._clock())
-        leases = tuple(replace(x, seen_at=max(x.seen_at, excused)) for x in renewed)
+        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
         pods = self.pods.views()
         if self._namespace is not None:
             # Another operator's tasks take room as anyone's pods do.

@@ -46,14 +46,14 @@ class KubeletBook:
             if since < 0:
                 self._replies.clear()
             elif since > _LATE_S:
-                self._excuse(now)
+                self._reset_timers(now)
 
-    def excuse(self, until: float) -> None:
+    def reset_timers(self, until: float) -> None:
         """Silence before that moment counts for nothing."""
         with self._lock:
-            self._excuse(until)
+            self._reset_timers(until)
 
-    def _excuse(self, until: float) -> None:
+    def _reset_timers(self, until: float) -> None:
         for uid, known in self._replies.items():
             if known.unanswered is not None:
                 self._replies[uid] = replace(known, unanswered=max(known.unanswered, until))
