@@ -91,7 +91,7 @@ def test_a_report_of_another_shape_fails_nobody(
 
 
 def test_neither_does_a_kubelets_silence(cluster: ClusterCache, clock: Clock) -> None:
-    cluster.kubelets.asked("uid-a", clock.now)
+    cluster.kubelet_probes.asked("uid-a", clock.now)
     clock.now += 5
     cluster.reset_timers()
     assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
-from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportBook
+from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportAges
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, QuarantineNode
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
@@ -416,42 +416,42 @@ def lease(holder: int, report: int | None, seen_at: float) -> LeaseView:
 def test_a_lease_confirms_only_the_report_that_it_names(
     holder: int, named: int | None, as_of: float
 ) -> None:
-    book, view = watching(), topology(fence=2, report=7)
-    book.read(view, now=0.0)
-    assert book.as_of([view], [lease(holder, named, 5.0)]) == {"uid": as_of}
+    ages, view = watching(), topology(fence=2, report=7)
+    ages.read(view, now=0.0)
+    assert ages.as_of([view], [lease(holder, named, 5.0)]) == {"uid": as_of}
 
 
-def watching() -> ReportBook:
+def watching() -> ReportAges:
     """Of a process that was there before the first report."""
-    book = ReportBook()
-    book.read(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
-    return book
+    ages = ReportAges()
+    ages.read(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
+    return ages
 
 
 def test_a_report_found_at_the_start_proves_nothing() -> None:
-    book, view, now = ReportBook(), topology(2, 7), 1000.0
-    book.read(view, now)
+    ages, view, now = ReportAges(), topology(2, 7), 1000.0
+    ages.read(view, now)
     stale = {"uid": now - FOUND_AGE_S}
-    assert book.as_of([view], []) == stale
-    assert book.as_of([view], [lease(2, 7, now)]) == stale, "the Lease was found as well"
-    assert book.as_of([view], [lease(2, 7, now + 1.0)]) == stale, "it is the same version"
+    assert ages.as_of([view], []) == stale
+    assert ages.as_of([view], [lease(2, 7, now)]) == stale, "the Lease was found as well"
+    assert ages.as_of([view], [lease(2, 7, now + 1.0)]) == stale, "it is the same version"
     renewed = replace(lease(2, 7, now + 2.0), version=2)
-    assert book.as_of([view], [renewed]) == {"uid": now + 2.0}
+    assert ages.as_of([view], [renewed]) == {"uid": now + 2.0}
 
 
 def test_a_report_that_changes_after_the_start_is_fresh() -> None:
-    book = ReportBook()
-    book.read(topology(2, 7), now=1000.0)
-    book.read(topology(2, 8, version=2), now=1003.0)
-    assert book.as_of([], []) == {"uid": 1003.0}
+    ages = ReportAges()
+    ages.read(topology(2, 7), now=1000.0)
+    ages.read(topology(2, 8, version=2), now=1003.0)
+    assert ages.as_of([], []) == {"uid": 1003.0}
 
 
 def test_a_report_that_is_read_again_is_no_younger() -> None:
-    book = watching()
-    book.read(topology(2, 7), now=0.0)
-    book.read(topology(2, 7, version=2), now=4.0)
-    assert book.as_of([], []) == {"uid": 0.0}
-    book.read(topology(2, 8, version=3), now=6.0)
-    assert book.as_of([], []) == {"uid": 6.0}
-    book.forget("uid")
-    assert book.as_of([], []) == {}
+    ages = watching()
+    ages.read(topology(2, 7), now=0.0)
+    ages.read(topology(2, 7, version=2), now=4.0)
+    assert ages.as_of([], []) == {"uid": 0.0}
+    ages.read(topology(2, 8, version=3), now=6.0)
+    assert ages.as_of([], []) == {"uid": 6.0}
+    ages.forget("uid")
+    assert ages.as_of([], []) == {}

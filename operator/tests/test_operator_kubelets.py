@@ -13,7 +13,7 @@ from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import node_view
-from rekindle_operator.cluster.kubelets import TICK_S, KubeletBook
+from rekindle_operator.cluster.kubelets import TICK_S, KubeletProbeState
 from rekindle_operator.cluster.model import (
     Endpoint,
     KubeletReplies,
@@ -67,7 +67,7 @@ class Watch:
         self.suspected_s = suspected_s  # after which a coordinator reports a task that is silent
         self.dead: set[str] = set()
         self.cut_off = False  # from all nodes but its own, which is the first
-        self.book = KubeletBook()
+        self.probes = KubeletProbeState()
         self.coming: dict[str, tuple[float, float]] = {}  # when answer and deadline of each come
         self.silent_tasks: dict[str, float] = {}
         self.nodes = {name: node(name) for name in self.delays}
@@ -84,7 +84,7 @@ class Watch:
             nodes=tuple(self.nodes.values()),
             silent_since=reported,
             reports={"uid-t": self.now},
-            kubelets=self.book.replies,
+            kubelets=self.probes.replies,
             own_node=next(iter(self.nodes)),
         )
 
@@ -96,17 +96,17 @@ class Watch:
         when it comes back, and reads answers as late."""
         self.now += after_s
         lost = self.lost()
-        self.book.ticked(self.now)
+        self.probes.ticked(self.now)
         for name, (answer_at, until) in list(self.coming.items()):
             at = answer_at if after_s <= 2 * TICK_S else max(answer_at, self.now + TICK_S)
             self.coming[name] = at, until
             if at <= self.now and self._is_reached(name) and name != lose_answer_of:
-                self.book.answered(f"uid-{name}")
+                self.probes.answered(f"uid-{name}")
                 self._close(name)
             elif until <= self.now or name == lose_answer_of:
                 self._close(name)
-        for due in kubelets_to_ask(self.snapshot(), self.book.open, self.now, TIMING):
-            self.book.asked(due.uid, self.now)
+        for due in kubelets_to_ask(self.snapshot(), self.probes.open, self.now, TIMING):
+            self.probes.asked(due.uid, self.now)
             answer_at = self.now + self.delays[due.name]
             self.coming[due.name] = answer_at, self.now + 2 * TIMING.kubelet_silent_s
         return lost | self.lost()
@@ -116,7 +116,7 @@ class Watch:
         return name not in self.dead and (own or not self.cut_off)
 
     def _close(self, name: str) -> None:
-        self.book.closed(f"uid-{name}")
+        self.probes.closed(f"uid-{name}")
         del self.coming[name]
 
     def run(self, seconds: float) -> set[str]:
@@ -203,7 +203,7 @@ def test_a_reset_timer_counts_from_then_on() -> None:
     watch.run(2.0)
     watch.freeze("n1")
     watch.run(2.5)
-    watch.book.reset_timers(watch.now)
+    watch.probes.reset_timers(watch.now)
     assert watch.run(1.25) == set()
     assert watch.run(1.0) == {"n1"}
 
@@ -275,7 +275,7 @@ def test_a_node_that_is_not_ready_is_asked_at_each_tick() -> None:
 
 
 def test_what_is_known_of_a_node_goes_with_it() -> None:
-    book = KubeletBook()
+    book = KubeletProbeState()
     for uid in ("a", "b"):
         book.asked(uid, START)
     book.keep({"b"})

@@ -159,7 +159,7 @@ def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext)
 
 def test_the_store_learns_who_is_silent_and_forgets_nodes_that_went(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
-    cluster.kubelets.asked("uid-gone", time.time())
+    cluster.kubelet_probes.asked("uid-gone", time.time())
     word = word_after(cluster, lambda w: w.unanswered is not None)
     assert word.answered is None
     assert cluster.snapshot().kubelets.keys() == {"uid-a"}

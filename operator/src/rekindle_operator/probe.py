@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class KubeletProbe:
-    """Writes what kubelets answer into the book of `cluster`."""
+    """Writes what kubelets answer into the probe state of `cluster`."""
 
     def __init__(self, cluster: ClusterCache, timing: Timing, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -59,20 +59,20 @@ class KubeletProbe:
     def _ask_those_due(self) -> None:
         snapshot, now = self._cluster.snapshot(), self._clock()
         self._ask_pods_due(snapshot, now)
-        book = self._cluster.kubelets
-        book.ticked(now)
-        book.keep({node.uid for node in snapshot.nodes})
-        for node in kubelets_to_ask(snapshot, book.open, now, self._timing):
+        probes = self._cluster.kubelet_probes
+        probes.ticked(now)
+        probes.keep({node.uid for node in snapshot.nodes})
+        for node in kubelets_to_ask(snapshot, probes.open, now, self._timing):
             if node.kubelet is not None:
-                book.asked(node.uid, now)
+                probes.asked(node.uid, now)
                 self._start(self._ask(node.uid, node.kubelet))
 
     def _ask_pods_due(self, snapshot: Snapshot, now: float) -> None:
-        book = self._cluster.pod_book
-        book.ticked(now)
-        book.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
-        for pod in pods_to_ask(snapshot, book.open, now, self._timing):
-            book.asked(pod.uid, now)
+        probes = self._cluster.pod_probes
+        probes.ticked(now)
+        probes.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
+        for pod in pods_to_ask(snapshot, probes.open, now, self._timing):
+            probes.asked(pod.uid, now)
             self._start(self._ask_pod(pod))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -83,17 +83,17 @@ class KubeletProbe:
     async def _ask_pod(self, pod: PodView) -> None:
         try:
             if await pod_answers(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
-                self._cluster.pod_book.answered(pod.uid)
+                self._cluster.pod_probes.answered(pod.uid)
         finally:
-            self._cluster.pod_book.closed(pod.uid)
+            self._cluster.pod_probes.closed(pod.uid)
 
     async def _ask(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
             # Longer than it takes to be called silent: a late answer is one all the same.
             if await answers(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
-                self._cluster.kubelets.answered(node_uid)
+                self._cluster.kubelet_probes.answered(node_uid)
         finally:
-            self._cluster.kubelets.closed(node_uid)
+            self._cluster.kubelet_probes.closed(node_uid)
 
 
 async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:

@@ -32,7 +32,7 @@ from rekindle_operator.cluster.convert import (
     topology_view,
 )
 from rekindle_operator.cluster.failures import ActionFailures
-from rekindle_operator.cluster.kubelets import KubeletBook
+from rekindle_operator.cluster.kubelets import KubeletProbeState
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     ConfigView,
@@ -46,7 +46,7 @@ from rekindle_operator.cluster.model import (
     Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
-from rekindle_operator.cluster.reports import ReportBook
+from rekindle_operator.cluster.reports import ReportAges
 from rekindle_operator.cluster.stamps import Stamp, stamp_phases
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
@@ -80,10 +80,10 @@ class ClusterCache:
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self._silent_since: dict[SlotRef, float] = {}
-        self._reports = ReportBook()
+        self._reports = ReportAges()
         self._failures = ActionFailures()
-        self.kubelets = KubeletBook()
-        self.pod_book = KubeletBook()
+        self.kubelet_probes = KubeletProbeState()
+        self.pod_probes = KubeletProbeState()
         self._quarantined: dict[str, float] = {}
         self._trials: dict[tuple[str, int], Trial] = {}
         self._refusals = Refusals({})
@@ -252,8 +252,8 @@ class ClusterCache:
         with self._lock:
             self._timers_reset_at = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._timers_reset_at)
-            self.kubelets.reset_timers(self._timers_reset_at)
-            self.pod_book.reset_timers(self._timers_reset_at)
+            self.kubelet_probes.reset_timers(self._timers_reset_at)
+            self.pod_probes.reset_timers(self._timers_reset_at)
 
     def _stamp_troubled(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
@@ -299,8 +299,8 @@ class ClusterCache:
             reports=reports,
             stalled=self.stalled,
             failures=failures,
-            kubelets=self.kubelets.replies,
-            pod_replies=self.pod_book.replies,
+            kubelets=self.kubelet_probes.replies,
+            pod_replies=self.pod_probes.replies,
             own_node=self._own_node,
             quarantined=quarantined,
             trials=trials,

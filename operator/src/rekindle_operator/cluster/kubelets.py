@@ -17,7 +17,7 @@ TICK_S = 0.25
 _LATE_S = 2 * TICK_S
 
 
-class KubeletBook:
+class KubeletProbeState:
     """By the node's uid. All methods may be called from any thread."""
 
     def __init__(self) -> None:

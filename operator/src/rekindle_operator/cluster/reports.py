@@ -32,7 +32,7 @@ class _Known:
     found: bool = False
 
 
-class ReportBook:
+class ReportAges:
     """By the topology's uid. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:
