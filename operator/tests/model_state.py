@@ -16,13 +16,13 @@ from typing import Any
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
+    DryRunResult,
     KubeletReplies,
     LeaseView,
     NodeView,
     PodView,
     SlotRef,
     TopologyView,
-    Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.stamps import Stamp
@@ -43,10 +43,10 @@ class ModelState:
         self.topologies: dict[str, TopologyView] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
-        self.trials: dict[tuple[str, int], Trial] = {}
+        self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.silent: dict[SlotRef, float] = {}
         self.quarantined: dict[str, float] = {}
-        self.refusals: dict[tuple[str, int], Trial] = {}
+        self.refusals: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which no pod may be made
         self.refused = Refusals({})

@@ -11,7 +11,7 @@ from test_operator_model_cluster import ModelCluster
 
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import Amounts
-from rekindle_operator.cluster.model import Trial
+from rekindle_operator.cluster.model import DryRunResult
 
 
 def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelCluster) -> None:
@@ -55,7 +55,7 @@ def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
 ) -> None:
     before = running.tasks()
     refusal = Problem("spec.podTemplate", "PodRefused", "unknown field", "correct it")
-    running.refusals["uid-flights", 2] = Trial((refusal,))
+    running.refusals["uid-flights", 2] = DryRunResult((refusal,))
     running.edit("flights", podTemplate={"spec": {"x": 1}})
     running.settle()
     assert running.condition("Valid")["reason"] == "PodRefused"
@@ -66,7 +66,7 @@ def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
 
 def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: ModelCluster) -> None:
     passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
-    cluster.refusals["uid-flights", 1] = Trial((passing,))
+    cluster.refusals["uid-flights", 1] = DryRunResult((passing,))
     cluster.settle()
     assert cluster.condition("Valid")["reason"] == "PodRefused"
     cluster.refusals.clear()

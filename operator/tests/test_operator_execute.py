@@ -84,7 +84,7 @@ def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_te
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
     executor.run([TopologyActions("default/t", (DryRunPods("default", "u", 3, pods),))])
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
-    (problem,) = cluster.snapshot().trials["u", 3].problems
+    (problem,) = cluster.snapshot().dry_runs["u", 3].problems
     assert (problem.path, problem.reason) == ("spec.podTemplate", "PodRefused")
     assert 'unknown field "spec.nodeSelectr"' in problem.message
     assert "correct spec.podTemplate" in problem.hint

@@ -275,11 +275,11 @@ def test_a_node_that_is_not_ready_is_asked_at_each_tick() -> None:
 
 
 def test_what_is_known_of_a_node_goes_with_it() -> None:
-    book = KubeletProbeState()
+    probes = KubeletProbeState()
     for uid in ("a", "b"):
-        book.asked(uid, START)
-    book.keep({"b"})
-    assert book.replies == {"b": KubeletReplies(START, None, START)}
+        probes.asked(uid, START)
+    probes.keep({"b"})
+    assert probes.replies == {"b": KubeletReplies(START, None, START)}
 
 
 @pytest.mark.parametrize(

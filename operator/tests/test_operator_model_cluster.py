@@ -19,10 +19,10 @@ from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import preparing_since, troubled_since
 from rekindle_operator.cluster.convert import config_view
 from rekindle_operator.cluster.model import (
+    DryRunResult,
     LeaseView,
     PodView,
     Snapshot,
-    Trial,
 )
 from rekindle_operator.cluster.stamps import stamp_phases
 from rekindle_operator.reconcile.actions import (
@@ -95,7 +95,7 @@ class ModelCluster(ModelState):
             pod_replies=self.pod_replies(pods),
             phase_since={uid: stamp.at for uid, stamp in self.phases.items()},
             quarantined=dict(self.quarantined),
-            trials=dict(self.trials),
+            dry_runs=dict(self.dry_runs),
             refusals=self.refused.by_ref,
             unsuitable=self.unsuitable.by_shape(self.now),
             troubled_since=self.troubled,
@@ -224,7 +224,7 @@ class ModelCluster(ModelState):
         match action:
             case DryRunPods(uid=uid, generation=generation):
                 key = uid, generation
-                self.trials[key] = replace(self.refusals.get(key, Trial()), at=self.now)
+                self.dry_runs[key] = replace(self.refusals.get(key, DryRunResult()), at=self.now)
             case CreateConfig(manifest=manifest):
                 self.configs[manifest["metadata"]["name"]] = manifest
             case DeleteConfig(name=name):

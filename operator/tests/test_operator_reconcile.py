@@ -56,7 +56,7 @@ def test_metrics_follow_the_cluster_and_every_pod_says_where_its_own_are(
 
 
 def test_a_restart_of_the_operator_changes_nothing(running: ModelCluster) -> None:
-    running.trials.clear()
+    running.dry_runs.clear()
     running.quarantined.clear()
     assert reconcile(running.snapshot(), running.now + 3600 * 0 + 1) == []
 

@@ -27,7 +27,7 @@ from rekindle.errors import Problem
 from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
-from rekindle_operator.cluster.model import Trial
+from rekindle_operator.cluster.model import DryRunResult
 from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
@@ -163,8 +163,8 @@ class Executor:
                     "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
                 )
                 problems.append(Problem(path, "PodRefused", _message(error), hint))
-        self._cluster.remember_trial(
-            action.uid, action.generation, Trial(tuple(problems), self._clock())
+        self._cluster.remember_dry_run(
+            action.uid, action.generation, DryRunResult(tuple(problems), self._clock())
         )
 
     def _create_token(self, action: CreateToken) -> None:

@@ -36,6 +36,7 @@ from rekindle_operator.cluster.kubelets import KubeletProbeState
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     ConfigView,
+    DryRunResult,
     LeaseView,
     NodeView,
     PodView,
@@ -43,7 +44,6 @@ from rekindle_operator.cluster.model import (
     SlotRef,
     Snapshot,
     TopologyView,
-    Trial,
 )
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportAges
@@ -85,7 +85,7 @@ class ClusterCache:
         self.kubelet_probes = KubeletProbeState()
         self.pod_probes = KubeletProbeState()
         self._quarantined: dict[str, float] = {}
-        self._trials: dict[tuple[str, int], Trial] = {}
+        self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self._refusals = Refusals({})
         self._unsuitable = UnsuitableNodes({})
         self._phases: Mapping[str, Stamp] = {}
@@ -220,10 +220,10 @@ class ClusterCache:
         with self._lock:
             self._failures.succeeded(key)
 
-    def remember_trial(self, uid: str, generation: int, trial: Trial) -> None:
+    def remember_dry_run(self, uid: str, generation: int, dry_run: DryRunResult) -> None:
         with self._lock:
-            self._trials = {k: v for k, v in self._trials.items() if k[0] != uid}
-            self._trials[uid, generation] = trial
+            self._dry_runs = {k: v for k, v in self._dry_runs.items() if k[0] != uid}
+            self._dry_runs[uid, generation] = dry_run
         self.mark_dirty()
 
     def remember_refusal(self, ref: SlotRef, message: str, lost_at: float | None) -> None:
@@ -280,7 +280,7 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
-            trials, reset_at = dict(self._trials), self._timers_reset_at
+            dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             renewed = self.leases.views()
             reports = dict(self._reports.as_of(topologies, renewed))
             failures = self._failures.by_owner(self._clock())
@@ -303,7 +303,7 @@ class ClusterCache:
             pod_replies=self.pod_probes.replies,
             own_node=self._own_node,
             quarantined=quarantined,
-            trials=trials,
+            dry_runs=dry_runs,
             refusals=self._unmade(pods),
             unsuitable=self._unsuitable.by_shape(self._clock()),
             phase_since=self._stamp_phases(pods),

@@ -197,7 +197,7 @@ class KubeletReplies:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class DryRunResult:
     """The API server's verdict on the pods of a generation (dry run). No problems: accepted.
     `at`: when it was given; a refusal may pass (a quota, a webhook that was away)."""
 
@@ -232,7 +232,9 @@ class Snapshot:
     quarantined: Mapping[str, float] = field(
         default_factory=dict
     )  # node -> when it was judged silent
-    trials: Mapping[tuple[str, int], Trial] = field(default_factory=dict)  # (uid, generation)
+    dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
+        default_factory=dict
+    )  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`

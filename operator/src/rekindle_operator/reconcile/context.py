@@ -28,7 +28,9 @@ BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")  # ph
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 _NO_MORE = "-"  # in place of a segment's id
-_TRIAL_AGAIN_S = 30.0  # what the API server refused may be due to a quota or a webhook that passes
+_DRY_RUN_AGAIN_S = (
+    30.0  # what the API server refused may be due to a quota or a webhook that passes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,13 @@ def open_context(
                 problems = tuple(refused)
             case Compiled(topology):
                 fresh = Running(view, topology)
-                trial = snapshot.trials.get((view.uid, view.generation))
-                if trial is None:
+                dry_run = snapshot.dry_runs.get((view.uid, view.generation))
+                if dry_run is None:
                     is_validated = False
                     actions.append(_trial(fresh, defaults))
-                elif trial.problems:
-                    problems = trial.problems
-                    if now - trial.at >= _TRIAL_AGAIN_S:
+                elif dry_run.problems:
+                    problems = dry_run.problems
+                    if now - dry_run.at >= _DRY_RUN_AGAIN_S:
                         actions.append(_trial(fresh, defaults))
                 else:
                     running = fresh
