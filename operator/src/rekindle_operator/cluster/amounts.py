@@ -1,4 +1,4 @@
-"""Resources as integers: milli-CPU, bytes, places for pods, and whatever else a node has. Pure."""
+"""Resources as integers: milli-CPU, bytes, number of pods, and extended resources. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
 @dataclass(frozen=True, slots=True)
 class Amounts:
     """What a pod requests, or what a node has left. `others`: extended resources,
-    ephemeral-storage and the like by name, sorted, in units of their own."""
+    ephemeral-storage and the like, sorted by name, each in its own unit."""
 
     cpu_m: int = 0
     memory: int = 0
@@ -25,15 +25,17 @@ class Amounts:
 
     @classmethod
     def parse(cls, quantities: Mapping[str, Any] | None, pods: int | None = None) -> Amounts:
-        """From `requests` (give `pods=1`) or `allocatable` (its own `pods`)."""
-        given = quantities or {}
-        others = ((name, _whole(given[name])) for name in sorted(given) if name not in _NAMED)
+        """From `requests` (pass `pods=1`) or from `allocatable` (which has `pods`)."""
+        quantities = quantities or {}
+        others = (
+            (name, _whole(quantities[name])) for name in sorted(quantities) if name not in _NAMED
+        )
         return cls(
             cpu_m=int(
-                (parse_quantity(given.get("cpu", 0)) * 1000).to_integral_value("ROUND_CEILING")
+                (parse_quantity(quantities.get("cpu", 0)) * 1000).to_integral_value("ROUND_CEILING")
             ),
-            memory=_whole(given.get("memory", 0)),
-            pods=_whole(given.get("pods", 0)) if pods is None else pods,
+            memory=_whole(quantities.get("memory", 0)),
+            pods=_whole(quantities.get("pods", 0)) if pods is None else pods,
             others=tuple((name, amount) for name, amount in others if amount),
         )
 
@@ -56,7 +58,7 @@ class Amounts:
         )
 
     def highest(self, other: Amounts) -> Amounts:
-        """The larger of the two, resource by resource."""
+        """The larger amount of each resource."""
         return Amounts(
             max(self.cpu_m, other.cpu_m),
             max(self.memory, other.memory),
@@ -71,35 +73,35 @@ class Amounts:
         return Amounts(cpu_m, memory, pods, others)
 
     def clamped(self) -> Amounts:
-        """What an overcommitted node lacks is no other node's loss."""
+        """Without negative amounts: an overcommitted node takes nothing from other nodes."""
         others = tuple((name, amount) for name, amount in self.others if amount > 0)
         return Amounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0), others)
 
-    def covers(self, ask: Amounts) -> bool:
-        """A resource that is not asked for cannot be short, as the scheduler sees it."""
+    def covers(self, requests: Amounts) -> bool:
+        """Only resources that are requested are compared, as the scheduler does."""
         return (
-            (ask.cpu_m == 0 or ask.cpu_m <= self.cpu_m)
-            and (ask.memory == 0 or ask.memory <= self.memory)
-            and (ask.pods == 0 or ask.pods <= self.pods)
-            and (not ask.others or self._covers_others(ask.others))
+            (requests.cpu_m == 0 or requests.cpu_m <= self.cpu_m)
+            and (requests.memory == 0 or requests.memory <= self.memory)
+            and (requests.pods == 0 or requests.pods <= self.pods)
+            and (not requests.others or self._covers_others(requests.others))
         )
 
     def _covers_others(self, asked: Iterable[tuple[str, int]]) -> bool:
         have = dict(self.others)
         return all(amount == 0 or amount <= have.get(name, 0) for name, amount in asked)
 
-    def restricted_to(self, ask: Amounts) -> Amounts:
-        """Without the resources that are not asked for."""
-        asked = {name for name, amount in ask.others if amount}
+    def restricted_to(self, requests: Amounts) -> Amounts:
+        """Only the resources that are requested."""
+        asked = {name for name, amount in requests.others if amount}
         return Amounts(
-            self.cpu_m if ask.cpu_m else 0,
-            self.memory if ask.memory else 0,
-            self.pods if ask.pods else 0,
+            self.cpu_m if requests.cpu_m else 0,
+            self.memory if requests.memory else 0,
+            self.pods if requests.pods else 0,
             tuple((name, amount) for name, amount in self.others if name in asked),
         )
 
     def share_of(self, whole: Amounts) -> float:
-        """Sum of the shares of each resource: one figure for the cost of several."""
+        """Sum of the shares of all resources: one number for the cost of several."""
         share = self.basic_share_of(whole)
         if self.others:
             total_of = dict(whole.others)
@@ -107,9 +109,9 @@ class Amounts:
         return share
 
     def basic_share_of(self, whole: Amounts) -> float:
-        """Of what every node has: CPU, memory, places for pods."""
+        """The same for what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
-            # Most often, and for each node and each task of a plan.
+            # The common case, computed for each node and each task of a plan.
             cpu, memory = self.cpu_m / whole.cpu_m, self.memory / whole.memory
             return cpu + memory + self.pods / whole.pods
         return (
@@ -118,18 +120,18 @@ class Amounts:
             + _share(self.pods, whole.pods)
         )
 
-    def devices_besides(self, ask: Amounts) -> bool:
-        """Whether there are devices (extended resources) that `ask` does not need."""
+    def devices_besides(self, requests: Amounts) -> bool:
+        """Whether there are devices (extended resources) that `requests` does not need."""
         if not self.others:
             return False
-        needed = {name for name, _ in ask.others}
+        needed = {name for name, _ in requests.others}
         return any(
             amount > 0 and name not in needed and not name.startswith(_NO_DEVICES)
             for name, amount in self.others
         )
 
     def with_pod_level(self, quantities: Mapping[str, Any]) -> Amounts:
-        """What a pod's own `resources` say replaces what its containers add up to (KEP-2837)."""
+        """Pod-level `resources` replace the sum over the containers (KEP-2837)."""
         given = Amounts.parse(quantities, 0)
         pages = {name: amount for name, amount in given.others if name.startswith("hugepages-")}
         return Amounts(
@@ -141,7 +143,7 @@ class Amounts:
 
 
 def _share(amount: int, whole: int) -> float:
-    """Of what there is nothing of, everything that is asked for is all of it."""
+    """A request for a resource of which there is nothing counts as all of it."""
     return amount / whole if whole > 0 else float(amount > 0)
 
 

@@ -1,4 +1,4 @@
-"""Calls of the Kubernetes API in its own JSON, with a timeout on each."""
+"""Calls of the Kubernetes API with plain JSON, each with a timeout."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def call(
     ok: int | tuple[int, ...] = (),
     timeout_s: tuple[float, float] = _TIMEOUT_S,
 ) -> dict[str, Any] | None:
-    """The answer's JSON; None for the refusals in `ok`, which are as good. `timeout_s`: to connect,
-    and to be answered. Raises ApiException, or
-    HTTPError when nobody answers."""
+    """The JSON of the response; None for the HTTP statuses in `ok`. `timeout_s`: to connect, and to
+    read. Raises ApiException, or HTTPError if there is no response."""
     request = api.param_serialize(
         method,
         path,

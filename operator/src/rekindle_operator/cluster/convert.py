@@ -1,4 +1,4 @@
-"""The API's JSON objects -> what a snapshot holds. Pure; reads no more than the decisions need."""
+"""Parsing JSON objects of the API into the views of a snapshot. Only what decisions need. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 _INTEGER = re.compile(r"[0-9]{1,18}")
 
-_FIRST_WORD_S = 5.0  # of a kubelet about a pod; no task is up and down again in that time
+_FIRST_REPORT_S = 5.0  # of a kubelet about a pod; no task becomes ready and fails so soon
 
 
 def version_of(raw: Json) -> int:
@@ -45,34 +45,34 @@ def rfc3339(seconds: float) -> str:
 
 
 def pod_requests(spec: Json) -> Amounts:
-    """As the scheduler counts. Init containers run one after another, beside the sidecars (those
-    with `restartPolicy: Always`) that have started before them, which run on (KEP-753)."""
-    asked = total(_container_requests(c) for c in spec.get("containers") or ())
+    """As the scheduler counts. Init containers run one after another, beside the sidecars (init
+    containers with `restartPolicy: Always`) that were started before them (KEP-753)."""
+    requests = total(_container_requests(c) for c in spec.get("containers") or ())
     sidecars, starting = Amounts(), Amounts()
     for container in spec.get("initContainers") or ():
         need = _container_requests(container)
         if container.get("restartPolicy") == "Always":
-            asked, sidecars = asked + need, sidecars + need
+            requests, sidecars = requests + need, sidecars + need
             starting = starting.highest(sidecars)
         else:
             starting = starting.highest(need + sidecars)
-    asked = _as_pod(asked.highest(starting), spec.get("resources") or {})
-    return asked + Amounts.parse(spec.get("overhead"), pods=1)
+    requests = _with_pod_level(requests.highest(starting), spec.get("resources") or {})
+    return requests + Amounts.parse(spec.get("overhead"), pods=1)
 
 
-def _as_pod(asked: Amounts, resources: Json) -> Amounts:
-    """Pod-level requests; the API server fills a limit in where no container requests anything."""
+def _with_pod_level(requests: Amounts, resources: Json) -> Amounts:
+    """Pod-level requests. Where no container requests anything, the pod-level limit counts."""
     if not resources:
-        return asked
+        return requests
     limits = resources.get("limits") or {}
-    unset = {"cpu": asked.cpu_m == 0, "memory": asked.memory == 0}
+    unset = {"cpu": requests.cpu_m == 0, "memory": requests.memory == 0}
     filled = {name: limits[name] for name, is_unset in unset.items() if is_unset and name in limits}
-    return asked.with_pod_level({**filled, **(resources.get("requests") or {})})
+    return requests.with_pod_level({**filled, **(resources.get("requests") or {})})
 
 
 def _container_requests(container: Json) -> Amounts:
     resources = container.get("resources") or {}
-    # Without a request the API server fills in the limit.
+    # A container without a request gets its limit as the request.
     return Amounts.parse(
         {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, 0
     )
@@ -122,7 +122,7 @@ def pod_view(raw: Json) -> PodView:
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         pinned=None if bound else pinned_node(spec.get("affinity")),
         attempt=_integer(annotations.get(names.ANNOTATION_ATTEMPT)),
-        refusal=_last_word(status) if bound else _refusal(status),
+        refusal=_failure_message(status) if bound else _scheduler_message(status),
         lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
         selector={} if bound else spec.get("nodeSelector") or {},
@@ -222,8 +222,8 @@ def _is_on(annotation: str | None) -> bool:
     return annotation is not None and annotation.lower() not in ("", "false")
 
 
-def recorded(view: TopologyView, config: ConfigView) -> TopologyView:
-    """The topology as an earlier generation, from that generation's record."""
+def as_of_generation(view: TopologyView, config: ConfigView) -> TopologyView:
+    """The topology as it was in the accepted generation that `config` records."""
     record = json.loads(config.text)
     spec = record["spec"]
     if image := record.get("image"):
@@ -264,31 +264,31 @@ def _condition(status: Json, kind: str) -> str | None:
 
 
 def _was_ready(status: Json) -> bool:
-    """A kubelet says Ready=False as it starts a pod; a later change is one from True."""
+    """A kubelet reports Ready=False when it starts a pod, so a later change is from True."""
     conditions: Iterable[Json] = status.get("conditions") or ()
     ready: Json = next((c for c in conditions if c["type"] == "Ready"), {})
     began, changed = status.get("startTime"), ready.get("lastTransitionTime")
     if ready.get("status") == "True" or not began or not changed:
         return ready.get("status") == "True"
-    return parse_time(changed) - parse_time(began) > _FIRST_WORD_S
+    return parse_time(changed) - parse_time(began) > _FIRST_REPORT_S
 
 
-def _refusal(status: Json) -> str:
+def _scheduler_message(status: Json) -> str:
     conditions: Iterable[Json] = status.get("conditions") or ()
     unschedulable = (c for c in conditions if c.get("reason") == "Unschedulable")
     return next((str(c.get("message", "")) for c in unschedulable), "")
 
 
-def _last_word(status: Json) -> str:
-    """What the kubelet says of a pod that has failed."""
+def _failure_message(status: Json) -> str:
+    """Of the kubelet, for a pod that has failed."""
     if status.get("phase") != "Failed":
         return ""
     return ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
 
 
 def _integer(text: str | None, otherwise: int = 0) -> int:
-    """`otherwise`: for what is no number. Annotations are anybody's: `"²".isdigit()`, and `int`
-    takes it as little as 5,000 digits."""
+    """`otherwise`: for what is no number. Anyone may write annotations, so `str.isdigit` does not
+    do: it accepts `²` and 5,000 digits, and `int` accepts neither."""
     return int(text) if text is not None and _INTEGER.fullmatch(text) else otherwise
 
 

@@ -1,7 +1,7 @@
-"""Actions that the API server keeps refusing, for the condition `Degraded`. Pure.
+"""Actions that fail repeatedly, for the condition `Degraded`. Pure.
 
-One failure is most often a conflict that the next pass has solved; two in a row are said. What is
-not tried any more is forgotten: it is not wanted any more, or has been decided otherwise.
+A single failure is most often a conflict that the next pass resolves, so only two in a row are
+reported. An action that is not tried any more is forgotten: it is no longer needed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_LEAST = 2
+_REPORTED_AFTER = 2  # failures
 _MEMORY_S = 90.0  # three times the longest wait between two tries
-_MOST = 1000
+_MAX_ACTIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class _Failure:
 
 
 class ActionFailures:
-    """By the action's key. Not thread-safe: its owner holds a lock."""
+    """Keyed by action. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, _Failure] = {}
@@ -32,18 +32,18 @@ class ActionFailures:
         known = self._by_key.pop(key, None)
         times = 1 if known is None else known.times + 1
         self._by_key[key] = _Failure(owner, message, times, now)
-        while len(self._by_key) > _MOST:
+        while len(self._by_key) > _MAX_ACTIONS:
             self._by_key.pop(next(iter(self._by_key)))
 
     def succeeded(self, key: str) -> None:
         self._by_key.pop(key, None)
 
     def by_owner(self, now: float) -> Mapping[str, str]:
-        """One of each topology's, in words that stay while it fails."""
+        """One message for each topology; it does not change while the same action fails."""
         self._by_key = {k: f for k, f in self._by_key.items() if now - f.at < _MEMORY_S}
         found: dict[str, str] = {}
         for key in sorted(self._by_key):
             failure = self._by_key[key]
-            if failure.times >= _LEAST:
+            if failure.times >= _REPORTED_AFTER:
                 found.setdefault(failure.owner, f"{key} fails: {failure.message}")
         return found

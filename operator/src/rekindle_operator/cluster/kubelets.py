@@ -1,6 +1,6 @@
-"""The book of questions to kubelets: who was asked when, who answered, who still may.
+"""State of the probes of kubelets and pods: when each was probed, and when it answered.
 
-Written by the thread that asks (`probe`), read by the one that decides.
+The probe thread (`probe`) writes it, the control loop reads it.
 
 Design: docs/design/recovery.md#loss.
 """
@@ -18,7 +18,7 @@ _LATE_S = 2 * TICK_S
 
 
 class KubeletProbeState:
-    """By the node's uid. All methods may be called from any thread."""
+    """Keyed by uid. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,13 +33,14 @@ class KubeletProbeState:
 
     @property
     def open(self) -> Set[str]:
-        """Who has a question before it."""
+        """uids with a probe under way."""
         with self._lock:
             return frozenset(self._open)
 
     def ticked(self, now: float) -> None:
-        """To be called every `TICK_S`. A tick that is late says that this process got no core, and
-        sent and read nothing; one before the last, that the clock was set and no age is true."""
+        """To be called every `TICK_S`. After a late tick, timers are reset: this process did not
+        run, and sent and read nothing. If time went backwards, the clock was set, and all is
+        forgotten."""
         with self._lock:
             since = 0.0 if self._ticked_at is None else now - self._ticked_at
             self._ticked_at = now
@@ -49,7 +50,7 @@ class KubeletProbeState:
                 self._reset_timers(now)
 
     def reset_timers(self, until: float) -> None:
-        """Silence before that moment counts for nothing."""
+        """Silence before `until` does not count."""
         with self._lock:
             self._reset_timers(until)
 
@@ -72,11 +73,11 @@ class KubeletProbeState:
                 self._replies[uid] = replace(known, answered=known.asked, unanswered=None)
 
     def closed(self, uid: str) -> None:
-        """The question was answered, refused, or given up."""
+        """The probe was answered, was refused, or timed out."""
         with self._lock:
             self._open.discard(uid)
 
     def keep(self, uids: Set[str]) -> None:
-        """Forget all but these nodes."""
+        """Forget all others."""
         with self._lock:
             self._replies = {uid: known for uid, known in self._replies.items() if uid in uids}

@@ -1,14 +1,13 @@
-"""A mirror of one kind of object, kept by the client's SharedInformer.
+"""A local copy of all objects of one kind, updated by the client's SharedInformer.
 
-The informer lists, watches and says DELETED for what a relist no longer has; it works on the API's
-JSON, since the client's classes cost milliseconds a pod. It keeps every object that it is given, to
-be read by nobody; so what it keeps is cut down to what tells one object from another. This
-process's own writes go in as the API server answers them (`put`), so a pass never acts on what the
-pass before has changed.
+The informer lists, watches, and reports DELETED for objects that a new list lacks. It gets JSON:
+the client's classes cost milliseconds for each pod. The informer stores every object for readers
+that do not exist here, so its objects are reduced to their identity. Responses to this process's
+own writes are stored too (`put`), so that a pass sees what the pass before has changed.
 
-A connection that died without a word looks like a cluster in which nothing happens. So the server
-ends each watch after a few seconds, and one that is not ended in time is given up and opened again
-where it stopped, which costs no list.
+A broken connection without a reset looks like a cluster in which nothing happens. So each watch is
+ended by the server after a few seconds; if it is not, it is closed and opened again at the last
+version, which needs no list.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -33,10 +32,10 @@ from rekindle_operator.cluster.convert import Json, version_of
 _CONNECT_S = 5
 _LIST_S = 30
 _WATCH_S = 5  # after which the server ends a watch
-_SILENT_WATCH_S = 8  # a connection that died without a word; longer than that
-_RELIST_S = 45  # a list corrects what a watch may have missed
-_MOST_DELETED = 10_000  # uids kept; a list takes less time than so many deletions
-_RETRY_S = 1.0  # the informer itself retries a broken watch at once, without end
+_SILENT_WATCH_S = 8  # the connection is broken; longer than `_WATCH_S`
+_RELIST_S = 45  # for changes that a watch has missed
+_MAX_DELETED = 10_000  # uids; more deletions than happen during one list
+_RETRY_S = 1.0  # the informer retries without any pause
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class Mirror(Generic[V]):
         self._selectors = selectors
         self._lock = threading.Lock()
         self._views: dict[tuple[str, str], V] = {}
-        # A list that was answered before a deletion, and read after it, brings nothing back.
-        self._deleted: deque[str] = deque(maxlen=_MOST_DELETED)
+        # A list from before a deletion that is read after it must not restore the object.
+        self._deleted: deque[str] = deque(maxlen=_MAX_DELETED)
         self._synced = threading.Event()
         self._listed_at = self._heard_at = time.monotonic()
         self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
@@ -81,7 +80,7 @@ class Mirror(Generic[V]):
 
     @property
     def age_s(self) -> float:
-        """Since the API server was last heard: an answer to a list or a watch, or an event."""
+        """Since the last response or event of the API server."""
         return time.monotonic() - self._heard_at
 
     def start(self) -> None:
@@ -92,7 +91,7 @@ class Mirror(Generic[V]):
             return tuple(self._views.values())
 
     def put(self, raw: Json) -> None:
-        """An object as the API server has it; older than what is known: ignored."""
+        """Store an object as the API server sent it; an older version is ignored."""
         key, fresh = _key(raw), self._read(raw)
         if fresh is None:
             return
@@ -104,18 +103,18 @@ class Mirror(Generic[V]):
         self._changed()
 
     def _read(self, raw: Json) -> V | None:
-        """None: its author wrote what this version cannot read. What was known of it stays, and
-        other objects are not concerned."""
+        """None if the object cannot be parsed. Its last known version stays, and other objects are
+        not affected."""
         try:
             return self._view(raw)
         except Exception as fault:
-            logger.error("%s %s cannot be read: %r", self.name, "/".join(_key(raw)), fault)
+            logger.error("%s %s cannot be parsed: %r", self.name, "/".join(_key(raw)), fault)
             return None
 
     def _seen(self, raw: dict[str, Any]) -> None:
-        """By the informer, which has `raw` in its cache already."""
+        """Called by the informer, which has stored `raw` already."""
         if isinstance(raw, _Listed):
-            return  # `replace` has taken it in
+            return  # `replace` has stored it
         self._heard_at = time.monotonic()
         try:
             self.put(raw)
@@ -125,11 +124,11 @@ class Mirror(Generic[V]):
             raw.update(rest)
 
     def forget(self, raw: Json) -> None:
-        """The API server has deleted it for good."""
+        """The API server has deleted the object."""
         self._remove(raw)
 
     def drop(self, namespace: str, name: str, uid: str | None = None) -> None:
-        """A read of the API server has not found it; `uid`: another one may have the name."""
+        """A read got 404. With `uid`, an object of another uid under that name stays."""
         with self._lock:
             known = self._views.get((namespace, name))
             if known is None or (uid is not None and getattr(known, "uid", uid) != uid):
@@ -141,17 +140,17 @@ class Mirror(Generic[V]):
         self._heard_at = time.monotonic()
         key, meta = _key(raw), raw["metadata"]
         with self._lock:
-            # With finalizers it is still there, whatever the answer to its deletion was.
+            # An object with finalizers still exists after the request to delete it.
             if meta.get("uid") is not None and not meta.get("finalizers"):
                 self._deleted.append(meta["uid"])
             known = self._views.get(key)
             if known is not None and known.version > version_of(raw):
-                return  # another object took the name since
+                return  # a newer object has the name
             self._views.pop(key, None)
         self._changed()
 
     def replace(self, items: Sequence[Json], version: int) -> None:
-        """All that there is, as a list has it at that version."""
+        """Replace all objects by those of a list at that version."""
         listed = [(raw["metadata"].get("uid"), _key(raw), self._read(raw)) for raw in items]
         unread = {key for _, key, view in listed if view is None}
         with self._lock:
@@ -161,7 +160,7 @@ class Mirror(Generic[V]):
                 for uid, key, view in listed
                 if view is not None and (uid is None or uid not in deleted)
             }
-            # What a list finds unchanged keeps the view of it, and when that was first seen.
+            # An unchanged object keeps its view, which knows when it was first seen.
             known = {
                 k: v
                 for k, v in self._views.items()
@@ -201,8 +200,8 @@ class Mirror(Generic[V]):
         return response
 
     def relist(self, **arguments: Any) -> tuple[Sequence[Json], str]:
-        """Replace all views by what the API server has now; may be called from any thread. Raises
-        ApiException or HTTPError."""
+        """List all objects and replace what was known. Thread-safe. Raises ApiException or
+        HTTPError."""
         call = {**self._selectors, **arguments, "_preload_content": False}
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _LIST_S))
         if response.status != 200:
@@ -216,11 +215,11 @@ class Mirror(Generic[V]):
 
 
 class _Listed(dict[str, Any]):
-    """An object of a list, cut down."""
+    """An object of a list, reduced to its identity."""
 
 
 def _identity(raw: Json) -> dict[str, Any]:
-    """What the informer needs to tell that the object is gone, and `_remove` which it was."""
+    """What the informer needs to detect a deletion, and `_remove` to handle it."""
     meta = raw["metadata"]
     kept = ("namespace", "name", "uid", "resourceVersion")
     return {"metadata": {key: meta[key] for key in kept if key in meta}}

@@ -28,7 +28,7 @@ from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
 from rekindle_operator.resources.common import Manifest
-from rekindle_operator.resources.coordinator import ASK
+from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
 from rekindle_operator.resources.task import open_gate_patch
 from rekindle_operator.settings import Settings, Timing
 
@@ -132,7 +132,9 @@ def measure_capacity(
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             terms = required_terms(pod.affinity)
             selector = tuple(sorted(pod.selector.items()))
-            unplaced.append(PodToPlace("", ASK, "", 0, selector, pod.tolerations, terms))
+            unplaced.append(
+                PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, pod.tolerations, terms)
+            )
     nodes = {}
     for name, node in assessment.usable.items():
         here = used.get(name, [])
@@ -164,7 +166,7 @@ def _place(pod: PodView) -> str | None:
 def _from_coordinator(spec: Manifest) -> PodToPlace:
     selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
     terms = required_terms(spec.get("affinity"))
-    return PodToPlace("", ASK, "", 0, selector, tolerations_of(spec), terms)
+    return PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, tolerations_of(spec), terms)
 
 
 def _left_of_shares(

@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator.catalog import Compiled, Rejected, compile_spec
-from rekindle_operator.cluster.convert import recorded
+from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_size
@@ -134,7 +134,7 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
     pods stay as they are. An older record would have them deleted."""
     if not configs:
         return None
-    accepted = recorded(view, configs[-1])
+    accepted = as_of_generation(view, configs[-1])
     match compile_spec(view.name, accepted.spec):
         case Compiled(topology):
             return Running(accepted, topology)

@@ -22,7 +22,7 @@ VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; file:// URLs of specs p
 DATA_MOUNT = "/var/lib/rekindle-task"
 
 # The taint manager would evict after 300 s, in the middle of a recovery that is long under way.
-STAY = [
+TOLERATE_LOST_NODE = [
     {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
     for key in ("not-ready", "unreachable")
 ]
@@ -39,7 +39,7 @@ def owner_reference(topology: TopologyView) -> Manifest:
     }
 
 
-def scraped(port: int) -> Manifest:
+def prometheus_annotations(port: int) -> Manifest:
     """Annotations by which Prometheus finds a pod's metrics, as those of the operator's own."""
     return {
         "prometheus.io/scrape": "true",

@@ -16,10 +16,10 @@ from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import (
-    STAY,
+    TOLERATE_LOST_NODE,
     Manifest,
     metadata,
-    scraped,
+    prometheus_annotations,
     secure_container,
     secure_pod,
     store_credentials,
@@ -34,7 +34,7 @@ from rekindle_operator.resources.task import CONTAINER as TASK
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
-ASK = Amounts.parse(REQUESTS, pods=1)
+COORDINATOR_REQUESTS = Amounts.parse(REQUESTS, pods=1)
 
 
 def coordinator_pod(
@@ -52,7 +52,9 @@ def coordinator_pod(
     container = spec["containers"][0]
     spec["containers"] = [merge(container, {"env": _environment(topology, incarnation)})]
     if nodes := sorted(set(avoid)):
-        spec["affinity"] = merge(spec.get("affinity") or {}, {"nodeAffinity": _rather_not(nodes)})
+        spec["affinity"] = merge(
+            spec.get("affinity") or {}, {"nodeAffinity": _preferably_not(nodes)}
+        )
     labels = {
         names.LABEL_ROLE: names.ROLE_COORDINATOR,
         names.LABEL_INCARNATION: str(incarnation),
@@ -65,7 +67,7 @@ def coordinator_pod(
         names.ANNOTATION_TEMPLATE: digest,
         names.ANNOTATION_SHAPE: coordinator_shape(topology, defaults),
     }
-    meta["annotations"] = {**scraped(CONTROL_PORT), **annotations, **own}
+    meta["annotations"] = {**prometheus_annotations(CONTROL_PORT), **annotations, **own}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -89,7 +91,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
         "serviceAccountName": names.coordinator_name(topology.name),
         "automountServiceAccountToken": True,
         "terminationGracePeriodSeconds": 10,
-        "tolerations": list(STAY),
+        "tolerations": list(TOLERATE_LOST_NODE),
         "volumes": volumes,
         "securityContext": secure_pod(),
         "containers": [
@@ -122,7 +124,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
     template = topology.spec.get("podTemplate") or {}
     spec = with_shared(spec, template, TASK)
     # matchFields takes one value a requirement; requirements of one term are ANDed.
-    if nodes := required_nodes(template, [_is_not(node) for node in sorted(set(lost))]):
+    if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(lost))]):
         spec["affinity"] = {"nodeAffinity": nodes}
     return spec
 
@@ -138,10 +140,10 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
     ]
 
 
-def _rather_not(nodes: list[str]) -> Manifest:
-    term = {"weight": 100, "preference": {"matchFields": [_is_not(node) for node in nodes]}}
+def _preferably_not(nodes: list[str]) -> Manifest:
+    term = {"weight": 100, "preference": {"matchFields": [_not_node(node) for node in nodes]}}
     return {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
-def _is_not(node: str) -> Manifest:
+def _not_node(node: str) -> Manifest:
     return {"key": "metadata.name", "operator": "NotIn", "values": [node]}

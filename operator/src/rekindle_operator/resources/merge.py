@@ -21,7 +21,7 @@ _KEYS = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
-_ADDED_UP = frozenset(
+_APPENDED = frozenset(
     {
         "tolerations",
         "envFrom",
@@ -49,7 +49,7 @@ def _merge_value(key: str, old: Any, new: Any) -> Any:
     if isinstance(old, list) and isinstance(new, list):
         if key in _KEYS:
             return _merge_list(old, new, _KEYS[key])
-        if key in _ADDED_UP:
+        if key in _APPENDED:
             return old + [item for item in new if item not in old]
     return new
 

@@ -19,11 +19,11 @@ from rekindle.topology.quantities import task_limits
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,
-    STAY,
+    TOLERATE_LOST_NODE,
     TOPOLOGY_MOUNT,
     Manifest,
     metadata,
-    scraped,
+    prometheus_annotations,
     secure_container,
     secure_pod,
     store_credentials,
@@ -101,7 +101,7 @@ def _merged(
 ) -> Manifest:
     template = view.spec.get("podTemplate") or {}
     base = {
-        "metadata": {"annotations": scraped(CONTROL_PORT)},
+        "metadata": {"annotations": prometheus_annotations(CONTROL_PORT)},
         "spec": _base_spec(view, topology, segment, generation, defaults),
     }
     return merge(base, {k: v for k, v in template.items() if k in ("spec", "metadata")})
@@ -119,7 +119,7 @@ def _base_spec(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
-        "tolerations": list(STAY),
+        "tolerations": list(TOLERATE_LOST_NODE),
         "securityContext": secure_pod(),
         "volumes": [
             {"name": _RECORD_VOLUME, "configMap": record},
@@ -195,7 +195,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
     fixed = {
         "containers": [{"name": CONTAINER, "env": env}],
         "schedulingGates": [{"name": names.GATE}],
-        "affinity": {"podAntiAffinity": {_REQUIRED: [_apart(view, slot)]}},
+        "affinity": {"podAntiAffinity": {_REQUIRED: [_not_with_other_replicas(view, slot)]}},
     }
     return merge(spec, fixed)
 
@@ -212,7 +212,7 @@ def _memory(spec: Manifest) -> list[Manifest]:
     return [{"name": "REKINDLE_MEMORY", "value": str(int(parse_quantity(text)))}]
 
 
-def _apart(view: TopologyView, slot: Slot) -> Manifest:
+def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
     """Not with other replicas of the partition; an older incarnation of itself does not bar."""
     return {
         "topologyKey": "kubernetes.io/hostname",
