@@ -3,7 +3,6 @@ PY := .venv/bin/python
 UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
 PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
-export PYTHONPATH := e2e
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -13,7 +12,7 @@ setup:            ## the Python environment
 	@tools/setup
 
 tools: setup      ## Kubernetes, etcd and helm built from pinned Go modules; a JDK
-	@$(PY) -m embedded.toolchain
+	@$(PY) -m rekindle_testing.embedded.toolchain
 
 lint: setup       ## style, types, layers
 	.venv/bin/ruff check .
@@ -33,10 +32,10 @@ failures: tools   ## of these, whole topologies under kill -9, freezes and lost 
 	$(PY) -m pytest -m failures
 
 demo: tools       ## the main job on the embedded cluster, end to end
-	$(PY) -m demo
+	$(PY) -m rekindle_testing.demo
 
 chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader"
-	@$(PY) -m chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS))
+	@$(PY) -m rekindle_testing.chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS))
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py

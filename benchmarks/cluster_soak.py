@@ -5,7 +5,7 @@ every 25 epochs. Growth is the highest figure of the last quarter over the highe
 (bar: 1.1 for memory, 1.25 for disk, which breathes with checkpoints and clean-ups). In the end the
 sinks are compared with the reference execution. Takes about half an hour.
 
-PYTHONPATH=e2e python benchmarks/cluster_soak.py [--epochs 1500]
+.venv/bin/python benchmarks/cluster_soak.py [--epochs 1500]
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import flights
-from harness.cluster import EmbeddedCluster, wait_for
-from harness.oracle import Reference
-from harness.report import Row, report
-from harness.run import Run
-from harness.usage import Usage, usage
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.report import Row, report
+from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.usage import Usage, usage
 
 YEAR_S = 365 * 86_400
 EVERY = 25

@@ -1,6 +1,6 @@
 """Time of an epoch: a task of Rekindle beside Structured Streaming, same queries, interleaved.
 
-PYTHONPATH=e2e python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop]
+.venv/bin/python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop]
 
 Each engine has a process and a JVM of its own, as a task has, so that neither collects the other's
 garbage; they take turns, epoch by epoch, and one waits while the other works. Rows are made before
@@ -35,10 +35,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, epoch, topology
 
-from harness.report import Row, line, load_average, report
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
+from rekindle_testing.harness.report import Row, line, load_average, report
 
 BAR = 0.5
 TIMED = ("rekindle", "saved", "streaming")

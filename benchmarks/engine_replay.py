@@ -1,6 +1,6 @@
 """How much faster a replay is than the live stream: many epochs a job against one.
 
-PYTHONPATH=e2e python benchmarks/engine_replay.py [--epochs 256] [--rows 500]
+.venv/bin/python benchmarks/engine_replay.py [--epochs 256] [--rows 500]
 
 An epoch of one second with `--rows` rows is the live rate; a replay takes all that is waiting, up
 to 64 epochs and 200,000 rows a job and never across a checkpoint epoch, which comes every tenth
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from engine_parts import BenchTask, epoch, topology
 
-from harness.report import Row, line, load_average, report
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
+from rekindle_testing.harness.report import Row, line, load_average, report
 
 BAR = 10.0
 SIZES = (1, 4, 10, 64)

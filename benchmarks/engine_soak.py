@@ -1,6 +1,6 @@
 """Whether ten thousand epochs leak: JVM heap after a collection, metaspace, threads, Python RSS.
 
-PYTHONPATH=e2e python benchmarks/engine_soak.py [--epochs 2000]
+.venv/bin/python benchmarks/engine_soak.py [--epochs 2000]
 
 Memory is in MiB.
 """
@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 from engine_parts import epoch, topology
 
-from harness.report import Row, line, report
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
+from rekindle_testing.harness.report import Row, line, report
 
 POINTS = 10
 MIB = 2**20

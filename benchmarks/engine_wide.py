@@ -1,6 +1,6 @@
 """Wide rows: does a task that is behind catch up, and does it keep to its pod's memory?
 
-PYTHONPATH=e2e python benchmarks/engine_wide.py [--case NAME]
+.venv/bin/python benchmarks/engine_wide.py [--case NAME]
 
 Each case is a process of its own with the memory plan of a pod, which replays `epochs` of one
 second that wait for it, as after so many seconds away, through the task's own loop: Spark, digests,
@@ -30,7 +30,6 @@ import pyarrow as pa
 import yaml
 from engine_parts import BenchTask, task_config
 
-from harness.report import Row, load_average, report
 from rekindle.engine.memory import MIB, needed_bytes, plan_memory
 from rekindle.errors import EpochTooLarge
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
@@ -38,6 +37,7 @@ from rekindle.task.engine import EngineStarter
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
+from rekindle_testing.harness.report import Row, load_average, report
 
 BAR = 2.0
 SAMPLE_S = 0.05

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.report import line, reported
+from rekindle_testing.harness.report import line, reported
 
 HERE = Path(__file__).resolve().parent
 NO_BENCHMARKS = {"run", "engine_parts"}

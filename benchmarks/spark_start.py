@@ -1,6 +1,6 @@
 """How long until Spark is ready, with and without AppCDS, and by PySpark's own launcher.
 
-PYTHONPATH=e2e python benchmarks/spark_start.py [--runs 3]
+.venv/bin/python benchmarks/spark_start.py [--runs 3]
 
 Ready is: session up and the result of a first query there. Variants are interleaved. CPU seconds
 are of the JVM (user and system), which other work on the machine inflates less than the clock. Bar:
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Row, load_average, report
 
 BAR_S = 4.0
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from embedded.control_plane import ControlPlane
-from embedded.pods import Pods
-from embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.pods import Pods
+from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
 
 
 class NodeFactory(Protocol):

@@ -21,8 +21,8 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from embedded.pki import CertificateAuthority
 from rekindle import names
+from rekindle_testing.embedded.pki import CertificateAuthority
 
 DEADLINE_S = 60.0
 START_S = 60.0  # of a process that imports much on a busy machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.run import BUILD, run_seed
+from rekindle_testing.chaos.run import BUILD, run_seed
 
 pytestmark = [
     pytest.mark.cluster,

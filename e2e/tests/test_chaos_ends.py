@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cluster import ROOT, wait_for
+from rekindle_testing.harness.cluster import ROOT, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(200)]
 
@@ -38,8 +38,8 @@ def _has_begun(directory: Path) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "chaos", "--seed", "900001", "--rounds", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "e2e"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "rekindle_testing.chaos", "--seed", "900001", "--rounds", "1"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with (tmp_path / "output").open("wb") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=ROOT)
     try:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from chaos.evidence import keep_evidence
-from embedded.errors import EmbeddedError
-from harness.cluster import EmbeddedCluster
-from harness.log_keeper import LogKeeper
+from rekindle_testing.chaos.evidence import keep_evidence
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.log_keeper import LogKeeper
 
 
 class _Cluster:

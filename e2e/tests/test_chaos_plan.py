@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from chaos.plan import (
+from rekindle_testing.chaos.plan import (
     HEALED_BY_S,
     MAX_API_PAUSE_S,
     AddNode,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.progress import Progress, StaleClaim, percentile
+from rekindle_testing.chaos.progress import Progress, StaleClaim, percentile
 
 
 def _progress() -> Progress:

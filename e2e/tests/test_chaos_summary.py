@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chaos.__main__ import summary
-from chaos.run import RoundResult, SeedResult
+from rekindle_testing.chaos.__main__ import summary
+from rekindle_testing.chaos.run import RoundResult, SeedResult
 
 
 def _round(number: int, advanced_s: float) -> RoundResult:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from embedded.toolchain import ensure_helm
 from rekindle_operator.pod_policy import Feature, parse_policy
 from rekindle_operator.settings import read_settings
+from rekindle_testing.embedded.toolchain import ensure_helm
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/rekindle"

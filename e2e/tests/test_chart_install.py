@@ -11,8 +11,8 @@ import pytest
 import yaml
 from test_chart import CHART, VALUE_SETS, rendered
 
-from embedded.control_plane import ControlPlane, KubectlError
-from embedded.toolchain import ensure_helm
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.toolchain import ensure_helm
 
 pytestmark = pytest.mark.cluster
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embedded.components import Settings
-from embedded.control_plane import ControlPlane, ControlPlaneError, KubectlError
+from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.control_plane import ControlPlane, ControlPlaneError, KubectlError
 
 pytestmark = pytest.mark.cluster
 

@@ -22,7 +22,6 @@ import psutil
 import pytest
 import yaml
 
-from embedded.control_plane import ControlPlane, KubectlError
 from rekindle import names
 from rekindle.protocol import Endpoint, Poll
 from rekindle.topology.compile import compile_topology
@@ -30,6 +29,7 @@ from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "pipelines/tests"))

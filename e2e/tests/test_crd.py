@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from embedded.control_plane import ControlPlane, KubectlError
-from embedded.process_node.remote import ApiRefusal, JsonApi
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.validate import validate
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.process_node.remote import ApiRefusal, JsonApi
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "pipelines/tests"))  # the table is the unit tests' too

@@ -2,9 +2,9 @@
 
 import pytest
 
-from demo.verdict import failures, result
 from rekindle.connectors.compare import Difference
 from rekindle.timeline.history import History
+from rekindle_testing.demo.verdict import failures, result
 
 SAME = {q: Difference(10, 10) for q in ("keep", "first", "second")}
 

@@ -203,7 +203,7 @@ def test_words_of_the_glossary_are_in_order() -> None:
 
 def test_documents_repeat_no_version_of_the_embedded_cluster() -> None:
     """`go.mod` has them; a document that names one has the same."""
-    built = (ROOT / "e2e/embedded/go/go.mod").read_text()
+    built = (ROOT / "e2e/src/rekindle_testing/embedded/go/go.mod").read_text()
     other = [
         where(document, f"{name} {version}")
         for document, text in documents().items()

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from embedded.control_plane import KubectlError
-from harness import flights
-from harness.cluster import MOUNT, EmbeddedCluster, wait_for
-from harness.oracle import Reference
-from harness.run import Run
+from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster, wait_for
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
 
 pytestmark = [
     pytest.mark.cluster,

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness.log_keeper import LogKeeper
+from rekindle_testing.harness.log_keeper import LogKeeper
 
 
 def _write(nodes: Path, text: str, name: str = "log") -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import report as module
-from harness.report import Row, line, report, reported
+from rekindle_testing.harness import report as module
+from rekindle_testing.harness.report import Row, line, report, reported
 
 
 def test_what_was_reported_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.sinks import longest_pause, written
+from rekindle_testing.harness.sinks import longest_pause, written
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from kubernetes.client.exceptions import ApiException
 from operator_process import Operator
 from operator_world import START_S, World, wait_for
 
-from embedded.control_plane import ControlPlane
-from embedded.toolchain import ensure_helm
 from rekindle import names
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.toolchain import ensure_helm
 
 _ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT / "pipelines/tests"))  # the table is the unit tests' too

@@ -10,7 +10,7 @@ import pytest
 from operator_process import Operator
 from operator_world import START_S, wait_for
 
-from embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from embedded.pki import CertificateAuthority, CertificateError, KeyPair, create_signing_key
+from rekindle_testing.embedded.pki import (
+    CertificateAuthority,
+    CertificateError,
+    KeyPair,
+    create_signing_key,
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from embedded.process_node import admission, contract
 from rekindle_operator.resources.common import secure_container, secure_pod
+from rekindle_testing.embedded.process_node import admission, contract
 
 ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from embedded.process_node.attempts import Attempt
+from rekindle_testing.embedded.process_node.attempts import Attempt
 
-ROOT = Path(__file__).parents[1]
 LATE_SHIM = """
 import pathlib, sys, time
-from embedded.process_node import shim
+from rekindle_testing.embedded.process_node import shim
 time.sleep(0.5)
 shim.hold_lock(pathlib.Path(sys.argv[1]))
 time.sleep(60)
@@ -37,7 +36,7 @@ def test_a_shim_that_was_started_a_moment_ago_is_waited_for(directory: Path) -> 
     argv = [sys.executable, "-c", LATE_SHIM, str(directory)]
 
     async def adopt_and_end() -> None:
-        with subprocess.Popen(argv, env={"PYTHONPATH": str(ROOT)}) as shim:
+        with subprocess.Popen(argv) as shim:
             ended = asyncio.Event()
             attempt = Attempt.adopt(directory, ended.set)
             assert attempt.running

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedded.process_node import status
-from embedded.process_node.node_object import node_labels, node_status
-from embedded.process_node.probes import ProbeKind, ProbeRun, ProbeSpec, is_ready, must_restart
-from embedded.process_node.restarts import BackoffPolicy, Crashes, Exit, should_restart
-from embedded.process_node.settings import Image, NodeSettings, Timing
-from embedded.process_node.status import ContainerView, PodView
+from rekindle_testing.embedded.process_node import status
+from rekindle_testing.embedded.process_node.node_object import node_labels, node_status
+from rekindle_testing.embedded.process_node.probes import (
+    ProbeKind,
+    ProbeRun,
+    ProbeSpec,
+    is_ready,
+    must_restart,
+)
+from rekindle_testing.embedded.process_node.restarts import (
+    BackoffPolicy,
+    Crashes,
+    Exit,
+    should_restart,
+)
+from rekindle_testing.embedded.process_node.settings import Image, NodeSettings, Timing
+from rekindle_testing.embedded.process_node.status import ContainerView, PodView
 
 ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
 

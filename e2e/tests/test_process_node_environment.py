@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from embedded.process_node import containers, environment, quantities
-from embedded.process_node.containers import ImageError, Surroundings
-from embedded.process_node.environment import ConfigError, Reference
-from embedded.process_node.fields import FieldError, PodFacts, field_value, resource_value
-from embedded.process_node.settings import Image
+from rekindle_testing.embedded.process_node import containers, environment, quantities
+from rekindle_testing.embedded.process_node.containers import ImageError, Surroundings
+from rekindle_testing.embedded.process_node.environment import ConfigError, Reference
+from rekindle_testing.embedded.process_node.fields import (
+    FieldError,
+    PodFacts,
+    field_value,
+    resource_value,
+)
+from rekindle_testing.embedded.process_node.settings import Image
 
 FACTS = PodFacts("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
 POD: dict[str, Any] = {

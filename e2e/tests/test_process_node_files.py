@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from embedded.process_node import logs, payloads
-from embedded.process_node.api import ApiClient
-from embedded.process_node.environment import ConfigError, Objects, Reference
-from embedded.process_node.fields import PodFacts
-from embedded.process_node.indexes import IndexTakenError, Reservation
-from embedded.process_node.logs import LogQuery
-from embedded.process_node.memory import ProcessTree
-from embedded.process_node.objects import TokenReader
-from embedded.process_node.payloads import File
-from embedded.process_node.shim import Log, timestamp
+from rekindle_testing.embedded.process_node import logs, payloads
+from rekindle_testing.embedded.process_node.api import ApiClient
+from rekindle_testing.embedded.process_node.environment import ConfigError, Objects, Reference
+from rekindle_testing.embedded.process_node.fields import PodFacts
+from rekindle_testing.embedded.process_node.indexes import IndexTakenError, Reservation
+from rekindle_testing.embedded.process_node.logs import LogQuery
+from rekindle_testing.embedded.process_node.memory import ProcessTree
+from rekindle_testing.embedded.process_node.objects import TokenReader
+from rekindle_testing.embedded.process_node.payloads import File
+from rekindle_testing.embedded.process_node.shim import Log, timestamp
 
 FACTS = PodFacts("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
 POD: dict[str, Any] = {

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from embedded.control_plane import ControlPlane
-from embedded.pods import Pods, condition_of, container_of, eventually
-from embedded.process_node.host import QUICK, Image, ProcessNode
-from embedded.process_node.partition import cgroup2_mount
 from rekindle_operator import probe
 from rekindle_operator.cluster.convert import node_view
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.pods import Pods, condition_of, container_of, eventually
+from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.partition import cgroup2_mount
 
 pytestmark = pytest.mark.cluster
 
@@ -334,7 +334,7 @@ def test_nothing_outlives_the_process_that_made_the_node(
     script = f"""
         import json, sys, time
         from pathlib import Path
-        from embedded.process_node.host import QUICK, Image, ProcessNode
+        from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
         facts = json.loads({json.dumps(json.dumps(facts))})
         class Cluster:
             kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])
@@ -348,7 +348,6 @@ def test_nothing_outlives_the_process_that_made_the_node(
     host = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert host.stdout is not None
     pids = json.loads(host.stdout.readline())

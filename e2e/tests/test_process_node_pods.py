@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from embedded.control_plane import ControlPlane, KubectlError
-from embedded.errors import EmbeddedError
-from embedded.pods import Pods, condition_of, container_of, eventually
-from embedded.process_node.api import ApiClient
-from embedded.process_node.host import QUICK, Image, ProcessNode
-from embedded.process_node.pod_object import PodObject
 from rekindle_operator.resources.common import secure_container, secure_pod
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.pods import Pods, condition_of, container_of, eventually
+from rekindle_testing.embedded.process_node.api import ApiClient
+from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.pod_object import PodObject
 
 pytestmark = pytest.mark.cluster
 

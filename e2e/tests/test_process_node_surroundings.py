@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from embedded.control_plane import ControlPlane
-from embedded.pods import Pods, container_of, eventually
-from embedded.process_node.host import QUICK, Image, ProcessNode
-from embedded.process_node.partition import cgroup2_mount
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.pods import Pods, container_of, eventually
+from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.partition import cgroup2_mount
 
 pytestmark = pytest.mark.cluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embedded.processes import ProcessError, Supervisor, choose_ports
+from rekindle_testing.embedded.processes import ProcessError, Supervisor, choose_ports
 
 # Starts a child that has a child, and prints both ids.
 FAMILY = ["sh", "-c", "sleep 60 & echo $$ $!; wait"]
@@ -67,14 +67,14 @@ def test_a_program_that_is_missing_is_an_error_of_ours(tmp_path: Path) -> None:
 
 def test_kill_9_of_the_supervisor_leaves_nothing_running(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from embedded.processes import Supervisor\n"
+        "import sys; from pathlib import Path\n"
+        "from rekindle_testing.embedded.processes import Supervisor\n"
         f"Supervisor(Path({str(tmp_path)!r})).start('family', {FAMILY!r})\n"
         "print('started', flush=True); sys.stdin.read()"
     )
-    path = str(Path(__file__).parents[1])
     with subprocess.Popen(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as test:

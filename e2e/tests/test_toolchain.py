@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded import go_modules, toolchain
-from embedded.cache import cache_root, content_key, make_once, silent
-from embedded.go_modules import (
+from rekindle_testing.embedded import go_modules, toolchain
+from rekindle_testing.embedded.cache import cache_root, content_key, make_once, silent
+from rekindle_testing.embedded.go_modules import (
     Binary,
     GoError,
     go_candidates,
@@ -18,8 +18,8 @@ from embedded.go_modules import (
     parse_go_version,
     required_version,
 )
-from embedded.java import find_java, java_version
-from embedded.toolchain import (
+from rekindle_testing.embedded.java import find_java, java_version
+from rekindle_testing.embedded.toolchain import (
     ETCD,
     HELM,
     KUBERNETES,

@@ -1,0 +1,1 @@
+"""What tests Rekindle: an embedded cluster, a harness on it, the demo, and random faults."""

@@ -1,0 +1,41 @@
+"""What a failed chaos run leaves behind: everything that was said, and both outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.log_keeper import LogKeeper
+
+_OBJECTS = "nodes,pods,streamtopologies,configmaps,leases,deployments,replicasets"
+
+
+def keep_evidence(
+    directory: Path,
+    cluster: EmbeddedCluster,
+    keeper: LogKeeper,
+    texts: Mapping[str, str],
+) -> None:
+    """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, and
+    what the topologies wrote. What cannot be had stops nothing else."""
+    for name, text in texts.items():
+        (directory / name).write_text(text + "\n")
+    kubectl = cluster.control_plane.kubectl
+    steps: list[Callable[[], object]] = [
+        lambda: keeper.copy_to(directory / "logs" / "pods"),
+        lambda: cluster.keep_logs(directory / "logs"),
+        lambda: shutil.copytree(cluster.shared, directory / "shared", dirs_exist_ok=True),
+        lambda: (directory / "objects.yaml").write_text(
+            kubectl("get", _OBJECTS, "-A", "-o", "yaml")
+        ),
+        lambda: (directory / "events.txt").write_text(
+            kubectl("get", "events", "-A", "--sort-by=.metadata.creationTimestamp")
+        ),
+    ]
+    for step in steps:
+        with contextlib.suppress(OSError, EmbeddedError, shutil.Error):
+            step()

@@ -1,0 +1,167 @@
+"""Does to an embedded cluster what a plan's steps say. Nothing here waits for the API server, which
+may be paused: pods are those that were seen last, and what needs it is done by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, assert_never
+
+from rekindle import names
+from rekindle_testing.chaos.plan import (
+    Action,
+    AddNode,
+    BringStoreBack,
+    CutOff,
+    DeleteNodeObject,
+    Freeze,
+    KillCoordinator,
+    KillLeader,
+    KillNodes,
+    KillTask,
+    PauseApiServer,
+    Reconnect,
+    ResumeApiServer,
+    TakeStoreAway,
+    Thaw,
+)
+from rekindle_testing.chaos.sampler import Sampler
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.process_node.remote import NodeInApi
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.run import pod_processes
+
+_DELETE_TRIES = 60
+
+
+class Injector:
+    """`keep_addresses`: a new node never gets a dead one's. `healed` waits for what is under way;
+    leaving the context takes back what still holds, so that the cluster can be stopped."""
+
+    def __init__(self, cluster: EmbeddedCluster, sampler: Sampler, *, keep_addresses: bool) -> None:
+        self._cluster = cluster
+        self._sampler = sampler
+        self._keep_addresses = keep_addresses
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="node-objects")
+        self._under_way: list[Future[None]] = []
+        self._added: list[str] = []
+        self._paused = False
+
+    def __enter__(self) -> Injector:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._paused:
+            self._cluster.control_plane.resume_api_server()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def healed(self) -> None:
+        """Return when the round's new nodes are Ready and its Node objects deleted."""
+        for name in self._added:
+            self._cluster.nodes[name].wait_ready(60)
+        self._added.clear()
+        for deleting in self._under_way:
+            deleting.result(60)
+        self._under_way.clear()
+
+    def apply(self, action: Action) -> str:
+        """Do it; returns what was done, in words."""
+        match action:
+            case KillTask(topology, index):
+                return self._kill_one(self._pods(topology, "task"), index)
+            case KillCoordinator(topology):
+                return self._kill_one(self._pods(topology, "coordinator"), 0)
+            case KillLeader():
+                leader = self._sampler.leader
+                return self._kill_one(
+                    [p for p in self._sampler.pods if p["metadata"]["name"] == leader], 0
+                )
+            case KillNodes(nodes):
+                self._cluster.kill_nodes(list(nodes), keep_addresses=self._keep_addresses)
+                return f"{', '.join(nodes)} died"
+            case AddNode(node):
+                started = self._cluster.launch_node().name
+                assert started == node, f"{started} was started, and the plan says {node}"
+                self._added.append(node)
+                return f"{node} starts"
+            case DeleteNodeObject(node):
+                api = NodeInApi(node, self._cluster.control_plane.kubeconfig)
+                self._under_way.append(self._pool.submit(_delete, api))
+                return f"Node {node} is deleted"
+            case Freeze(node):
+                self._cluster.nodes[node].freeze()
+                return f"{node} is frozen"
+            case Thaw(node):
+                self._cluster.nodes[node].thaw()
+                return f"{node} goes on"
+            case CutOff(node):
+                self._cluster.nodes[node].partition()
+                return f"{node} is cut off"
+            case Reconnect(node):
+                self._cluster.nodes[node].heal()
+                return f"{node} is connected again"
+            case TakeStoreAway(topology):
+                store = self._cluster.shared / topology / "checkpoints"
+                store.rename(store.with_name("checkpoints-away"))
+                return f"the checkpoint store of {topology} is away"
+            case BringStoreBack(topology):
+                store = self._cluster.shared / topology / "checkpoints"
+                store.with_name("checkpoints-away").rename(store)
+                return f"the checkpoint store of {topology} is back"
+            case PauseApiServer():
+                self._cluster.control_plane.pause_api_server()
+                self._paused = True
+                return "the API server stands still"
+            case ResumeApiServer():
+                self._paused = False
+                self._cluster.control_plane.resume_api_server()
+                return "the API server goes on"
+            case _:
+                assert_never(action)
+
+    def _pods(self, topology: str, role: str) -> list[dict[str, Any]]:
+        wanted = {names.LABEL_TOPOLOGY: topology, names.LABEL_ROLE: role}
+        return sorted(
+            (
+                pod
+                for pod in self._sampler.pods
+                if wanted.items() <= (pod["metadata"].get("labels") or {}).items()
+                and pod["spec"].get("nodeName") in self._cluster.nodes
+                and pod.get("status", {}).get("podIP")
+            ),
+            key=lambda pod: str(pod["metadata"]["name"]),
+        )
+
+    def _kill_one(self, pods: list[dict[str, Any]], index: int) -> str:
+        if not pods:
+            return "nobody to kill"
+        pod = pods[index % len(pods)]
+        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
+        if node not in self._cluster.nodes:
+            return f"{name} died with {node} before"
+        found = pod_processes(node, pod["status"].get("podIP", "none"), self._cluster)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return f"{name} on {node}: {len(found)} processes killed"
+
+
+def _delete(node: NodeInApi) -> None:
+    for _ in range(_DELETE_TRIES):
+        try:
+            # `missing_ok` would also take a silent API server for a success.
+            if not node.exists():
+                return
+            node.delete()
+        except (OSError, EmbeddedError):
+            time.sleep(0.5)
+    raise EmbeddedError(f"Node {node.name} could not be deleted")

@@ -1,0 +1,291 @@
+"""One seed: a cluster, two topologies, and rounds of faults; after each one the sinks are compared.
+
+A round fails if the queries do not all advance again, and are not all said to be Live, within a
+bound, or if any sink differs from the reference execution.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.chaos import topologies
+from rekindle_testing.chaos.evidence import keep_evidence
+from rekindle_testing.chaos.injector import Injector
+from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
+from rekindle_testing.chaos.progress import Progress, StaleClaim
+from rekindle_testing.chaos.sampler import Sampler
+from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.harness.cluster import (
+    MOUNT,
+    ROOT,
+    DeadlineError,
+    EmbeddedCluster,
+    NodeShape,
+    wait_for,
+)
+from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.oracle import Reference
+
+BUILD = ROOT / "build" / "chaos"
+NODES = 5
+ADVANCE_WITHIN_S = 120.0
+START_WITHIN_S = 180.0
+_START_S = 90  # of input, before the first round
+_ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
+_NO_CLAIM = StaleClaim("", 0.0, 0.0)
+_END_S = 20  # of input that must be left, or an advance would have to stop
+
+Report = Callable[[str], None]
+
+
+class RoundFailure(AssertionError):
+    """What a round shows to be wrong, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """Times are seconds since the round's last fault was healed. `stale_live_s`: the longest time
+    that a query, `stale_query`, was said to be Live while its sink was silent."""
+
+    number: int
+    advanced_s: float
+    live_s: float
+    rows: int
+    stale_live_s: float
+    stale_query: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"all queries advance after {self.advanced_s:.1f} s and are Live after "
+            f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
+            f"longest stale Live {self.stale_live_s:.1f} s {self.stale_query}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """`failure` is empty where all rounds passed; else `evidence` is where it lies."""
+
+    seed: int
+    rounds: tuple[RoundResult, ...]
+    failure: str = ""
+    evidence: Path | None = None
+
+
+def run_seed(
+    seed: int,
+    rounds: int,
+    report: Report,
+    *,
+    faults: Sequence[Fault] = tuple(Fault),
+    build: Path = BUILD,
+) -> SeedResult:
+    """Run it on a cluster of its own, all of which is gone afterwards but the evidence."""
+    plan = make_plan(seed, rounds, nodes=NODES, topologies=topologies.NAMES, faults=faults)
+    evidence = build / str(seed)
+    shutil.rmtree(evidence, ignore_errors=True)
+    evidence.mkdir(parents=True)
+    report(str(plan))
+    with tempfile.TemporaryDirectory(prefix="rekindle-chaos-") as directory:
+        run = _Run(plan, Path(directory), report)
+        with run.started():
+            failure = run.failure_of_all_rounds()
+            if failure:
+                report(f"seed {seed}: FAILED: {failure}")
+                texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.done}
+                keep_evidence(evidence, run.cluster, run.keeper, texts)
+                shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
+        shutil.copyfile(run.history, evidence / "history.jsonl")
+    result = SeedResult(seed, tuple(run.results), failure, evidence if failure else None)
+    (evidence / "result.json").write_text(json.dumps(asdict(result), indent=2, default=str) + "\n")
+    return result
+
+
+class _Run:
+    """Everything of one seed while it runs."""
+
+    def __init__(self, plan: Plan, directory: Path, report: Report) -> None:
+        self.plan = plan
+        self.results: list[RoundResult] = []
+        self.history = directory / "history.jsonl"
+        self.expected = directory / "expected"
+        self._report = report
+        self._log: list[str] = []
+        self._input_s = _START_S + _ROUND_S * len(plan.rounds)
+        self._documents = topologies.documents(self._input_s)
+        # Room for two tasks on each, and for a coordinator and an operator.
+        shape = NodeShape(cpu="1300m", memory="4Gi")
+        self.cluster = EmbeddedCluster(directory, nodes=NODES, shape=shape, report=report)
+        self.keeper = LogKeeper(directory / "nodes", directory / "kept")
+        self._references = {
+            name: Reference(document, self.cluster.shared, self.expected / name)
+            for name, document in self._documents.items()
+        }
+        self._progress = {
+            name: Progress(topologies.partitions(document), topologies.WINDOW_EPOCHS)
+            for name, document in self._documents.items()
+        }
+        self._compared = dict.fromkeys(self._documents, -1)
+
+    @property
+    def done(self) -> str:
+        return "\n".join(self._log)
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """The cluster with both topologies applied; all of it is ended afterwards."""
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            # Left before the pool, which would wait for the end of the reference execution.
+            supervisor = stack.enter_context(Supervisor(self.expected / "logs"))
+            topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
+            reference = pool.submit(self._execute_references, supervisor)
+            stack.enter_context(self.cluster)
+            self.cluster.make_volume("rekindle")
+            self.cluster.install()
+            reference.result()  # to have the cores
+            self._sampler = stack.enter_context(self._make_sampler())
+            self._injector = stack.enter_context(
+                Injector(self.cluster, self._sampler, keep_addresses=self.plan.node_objects_stay)
+            )
+            self.cluster.apply(*self._documents.values())
+            yield
+
+    def _execute_references(self, supervisor: Supervisor) -> None:
+        for reference in self._references.values():
+            reference.execute(supervisor)
+
+    def _make_sampler(self) -> Sampler:
+        sinks = {
+            name: {q["name"]: self._sink(q) for q in document["spec"]["queries"]}
+            for name, document in self._documents.items()
+        }
+        kubeconfig = self.cluster.control_plane.kubeconfig
+        return Sampler(kubeconfig, self._progress, sinks, self.keeper, self.history)
+
+    def _sink(self, query: dict[str, Any]) -> Path:
+        url: str = query["sink"]["files"]["url"]
+        return Path(url.replace(f"file://{MOUNT}", str(self.cluster.shared)))
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def failure_of_all_rounds(self) -> str:
+        """Run them; the failure that ended it, or nothing."""
+        try:
+            began = time.monotonic()
+            wait_for("all queries to be Live at first", self._all_live, START_WITHIN_S, 0.25)
+            wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
+            self._say(f"all queries are Live after {time.monotonic() - began:.1f} s")
+            for round in self.plan.rounds:
+                self._say(f"round {round.number}")
+                result = self._run_round(round)
+                self.results.append(result)
+                self._say(f"round {round.number}: {result}")
+            self._compare_whole()
+        except (RoundFailure, DeadlineError) as error:
+            return str(error)
+        except Exception as error:  # of the harness or the cluster: no less worth its evidence
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _run_round(self, round: Round) -> RoundResult:
+        claims = len(self._sampler.claims)
+        began = time.monotonic()
+        for step in round.steps:
+            time.sleep(max(0.0, began + step.at_s - time.monotonic()))
+            self._say(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
+        self._injector.healed()
+        healed = time.monotonic()
+        self._wait_advanced(round, healed + ADVANCE_WITHIN_S)
+        advanced_s = time.monotonic() - healed
+        self._wait(round, "said to be Live", self._sampler.not_live, healed + ADVANCE_WITHIN_S)
+        live_s = time.monotonic() - healed
+        rows = self._compare_new(round)
+        stale = max(self._sampler.claims[claims:], key=lambda c: c.silent_s, default=_NO_CLAIM)
+        return RoundResult(
+            number=round.number,
+            advanced_s=_rounded(advanced_s),
+            live_s=_rounded(live_s),
+            rows=rows,
+            stale_live_s=_rounded(stale.silent_s),
+            stale_query=stale.query,
+        )
+
+    def _wait_advanced(self, round: Round, until: float) -> None:
+        """Until every query is beyond all that any query of its topology had written by now."""
+        goals = {name: progress.head + 1 for name, progress in self._progress.items()}
+        late = max(goals.values()) + _END_S - self._input_s
+        if late > 0:
+            raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
+
+        def missing() -> dict[str, int]:
+            behind: dict[str, int] = {}
+            for name, progress in self._progress.items():
+                behind |= progress.behind(goals[name])
+            return behind
+
+        self._wait(round, f"beyond epochs {goals}", missing, until)
+
+    def _wait(
+        self, round: Round, what: str, missing: Callable[[], dict[str, Any]], until: float
+    ) -> None:
+        while left := missing():
+            self._sampler.check()
+            if time.monotonic() > until:
+                raise RoundFailure(
+                    f"round {round.number}: {ADVANCE_WITHIN_S:g} s after its faults were healed "
+                    f"not all queries are {what}: {left}"
+                )
+            time.sleep(0.1)
+
+    def _compare_new(self, round: Round) -> int:
+        """What was written since the last comparison; returns the rows."""
+        total = 0
+        for name, progress in self._progress.items():
+            through = progress.complete
+            total += self._compare(name, self._compared[name] + 1, through, round.number)
+            self._compared[name] = through
+        return total
+
+    def _compare_whole(self) -> None:
+        """All of it once more: what was compared must not have changed since."""
+        for name, through in self._compared.items():
+            self._compare(name, 0, through, len(self.plan.rounds))
+
+    def _compare(self, name: str, since: int, through: int, number: int) -> int:
+        document = self._documents[name]
+        first = {query["name"]: since for query in document["spec"]["queries"]}
+        found = self._references[name].compare(document, through, first)
+        wrong = [f"{query}: {difference}" for query, difference in found.items() if difference]
+        wrong += [f"{query}: no rows" for query, d in found.items() if not d.expected_rows]
+        if wrong:
+            epochs = f"epochs {since} to {through}"
+            raise RoundFailure("\n".join([f"round {number}: {epochs} differ:", *wrong]))
+        return sum(difference.actual_rows for difference in found.values())
+
+    def _all_live(self) -> bool:
+        self._sampler.check()
+        return not self._sampler.not_live() and all(p.head >= 0 for p in self._progress.values())
+
+    def _all_checkpointed(self) -> bool:
+        statuses = self._sampler.statuses
+        return all((statuses[n].get("checkpoint") or {}).get("epoch", 0) for n in self._documents)
+
+    def _say(self, text: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')}  {text}"
+        self._log.append(line)
+        self._sampler.note(text)
+        self._report(line)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 2)

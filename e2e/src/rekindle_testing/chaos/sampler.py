@@ -1,0 +1,173 @@
+"""Watches a chaos run from outside: the sinks' files, and what the API says.
+
+Two threads, since the API server may not answer for a while and the sinks go on. Whoever reads an
+attribute gets what was seen last.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rekindle import names
+from rekindle.connectors.files_sink import parse_name
+from rekindle_testing.chaos.progress import Progress, StaleClaim
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.process_node.remote import JsonApi
+from rekindle_testing.harness.cluster import (
+    NAMESPACE,
+    OPERATOR_LEASE,
+    SYSTEM,
+)
+from rekindle_testing.harness.log_keeper import LogKeeper
+
+Json = dict[str, Any]
+
+_FILES_EVERY_S = 0.25
+_API_EVERY_S = 0.5
+_TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
+_LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR_LEASE}"
+
+
+class Sampler:
+    """`sinks`: topology -> query -> the directory of its sink; `history`: where each change that
+    the API told of is appended, one JSON object a line."""
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        progress: Mapping[str, Progress],
+        sinks: Mapping[str, Mapping[str, Path]],
+        keeper: LogKeeper,
+        history: Path,
+    ) -> None:
+        self.pods: list[Json] = []
+        self.leader = ""
+        self.statuses: dict[str, Json] = {}
+        self.claims: list[StaleClaim] = []
+        self._api = JsonApi(kubeconfig)
+        self._progress = progress
+        self._sinks = sinks
+        self._keeper = keeper
+        self._history = history
+        self._last: Json = {}
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(watch,), name=watch.__name__, daemon=True)
+            for watch in (self._watch_files, self._watch_api)
+        ]
+
+    def __enter__(self) -> Sampler:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=15)
+
+    def now(self) -> float:
+        """Seconds since the sampler was made."""
+        return time.monotonic() - self._began
+
+    def states(self, topology: str) -> dict[str, str]:
+        queries = self.statuses.get(topology, {}).get("queries", [])
+        return {q["name"]: q.get("state", "") for q in queries}
+
+    def not_live(self) -> dict[str, str]:
+        """Queries of all topologies that are not said to be Live."""
+        return {
+            query: self.states(name).get(query, "")
+            for name, progress in self._progress.items()
+            for query in progress.partitions
+            if self.states(name).get(query) != "Live"
+        }
+
+    def check(self) -> None:
+        """Raise what ended one of the threads: what it saw last would seem to last for ever."""
+        if self._error is not None:
+            raise self._error
+
+    def note(self, text: str) -> None:
+        """Something that was done, among what was seen."""
+        self._append({"note": text})
+
+    def _run(self, watch: Callable[[], None]) -> None:
+        try:
+            watch()
+        except BaseException as error:
+            self._error = error
+
+    def _watch_files(self) -> None:
+        while not self._stop.wait(_FILES_EVERY_S):
+            self._keeper.sweep()
+            for name, progress in self._progress.items():
+                newest = {query: _newest(path) for query, path in self._sinks[name].items()}
+                progress.observe(self.now(), newest)
+
+    def _watch_api(self) -> None:
+        while not self._stop.wait(_API_EVERY_S):
+            try:
+                self._read_api()
+            except (EmbeddedError, OSError, ValueError):  # it is away; the next read tells
+                continue
+
+    def _read_api(self) -> None:
+        found = self._api.call("GET", _TOPOLOGIES)["items"]
+        at_s = self.now()
+        self.statuses = {t["metadata"]["name"]: t.get("status") or {} for t in found}
+        for name, progress in self._progress.items():
+            self.claims += progress.stale_claims(at_s, self.states(name))
+        self.pods = self._api.call("GET", "/api/v1/pods")["items"]
+        lease = self._api.call("GET", _LEASE).get("spec") or {}
+        self.leader = lease.get("holderIdentity") or ""
+        seen = {
+            "leader": self.leader,
+            "pods": [_summary(pod) for pod in self.pods],
+            "statuses": self.statuses,
+        }
+        changed = {key: value for key, value in seen.items() if self._last.get(key) != value}
+        self._last = seen
+        if changed:
+            self._append(changed)
+
+    def _append(self, entry: Json) -> None:
+        with self._history.open("a") as file:
+            file.write(json.dumps({"at": round(self.now(), 2), **entry}) + "\n")
+
+
+def _newest(directory: Path) -> dict[int, int]:
+    newest: dict[int, int] = {}
+    names = [path.name for path in directory.glob("*")] if directory.exists() else []
+    for parsed in map(parse_name, names):
+        if parsed is not None:
+            _, partition, epoch = parsed
+            newest[partition] = max(newest.get(partition, -1), epoch)
+    return newest
+
+
+def _summary(pod: Json) -> str:
+    status, spec = pod.get("status", {}), pod["spec"]
+    conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
+    parts = [
+        pod["metadata"]["name"],
+        f"on {spec.get('nodeName', '-')}",
+        status.get("phase", "-"),
+        "ready" if conditions.get("Ready") == "True" else "not ready",
+        "gated" if spec.get("schedulingGates") else "",
+        "deleted" if pod["metadata"].get("deletionTimestamp") else "",
+    ]
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,134 @@
+"""The two topologies of a chaos run: one reads a generator, one files; small enough for two cores.
+
+Every partition of every query gets rows in each window, so that the newest file of a partition says
+how far its sink is, whatever the status says.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.harness.cluster import MOUNT
+
+METERS, TRIPS = "meters", "trips"
+NAMES = (METERS, TRIPS)
+WINDOW_EPOCHS = 2
+_ROWS_PER_S = 40
+_STATIONS = 12
+_RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
+
+
+def documents(seconds: int) -> dict[str, dict[str, Any]]:
+    """Name -> manifest; both have input for so many seconds."""
+    return {METERS: _meters(seconds), TRIPS: _trips()}
+
+
+def partitions(document: dict[str, Any]) -> dict[str, int]:
+    """Query -> number of partitions of its sink."""
+    counts = {o["name"]: o.get("partitions", 1) for o in document["spec"]["operators"]}
+    return {q["name"]: counts.get(q["from"], 1) for q in document["spec"]["queries"]}
+
+
+def write_input(shared: Path, seconds: int, seed: int) -> None:
+    """The file that `trips` reads."""
+    rng = random.Random(seed)
+    directory = shared / "input"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "trips.json").open("w") as file:
+        for row in range(seconds * _ROWS_PER_S):
+            at_s, part = divmod(row, _ROWS_PER_S)
+            time = f"{_clock(at_s)}.{part * 1000 // _ROWS_PER_S:03d}Z"
+            trip = {
+                "station": f"s{row % _STATIONS}",
+                "seconds": rng.randrange(60, 3600),
+                "miles": rng.random() * 10,
+                "t": time,
+            }
+            file.write(json.dumps(trip) + "\n")
+
+
+def _clock(seconds: int) -> str:
+    minutes, s = divmod(seconds, 60)
+    hours, m = divmod(minutes, 60)
+    return f"2024-01-01T{hours:02d}:{m:02d}:{s:02d}"
+
+
+def _meters(seconds: int) -> dict[str, Any]:
+    columns = {"k": "integer(1, 40)", "v": "uniform(0, 100)", "t": "timestamp"}
+    rows = seconds * _ROWS_PER_S
+    source = {
+        "name": "readings",
+        "replicas": 2,
+        "schema": "k BIGINT, v DOUBLE, t TIMESTAMP",
+        "eventTime": {"column": "t"},
+        "generator": {"rowsPerSecond": _ROWS_PER_S, "seed": 7, "rows": rows, "columns": columns},
+    }
+    totals = {
+        "name": "totals",
+        "inputs": ["readings"],
+        "keyBy": ["k"],
+        "partitions": 2,
+        "window": {
+            "size": f"{2 * WINDOW_EPOCHS}s",
+            "slide": f"{WINDOW_EPOCHS}s",
+            "groupBy": ["k"],
+            "aggregate": "count(*) AS n, sum(v) AS total, max(v) AS highest",
+        },
+    }
+    return _topology(METERS, source, [totals], {"totals": 100, "readings": 10})
+
+
+def _trips() -> dict[str, Any]:
+    source = {
+        "name": "trips",
+        "schema": "station STRING, seconds BIGINT, miles DOUBLE, t TIMESTAMP",
+        "eventTime": {"column": "t", "lateness": "1s"},
+        "files": {
+            "url": f"file://{MOUNT}/input/trips.json",
+            "format": "json",
+            "orderBy": "t",
+            "rowsPerSecond": _ROWS_PER_S,
+        },
+    }
+    busy = {
+        "name": "busy",
+        "inputs": ["trips"],
+        "replicas": 2,
+        "window": {
+            "size": f"{WINDOW_EPOCHS}s",
+            "groupBy": ["station"],
+            "aggregate": "count(*) AS n, avg(seconds) AS length, min(miles) AS nearest",
+        },
+    }
+    return _topology(TRIPS, source, [busy], {"busy": 50})
+
+
+def _topology(
+    name: str, source: dict[str, Any], operators: list[dict[str, Any]], priorities: dict[str, int]
+) -> dict[str, Any]:
+    place = f"file://{MOUNT}/{name}"
+    queries = [
+        {
+            "name": f"{name}-{node}",
+            "from": node,
+            "priority": priority,
+            "sink": {"files": {"url": f"{place}/output/{node}", "format": "json"}},
+        }
+        for node, priority in priorities.items()
+    ]
+    return {
+        "apiVersion": "rekindle.dev/v1alpha1",
+        "kind": "StreamTopology",
+        "metadata": {"name": name},
+        "spec": {
+            "epochInterval": "1s",
+            "checkpoint": {"interval": "5s", "store": f"{place}/checkpoints", "volume": "rekindle"},
+            "resources": _RESOURCES,
+            "sources": [source],
+            "operators": operators,
+            "queries": queries,
+        },
+    }

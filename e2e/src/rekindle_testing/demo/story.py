@@ -1,0 +1,289 @@
+"""The main job, end to end: a topology loses most of its nodes, and its queries come back in order.
+
+Each step is what a user would do or see; the verdict is `rekindle_testing.demo.verdict`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rekindle import names
+from rekindle.connectors.compare import Difference
+from rekindle.timeline.picture import draw
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+from rekindle.topology.model import Topology
+from rekindle_testing.demo.screen import Screen
+from rekindle_testing.demo.verdict import failures, result
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.observe import Observer
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.sinks import longest_pause, written
+
+NAME = "flights"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Which nodes die, and what that means for the queries."""
+
+    nodes: tuple[str, ...]
+    lost: tuple[str, ...]
+    survivors: tuple[str, ...]
+    gone: frozenset[tuple[str, int]]  # (segment id, partition) of which no replica is left
+
+
+def choose_loss(
+    topology: Topology,
+    placed: dict[tuple[str, int], set[str]],
+    nodes: Sequence[str],
+    operators: set[str],
+    size: int,
+) -> Loss:
+    """The `size` nodes whose death stops the most queries while the most valuable one survives.
+
+    `placed`: (segment id, partition) -> nodes that run a replica of it; `operators`: nodes that
+    run a replica of the operator, of which one survives.
+    """
+    queries = sorted(topology.spec.queries, key=lambda q: -q.priority)
+    best: Loss | None = None
+    for victims in itertools.combinations(nodes, size):
+        lost = tuple(
+            q.name
+            for q in queries
+            if any(
+                placed[s.id, p] <= set(victims)
+                for s in topology.ancestry(q)
+                for p in range(s.partitions)
+            )
+        )
+        if operators <= set(victims):
+            continue
+        survivors = tuple(q.name for q in queries if q.name not in lost)
+        gone = frozenset(part for part, where in placed.items() if where <= set(victims))
+        loss = Loss(victims, lost, survivors, gone)
+        if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
+            best = loss
+    if best is None or not best.lost:
+        raise RuntimeError(f"no {size} nodes whose loss leaves {queries[0].name} alive: {placed}")
+    return best
+
+
+class Story:
+    """The demo; `run` returns what failed, as sentences."""
+
+    def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
+        self.cluster = cluster
+        self.screen = screen
+        self.build = build
+        self._document = flights.example()
+        self._reference = Reference(self._document, cluster.shared, build)
+        name, spec = load_topology(self._document)
+        self.topology = compile_topology(spec, name)
+
+    def execute_reference(self) -> None:
+        """Needs the input alone, and no cluster."""
+        flights.prepare_input(self.cluster.shared / "input")
+        self.screen.say("reference execution of the same input, in one process")
+        self._reference.execute()
+
+    def run(self, reference: Future[None]) -> list[str]:
+        """On a cluster that is up. What runs on it waits for `reference`, to have the cores."""
+        self.cluster.make_volume("rekindle")
+        self.screen.say("helm install rekindle")
+        self.cluster.install()
+        reference.result()
+        self.screen.say("kubectl apply -f examples/flights/topology.yaml")
+        self.cluster.control_plane.kubectl("apply", "-f", str(flights.TOPOLOGY))
+        with Observer(lambda: self.cluster.status(NAME)) as observer:
+            self.screen.begin_table()
+            try:
+                lost_at_s, loss = self._lose_nodes(observer)
+                restored_from = self._recover(observer, loss)
+                last = self._finish(observer)
+            finally:
+                self.screen.end_table()
+        return self._judge(observer, lost_at_s, loss, restored_from, last)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
+        self._watch(observer, "all queries to be Live", observer.all_live, 180)
+        # A survivor's replicas are equals only then.
+        self._watch(
+            observer,
+            "every replica to be Live",
+            lambda: observer.condition("Redundant") == "True",
+            60,
+        )
+        # A cut that was made earlier may be without the state of what was not Live then.
+        head = int(observer.status["dataPlane"]["headEpoch"])
+        self._watch(
+            observer,
+            f"a checkpoint of epoch {head} or later",
+            lambda: observer.checkpoint_epoch() >= head,
+            60,
+        )
+        loss = choose_loss(
+            self.topology,
+            self._placed(),
+            sorted(self.cluster.nodes),
+            {p.spec.node_name for p in self.cluster.operator_pods()},
+            len(self.cluster.nodes) * 2 // 3,
+        )
+        at_s = observer.mark("lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die")
+        self.screen.say(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
+        self.cluster.kill_nodes(list(loss.nodes))
+        return at_s, loss
+
+    def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
+        """Nodes come back, one at a time until everything is Live, then the rest; returns what
+        the lost queries were restored from."""
+        self._watch(
+            observer,
+            "a recovery plan in the status",
+            lambda: set(loss.lost) <= set((observer.status.get("recovery") or {}).get("plan", [])),
+            60,
+        )
+        for left in range(len(loss.lost) - 1, -1, -1):
+            self._add_node(observer)
+            self._watch(
+                observer,
+                f"all queries but {left} to be Live",
+                lambda left=left: self._not_live(observer) <= left,  # type: ignore[misc]
+                120,
+            )
+        for _ in loss.nodes[len(loss.lost) :]:
+            self._add_node(observer)
+        return self._restored_from(observer.status, loss)
+
+    def _restored_from(self, status: dict[str, Any], loss: Loss) -> dict[str, int]:
+        """The oldest epoch that a lost part of each lost query was restored from; -1: from none."""
+        newest: dict[tuple[str, int], int] = {}
+        for task in (status.get("dataPlane") or {}).get("tasks", []):
+            segment, partition, _ = task["slot"].rsplit("/", 2)
+            part = segment, int(partition)
+            newest[part] = max(newest.get(part, -1), task.get("restoredFrom", -1))
+        return {
+            q.name: min(
+                newest.get((s.id, p), -1)
+                for s in self.topology.ancestry(q)
+                for p in range(s.partitions)
+                if (s.id, p) in loss.gone
+            )
+            for q in self.topology.spec.queries
+            if q.name in loss.lost
+        }
+
+    def _finish(self, observer: Observer) -> int:
+        """Wait until the whole input has gone through every query; returns its last epoch."""
+        last = self._reference.last_epoch
+        self._watch(
+            observer,
+            f"epoch {last} in every sink",
+            lambda: min(observer.stable_epochs().values(), default=-1) >= last,
+            240,
+        )
+        return last
+
+    def _judge(
+        self,
+        observer: Observer,
+        lost_at_s: float,
+        loss: Loss,
+        restored_from: dict[str, int],
+        last: int,
+    ) -> list[str]:
+        pauses = self._pauses(observer, lost_at_s, loss)
+        comparisons = self._reference.compare(self._document)
+        plan = observer.history.plan_before_return(lost_at_s, loss.lost)
+        wrong = failures(
+            observer.history,
+            lost_at_s=lost_at_s,
+            plan=plan,
+            expected_lost=loss.lost,
+            survivors=loss.survivors,
+            comparisons=comparisons,
+            last_epoch=last,
+            restored_from=restored_from,
+            pauses=pauses,
+        )
+        said = result(
+            observer.history,
+            lost_at_s=lost_at_s,
+            plan=plan,
+            comparisons=comparisons,
+            restored_from=restored_from,
+            pauses=pauses,
+            failed=wrong,
+        )
+        (self.build / "result.json").write_text(json.dumps(said, indent=2) + "\n")
+        title = f"Rekindle: flights loses {len(loss.nodes)} nodes at once"
+        draw(observer.history, self.build / "timeline.svg", title)
+        events = self.cluster.control_plane.kubectl(
+            "get", "events", "--sort-by=.metadata.creationTimestamp"
+        )
+        (self.build / "events.txt").write_text(events)
+        self._summary(comparisons)
+        return wrong
+
+    def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
+        """The survivors' longest silences between the loss and the last return."""
+        history = observer.history
+        outages = [history.outage(query, lost_at_s) for query in loss.lost]
+        returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
+        began = time.time() - observer.now()
+        since_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
+        output = self.cluster.shared / NAME / "output"
+        epoch_s = self.topology.spec.epoch_interval / 1e6
+        return {
+            q: longest_pause(written(output / q), since_s, until_s, epoch_s) for q in loss.survivors
+        }
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _summary(self, comparisons: dict[str, Difference]) -> None:
+        for query, comparison in comparisons.items():
+            self.screen.say(f"{query}: {comparison}")
+        self.screen.say(f"timeline and figures are in {self.build}")
+
+    def _not_live(self, observer: Observer) -> int:
+        return sum(state != "Live" for state in observer.states().values())
+
+    def _add_node(self, observer: Observer) -> None:
+        name = self._background(observer, self.cluster.add_node)
+        observer.mark("joined", name)
+        self.screen.say(f"[blue]{name}[/] joins")
+
+    def _placed(self) -> dict[tuple[str, int], set[str]]:
+        placed: dict[tuple[str, int], set[str]] = {}
+        for pod in self.cluster.tasks(NAME):
+            labels = pod.metadata.labels
+            key = labels[names.LABEL_SEGMENT], int(labels[names.LABEL_PARTITION])
+            placed.setdefault(key, set()).add(pod.spec.node_name)
+        return placed
+
+    def _watch(
+        self, observer: Observer, what: str, probe: Callable[[], T | None], timeout_s: float
+    ) -> T:
+        def probe_and_show() -> T | None:
+            self.screen.update(observer.now(), observer.status, list(self.cluster.nodes))
+            return probe()
+
+        return wait_for(what, probe_and_show, timeout_s, every_s=0.25)
+
+    def _background(self, observer: Observer, work: Callable[[], T]) -> T:
+        """Run `work` while the table goes on updating."""
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            self._watch(observer, "a node to join", done.done, 60)
+            return done.result()

@@ -1,0 +1,324 @@
+"""A real Kubernetes control plane as child processes on loopback.
+
+etcd, kube-apiserver, kube-controller-manager and kube-scheduler, all data under
+one directory, no nodes: those join through `node_kubeconfig`.  Knows when the
+components are ready and how to take the API server away; it must not know what
+runs on the cluster.  The command lines are in `components`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from rekindle_testing.embedded import components
+from rekindle_testing.embedded.cache import Report, silent
+from rekindle_testing.embedded.components import Credentials, Ports, Settings
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.kubeconfig import write_kubeconfig
+from rekindle_testing.embedded.pki import CertificateAuthority, create_signing_key
+from rekindle_testing.embedded.processes import Process, Supervisor, choose_ports
+from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane
+
+_POLL_S = 0.1
+_STOP_GRACE_S = 5.0
+
+
+class ControlPlaneError(EmbeddedError):
+    """A component ended or did not become ready; carries the end of its log."""
+
+
+class KubectlError(EmbeddedError):
+    """kubectl failed; `stderr` is what it said."""
+
+    def __init__(self, arguments: Sequence[str], stderr: str) -> None:
+        super().__init__(f"kubectl {' '.join(arguments)} failed: {stderr.strip()}")
+        self.stderr = stderr
+
+
+@dataclass(frozen=True, slots=True)
+class _Installation:
+    """What is made once, before the first component starts."""
+
+    binaries: ControlPlaneBinaries
+    ports: Ports
+    authority: CertificateAuthority
+    credentials: Credentials
+    # By which this process, as admin, asks the components how they are.
+    trust: ssl.SSLContext
+
+
+class ControlPlane:
+    """One control plane, from `start` (or `with`) to `stop`.
+
+    `directory` must not hold an earlier control plane; it stays after `stop`,
+    for its logs.  Without `binaries` they are found or built first, which
+    takes minutes the first time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings | None = None,
+        *,
+        binaries: ControlPlaneBinaries | None = None,
+        report: Report = silent,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.settings = settings or Settings()
+        self.log_directory = self.directory / "logs"
+        self.kubeconfig = self.directory / "kubeconfig" / "admin.kubeconfig"
+        self._binaries = binaries
+        self._report = report
+        self._supervisor = Supervisor(self.log_directory)
+        self._running: dict[str, Process] = {}
+        self._made: _Installation | None = None
+
+    def __enter__(self) -> ControlPlane:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def api_url(self) -> str:
+        return self._url(self._installation.ports)
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority of the API server, of all clients and of the nodes."""
+        return self._installation.authority.pair.certificate
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the components that were started and not stopped."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    def start(self) -> None:
+        """Return when pods can be created in the default namespace and are scheduled."""
+        self._made = self._install(self._binaries or ensure_control_plane(self._report))
+        try:
+            self._start_components()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every component; does nothing to one that has ended."""
+        self._supervisor.close(_STOP_GRACE_S)
+        self._running.clear()
+
+    # --- identities -------------------------------------------------------
+
+    def node_kubeconfig(self, name: str) -> Path:
+        """A kubeconfig by which the node authorizer knows its holder as this node."""
+        return self.user_kubeconfig(f"system:node:{name}", group="system:nodes")
+
+    def user_kubeconfig(self, user: str, group: str = "") -> Path:
+        """A kubeconfig of any user; what it may do is up to RBAC."""
+        path = self.kubeconfig.with_name(user.replace(":", "_") + ".kubeconfig")
+        if not path.exists():
+            pair = self._installation.authority.issue_client(f"client-{path.stem}", user, group)
+            write_kubeconfig(path, self.api_url, self.ca_file, pair)
+        return path
+
+    def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]:
+        """Certificate and key for an API of a node's; the API server trusts them.
+
+        The node asks its clients for a certificate of `ca_file` and checks that
+        the name is `components.KUBELET_CLIENT_NAME`.
+        """
+        pair = self._installation.authority.issue_server(
+            f"server-{name}", f"system:node:{name}", hosts
+        )
+        return pair.certificate, pair.key
+
+    # --- use --------------------------------------------------------------
+
+    def kubectl(
+        self,
+        *arguments: str,
+        stdin: str | None = None,
+        kubeconfig: Path | None = None,
+        timeout_s: float = 60,
+    ) -> str:
+        """Run kubectl, as admin unless told otherwise, and return its output."""
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.directory),
+            "KUBECONFIG": str(kubeconfig or self.kubeconfig),
+        }
+        done = subprocess.run(
+            [str(self._installation.binaries.kubectl), *arguments],
+            input=stdin if stdin is not None else "",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if done.returncode != 0:
+            raise KubectlError(arguments, done.stderr)
+        return done.stdout
+
+    # --- outages of the API -----------------------------------------------
+
+    def pause_api_server(self) -> None:
+        """Freeze the API server: connections stay open and nothing answers."""
+        self._running["kube-apiserver"].pause()
+
+    def resume_api_server(self) -> None:
+        self._running["kube-apiserver"].resume()
+        self._await_api_server()
+
+    def stop_api_server(self) -> None:
+        """Take the API server away as a crash would: connections break, then are refused."""
+        self._supervisor.stop(self._running.pop("kube-apiserver"), grace_s=0)
+
+    def start_api_server(self) -> None:
+        """Bring it back on the port it had."""
+        self._launch_api_server()
+        self._await_api_server()
+
+    # --- the components ---------------------------------------------------
+
+    @property
+    def _installation(self) -> _Installation:
+        if self._made is None:
+            raise ControlPlaneError(f"the control plane in {self.directory} was not started")
+        return self._made
+
+    def _install(self, binaries: ControlPlaneBinaries) -> _Installation:
+        etcd_data = self.directory / "etcd"
+        if etcd_data.exists():
+            raise ControlPlaneError(
+                f"{self.directory} holds an earlier control plane: delete it or name another"
+            )
+        etcd_data.mkdir(parents=True, mode=0o700)
+        ports = Ports(*choose_ports(5))
+        authority = CertificateAuthority.create(self.directory / "pki", "rekindle-embedded")
+        credentials = self._issue_credentials(authority)
+        admin = authority.issue_client("admin", "kubernetes-admin", "system:masters")
+        ca_file = authority.pair.certificate
+        write_kubeconfig(self.kubeconfig, self._url(ports), ca_file, admin)
+        trust = ssl.create_default_context(cafile=str(ca_file))
+        trust.load_cert_chain(admin.certificate, admin.key)
+        return _Installation(binaries, ports, authority, credentials, trust)
+
+    def _url(self, ports: Ports) -> str:
+        return f"https://{self.settings.api_address}:{ports.api_server}"
+
+    def _issue_credentials(self, authority: CertificateAuthority) -> Credentials:
+        store = CertificateAuthority.create(authority.directory / "etcd", "rekindle-etcd")
+        local = [components.LOOPBACK, "localhost"]
+        # The names by which pods of any cluster call their API server.
+        names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+        names += ["kubernetes.default.svc.cluster.local"]
+        addresses = list(dict.fromkeys([*local, self.settings.api_address]))
+        return Credentials(
+            authority=authority.pair,
+            etcd_authority=store.pair.certificate,
+            etcd_member=store.issue_server("member", "etcd", local, also_client=True),
+            etcd_client=store.issue_client("client", "kube-apiserver"),
+            api_server=authority.issue_server(
+                "kube-apiserver", "kube-apiserver", [*addresses, *names]
+            ),
+            kubelet_client=authority.issue_client(
+                "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
+            ),
+            controllers=authority.issue_server("controllers", "controllers", local),
+            service_account_key=create_signing_key(authority.directory / "tokens.key"),
+        )
+
+    def _start_components(self) -> None:
+        made = self._installation
+        ports, credentials = made.ports, made.credentials
+        store = components.etcd(self.directory / "etcd", ports, credentials)
+        self._launch("etcd", made.binaries.etcd, store)
+        # It retries until etcd answers.
+        self._launch_api_server()
+        self._await_api_server()
+        for name, program, command in (
+            (
+                "kube-controller-manager",
+                made.binaries.kube_controller_manager,
+                components.controller_manager,
+            ),
+            ("kube-scheduler", made.binaries.kube_scheduler, components.scheduler),
+        ):
+            kubeconfig = self.user_kubeconfig(f"system:{name}")
+            self._launch(name, program, command(ports, credentials, self.settings, kubeconfig))
+        self._await_healthy("kube-scheduler", ports.scheduler)
+        self._await_healthy("kube-controller-manager", ports.controller_manager)
+        # Both are mounted into every pod.
+        for path in ("serviceaccounts/default", "configmaps/kube-root-ca.crt"):
+            path = f"/api/v1/namespaces/default/{path}"
+            created = partial(self._api_answers, path)
+            self._await("kube-controller-manager", f"create {path}", created)
+
+    def _launch_api_server(self) -> None:
+        made = self._installation
+        arguments = components.api_server(made.ports, made.credentials, self.settings)
+        self._launch("kube-apiserver", made.binaries.kube_apiserver, arguments)
+
+    def _launch(self, name: str, program: Path, arguments: Sequence[str]) -> None:
+        # Nothing of ours is passed on: proxies and KUBE* variables change components.
+        environment = {"PATH": os.defpath, "HOME": str(self.directory)}
+        argv = [str(program), *arguments]
+        self._running[name] = self._supervisor.start(name, argv, environment)
+
+    # --- readiness --------------------------------------------------------
+
+    def _await_api_server(self) -> None:
+        self._await("kube-apiserver", "answer /readyz", partial(self._api_answers, "/readyz"))
+
+    def _await_healthy(self, name: str, port: int) -> None:
+        healthy = partial(self._answers, components.LOOPBACK, port, "/healthz")
+        self._await(name, "answer /healthz", healthy)
+
+    def _await(self, name: str, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while not condition():
+            for process in self._running.values():
+                if process.exit_code is not None:
+                    raise _failure(process, f"ended with code {process.exit_code}")
+            if time.monotonic() > deadline:
+                raise _failure(
+                    self._running[name],
+                    f"did not {what} within {self.settings.start_timeout_s:g} s",
+                )
+            time.sleep(_POLL_S)
+
+    def _api_answers(self, path: str) -> bool:
+        return self._answers(self.settings.api_address, self._installation.ports.api_server, path)
+
+    def _answers(self, host: str, port: int, path: str) -> bool:
+        connection = http.client.HTTPSConnection(
+            host, port, timeout=5, context=self._installation.trust
+        )
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _failure(process: Process, what: str) -> ControlPlaneError:
+    return ControlPlaneError(
+        f"{process.name} {what}; {process.log} ends with:\n{process.log_tail()}"
+    )

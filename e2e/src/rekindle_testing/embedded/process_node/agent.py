@@ -1,0 +1,204 @@
+"""The agent of one node: what a kubelet is to a real one.
+
+Mirrors the pods bound to the node into workers, keeps the Node and its Lease,
+serves logs.  Everything it must remember lies in the node's directory, so it
+can be killed at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rekindle_testing.embedded.process_node import admission
+from rekindle_testing.embedded.process_node.actions import Actions
+from rekindle_testing.embedded.process_node.admission import Refusal
+from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.events import EventRecorder
+from rekindle_testing.embedded.process_node.fields import Json
+from rekindle_testing.embedded.process_node.memory import ProcessTree
+from rekindle_testing.embedded.process_node.node_object import NodeObject
+from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
+from rekindle_testing.embedded.process_node.pod_worker import NodeServices, PodWorker
+from rekindle_testing.embedded.process_node.quantities import whole
+from rekindle_testing.embedded.process_node.server import KubeletServer
+from rekindle_testing.embedded.process_node.settings import NodeSettings
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+# The watch tells of everything; this is for what was lost on the way.
+_FIRST_ADDRESS, _LAST_ADDRESS = 0x0100, 0xFFFE
+
+
+class Agent:
+    """All pods of one node."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._directory = Path(settings.directory) / "pods"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._api = ApiClient(Path(settings.kubeconfig))
+        self._node = NodeObject(self._api, settings)
+        self._actions = Actions()
+        self._last_address = _FIRST_ADDRESS - 1
+        self.workers: dict[str, PodWorker] = {}
+        url = urlsplit(self._api.url)
+        self._services = NodeServices(
+            settings=settings,
+            api=self._api,
+            events=EventRecorder(self._api, settings.name),
+            objects=ObjectReader(self._api, settings.timing.volume_refresh_s / 2),
+            tokens=TokenReader(self._api),
+            actions=self._actions,
+            admit=self._admit,
+            service_variables={
+                "KUBERNETES_SERVICE_HOST": url.hostname or "",
+                "KUBERNETES_SERVICE_PORT": str(url.port),
+                "KUBERNETES_SERVICE_PORT_HTTPS": str(url.port),
+            },
+        )
+
+    async def run(self) -> None:
+        await self._register()
+        server = KubeletServer(self._settings, self.workers)
+        await server.start()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._node.keep_lease())
+            tasks.create_task(self._node.keep_reporting())
+            tasks.create_task(self._follow_pods())
+            tasks.create_task(self._watch_memory())
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                return await self._node.register()
+            except (ApiError, Unreachable) as error:
+                log.warning("node %s not registered: %s", self._settings.name, error)
+                await asyncio.sleep(_RETRY_S)
+
+    # --- pods -------------------------------------------------------------
+
+    async def _follow_pods(self) -> None:
+        while True:
+            try:
+                await self._list_and_watch()
+            except (ApiError, Unreachable) as error:
+                log.warning("pods of %s: %s", self._settings.name, error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _list_and_watch(self) -> None:
+        selector = f"spec.nodeName={self._settings.name}"
+        listed = await self._api.get("/api/v1/pods", fieldSelector=selector)
+        present = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
+        for pod in present.values():
+            self._see(pod)
+        for uid in [uid for uid in self.workers if uid not in present]:
+            self.workers[uid].vanish()
+        self._end_orphans(set(present))
+        log.info("node %s has %d pods", self._settings.name, len(present))
+        version = listed["metadata"]["resourceVersion"]
+        while True:
+            # A watch that the server ends is gone on with; 410 comes as an ApiError.
+            watch = self._api.watch("/api/v1/pods", version, fieldSelector=selector)
+            async for event in watch:
+                version = event["object"]["metadata"]["resourceVersion"]
+                match event["type"]:
+                    case "ADDED" | "MODIFIED":
+                        self._see(event["object"])
+                    case "DELETED":
+                        if worker := self.workers.get(event["object"]["metadata"]["uid"]):
+                            worker.vanish()
+
+    def _see(self, pod: Json) -> None:
+        self._forget_finished()
+        uid = pod["metadata"]["uid"]
+        if worker := self.workers.get(uid):
+            worker.update(pod)
+            return
+        directory = self._directory / uid
+        over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        if over and not directory.exists() and "deletionTimestamp" not in pod["metadata"]:
+            # It ended on an earlier node of this name; all that is left is its object.
+            return
+        self._work_on(pod, directory)
+
+    def _work_on(self, pod: Json, directory: Path) -> PodWorker:
+        worker = PodWorker(pod, directory, self._address(directory), self._services)
+        self.workers[worker.uid] = worker
+        return worker
+
+    def _end_orphans(self, present: set[str]) -> None:
+        """Pods whose object went while no agent was looking."""
+        for directory in self._directory.iterdir():
+            if directory.name in present or directory.name in self.workers:
+                continue
+            saved = directory / "pod.json"
+            if saved.exists():
+                self._work_on(json.loads(saved.read_text()), directory).vanish()
+
+    def _forget_finished(self) -> None:
+        for uid in [uid for uid, worker in self.workers.items() if worker.finished]:
+            del self.workers[uid]
+
+    def _admit(self, pod: Json) -> Refusal | None:
+        others = [w.pod for w in self.workers.values() if w.admitted and not w.ended]
+        return admission.admit(pod, others, self._settings.capacity)
+
+    def _address(self, directory: Path) -> str:
+        saved = directory / "pod.json"
+        if saved.exists():
+            return str(json.loads(saved.read_text())["ip"])
+        taken = {worker.pod_ip for worker in self.workers.values()}
+        taken |= {json.loads(path.read_text())["ip"] for path in self._directory.glob("*/pod.json")}
+        for address in self._candidates():
+            if address not in taken:
+                return address
+        raise RuntimeError(f"no address left in {self._settings.address_prefix}.0.0/16")
+
+    def _candidates(self) -> Iterator[str]:
+        # Going round, so that an address is not used again at once.
+        for _ in range(_LAST_ADDRESS - _FIRST_ADDRESS):
+            self._last_address += 1
+            if self._last_address > _LAST_ADDRESS:
+                self._last_address = _FIRST_ADDRESS
+            high, low = divmod(self._last_address, 256)
+            if low not in (0, 255):
+                yield f"{self._settings.address_prefix}.{high}.{low}"
+
+    # --- memory -----------------------------------------------------------
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.timing.memory_sample_s)
+            limited = [
+                (container, (container.spec.get("resources") or {}).get("limits", {}).get("memory"))
+                for worker in self.workers.values()
+                for container in worker.containers
+                if container.running
+            ]
+            limited = [(container, limit) for container, limit in limited if limit]
+            if not limited:
+                continue
+            tree = ProcessTree()
+            for container, limit in limited:
+                if container.attempt is None:
+                    continue
+                if tree.is_over(tree.descendants(container.attempt.shim), whole(limit)):
+                    container.kill("OOMKilled")
+
+
+def main(settings_path: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    asyncio.run(_run(NodeSettings.read(Path(settings_path))))
+
+
+async def _run(settings: NodeSettings) -> None:
+    await Agent(settings).run()

@@ -1,0 +1,266 @@
+"""One container of a pod over all its attempts: state, probes, orderly end.
+
+It does what `pod_worker` decides; it decides nothing about restarts itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node.actions import ActionError, Actions
+from rekindle_testing.embedded.process_node.attempts import Attempt
+from rekindle_testing.embedded.process_node.fields import Json
+from rekindle_testing.embedded.process_node.probes import (
+    ProbeKind,
+    ProbeRun,
+    ProbeSpec,
+    is_ready,
+    is_started,
+    must_restart,
+)
+from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, Crashes, Exit
+from rekindle_testing.embedded.process_node.status import ContainerView
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str, str, str], None]
+
+
+class Container:
+    """`report(kind, reason, message)` records an Event; `changed` wakes the pod's worker."""
+
+    def __init__(
+        self,
+        spec: Json,
+        is_init: bool,
+        directory: Path,
+        actions: Actions,
+        backoff: BackoffPolicy,
+        changed: Callable[[], None],
+        report: Report,
+    ) -> None:
+        self.spec = spec
+        self.name: str = spec["name"]
+        self.directory = directory
+        self._is_init = is_init
+        self.attempt: Attempt | None = None
+        self.last: Exit | None = None
+        self.crashes = Crashes()
+        self.waiting: tuple[str, str] | None = None
+        self._actions = actions
+        self._backoff = backoff
+        self._changed = changed
+        self._report = report
+        self._pod_ip = ""
+        self._runs: dict[ProbeKind, ProbeRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+
+    # --- attempts ---------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self.attempt is not None and self.attempt.running
+
+    @property
+    def exit(self) -> Exit | None:
+        """Of the newest attempt."""
+        return None if self.attempt is None else self.attempt.exit()
+
+    @property
+    def next_number(self) -> int:
+        return 0 if self.attempt is None else self.attempt.number + 1
+
+    def next_directory(self) -> Path:
+        return self.directory / str(self.next_number)
+
+    def start(self, spec: dict[str, Any], pod_ip: str) -> None:
+        if self.attempt is not None:
+            self.last = self.attempt.exit()
+            self._forget_older()
+        self.waiting = None
+        self._ended.clear()
+        self.attempt = Attempt.start(self.next_directory(), spec, self._on_exit)
+        self._begin(pod_ip, None)
+        self._report("Normal", "Started", f"Started container {self.name}")
+
+    def adopt(self, pod_ip: str, status: Json | None) -> None:
+        """Find what an earlier agent left; `status` is what the API last heard."""
+        numbers = sorted(int(d.name) for d in self.directory.glob("*") if d.name.isdigit())
+        for number in numbers:
+            if self.attempt is not None:
+                self.last = self.attempt.exit()
+            self.attempt = Attempt.adopt(self.directory / str(number), self._on_exit)
+            if ended := self.attempt.exit():
+                self.crashes = self.crashes.after(ended, self._backoff)
+        if self.running:
+            self._begin(pod_ip, status)
+
+    def previous(self) -> Attempt | None:
+        """The attempt before the newest, or the newest if it waits for the next."""
+        if self.attempt is None or (self.waiting and not self.attempt.running):
+            return self.attempt
+        directory = self.directory / str(self.attempt.number - 1)
+        return Attempt.adopt(directory, lambda: None) if directory.exists() else None
+
+    def view(self) -> ContainerView:
+        running = self.running
+        startup, readiness = (self._runs.get(k) for k in (ProbeKind.STARTUP, ProbeKind.READINESS))
+        attempt = self.attempt
+        identity = "" if attempt is None else f"process://{self.directory.parent.parent.name}"
+        return ContainerView(
+            name=self.name,
+            image=self.spec["image"],
+            running_since=attempt.started_at if attempt is not None and running else None,
+            ended=None if running or self.waiting else self.exit,
+            waiting=None if running else self.waiting,
+            last=self.exit if self.waiting else self.last,
+            restarts=0 if attempt is None else attempt.number,
+            started=is_started(running, startup),
+            ready=is_ready(running, startup, readiness) or self._has_initialized(),
+            container_id=f"{identity}/{self.name}/{attempt.number}" if attempt else "",
+        )
+
+    def _has_initialized(self) -> bool:
+        # An init container counts as ready once it is done.
+        ended = self.exit if self._is_init else None
+        return ended is not None and ended.exit_code == 0
+
+    def condemned_by(self) -> ProbeKind | None:
+        if not self.running or self._stopping is not None:
+            return None
+        return must_restart(self._runs.get(ProbeKind.STARTUP), self._runs.get(ProbeKind.LIVENESS))
+
+    # --- end --------------------------------------------------------------
+
+    def stop(self, deadline: Callable[[], float]) -> None:
+        """Begin an orderly end: preStop, SIGTERM, and SIGKILL at the deadline.
+
+        The deadline is asked for again and again, since a second delete may
+        shorten it.
+        """
+        if self.running and self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(deadline))
+
+    def kill(self, reason: str) -> None:
+        if self.attempt is not None:
+            self.attempt.kill(reason)
+
+    async def _stop(self, deadline: Callable[[], float]) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        self._report("Normal", "Killing", f"Stopping container {self.name}")
+        if hook := (self.spec.get("lifecycle") or {}).get("preStop"):
+            await self._hook(hook, "FailedPreStopHook", deadline() - time.time())
+        attempt.send(signal.SIGTERM)
+        while attempt.running:
+            remaining_s = deadline() - time.time()
+            if remaining_s <= 0:
+                attempt.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), min(max(remaining_s, 0.05), 0.5))
+
+    def _on_exit(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._runs.clear()
+        self._stopping = None
+        if ended := self.exit:
+            self.crashes = self.crashes.after(ended, self._backoff)
+            if ended.reason == "StartError":
+                self._report("Warning", "Failed", f"Error: {ended.message}")
+        self._ended.set()
+        self._changed()
+
+    def _forget_older(self) -> None:
+        """The ended attempt keeps its log; the one before it goes."""
+        assert self.attempt is not None
+        for name in ("layers", "root"):
+            shutil.rmtree(self.attempt.directory / name, ignore_errors=True)
+        shutil.rmtree(self.directory / str(self.attempt.number - 1), ignore_errors=True)
+
+    # --- probes and hooks -------------------------------------------------
+
+    def _begin(self, pod_ip: str, status: Json | None) -> None:
+        self._pod_ip = pod_ip
+        known = status if status is not None and "running" in status.get("state", {}) else {}
+        for kind in ProbeKind:
+            if probe := self.spec.get(f"{kind}Probe"):
+                field = {ProbeKind.STARTUP: "started", ProbeKind.READINESS: "ready"}.get(kind)
+                # An adopted container stays what it was until its probes say otherwise.
+                verdict = True if field and known.get(field) else None
+                self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), verdict=verdict)
+                self._spawn(self._probe(kind, probe))
+        hook = (self.spec.get("lifecycle") or {}).get("postStart")
+        if hook and status is None:
+            self._spawn(self._post_start(hook))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, kind: ProbeKind, probe: Json) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        spec = self._runs[kind].spec
+        await _program_runs(attempt)
+        if kind is not ProbeKind.STARTUP:
+            while not is_started(True, self._runs.get(ProbeKind.STARTUP)):
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(max(0.0, attempt.started_at + spec.initial_delay_s - time.time()))
+        while not (kind is ProbeKind.STARTUP and self._runs[kind].verdict):
+            failure = await self._check(probe, spec.timeout_s)
+            before = self._runs[kind].verdict
+            self._runs[kind] = self._runs[kind].record(failure is None)
+            if failure is not None:
+                title = f"{kind.capitalize()} probe failed: {failure}"
+                self._report("Warning", "Unhealthy", title)
+            if self._runs[kind].verdict != before:
+                self._changed()
+            await asyncio.sleep(spec.period_s)
+
+    async def _check(self, probe: Json, timeout_s: float) -> str | None:
+        try:
+            await self._act(probe, timeout_s)
+        except ActionError as error:
+            return str(error)
+        return None
+
+    async def _post_start(self, hook: Json) -> None:
+        assert self.attempt is not None
+        await _program_runs(self.attempt)
+        if not await self._hook(hook, "FailedPostStartHook", 3600) and self.attempt is not None:
+            self.attempt.kill()
+
+    async def _hook(self, hook: Json, reason: str, timeout_s: float) -> bool:
+        try:
+            await self._act(hook, max(timeout_s, 1.0))
+        except ActionError as error:
+            self._report("Warning", reason, f"{self.name}: {error}")
+            return False
+        return True
+
+    async def _act(self, action: Json, timeout_s: float) -> None:
+        assert self.attempt is not None
+        pid, variables = self.attempt.pid, {}
+        if "exec" in action:
+            spec: Json = json.loads((self.attempt.directory / "spec.json").read_text())
+            variables = spec["environment"]
+        await self._actions.run(action, self.spec, self._pod_ip, pid, variables, timeout_s)
+
+
+async def _program_runs(attempt: Attempt) -> None:
+    """Until the shim has become two: before, there is nothing to look into."""
+    while attempt.pid is None:
+        await asyncio.sleep(0.02)

@@ -1,0 +1,131 @@
+"""From a container's spec to what its shim is told: argv, environment, mounts.
+
+Pure but for `mkdir` of sub-paths.  Raises ImageError or ConfigError with what
+the user should read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node import environment
+from rekindle_testing.embedded.process_node.environment import ConfigError, Objects
+from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.settings import Image
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_READ_ONLY_VOLUMES = ("configMap", "secret", "downwardAPI", "projected")
+
+
+class ImageError(Exception):
+    """The node has nothing that stands for the container's image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all containers of one pod share."""
+
+    pod: Json
+    facts: PodFacts
+    images: Mapping[str, Image]
+    volumes: Mapping[str, Path]
+    # Of the API server, as every container of a cluster has them.
+    service_variables: Mapping[str, str]
+    hosts_file: Path
+    data_directory: Path
+    log_limit_bytes: int
+    # The pod's control group, or nothing.
+    cgroup: str = ""
+
+
+def host_name(pod: Json) -> str:
+    return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]
+
+
+def hosts(pod: Json, pod_ip: str) -> str:
+    """The content of /etc/hosts."""
+    lines = ["127.0.0.1\tlocalhost", f"{pod_ip}\t{host_name(pod)}"]
+    for alias in pod["spec"].get("hostAliases") or []:
+        lines.append("\t".join([alias["ip"], *alias.get("hostnames", [])]))
+    return "\n".join(lines) + "\n"
+
+
+def find_image(container: Json, images: Mapping[str, Image]) -> Image:
+    name = container["image"]
+    if (image := images.get(name)) is None:
+        known = ", ".join(sorted(images)) or "none"
+        raise ImageError(f'no image "{name}" on this process node; it knows: {known}')
+    return image
+
+
+def shim_spec(
+    around: Surroundings, container: Json, objects: Objects, directory: Path
+) -> dict[str, Any]:
+    """What `shim.main` reads; `directory` is the attempt's."""
+    image = find_image(container, around.images)
+    variables = environment.build(
+        around.pod, container, objects, around.service_variables, around.facts
+    )
+    return {
+        "argv": command_line(container, image, variables),
+        "environment": {
+            "PATH": ":".join([*image.path, _SYSTEM_PATH]),
+            "HOME": "/root",
+            "HOSTNAME": host_name(around.pod),
+            **image.env,
+            **variables,
+        },
+        "workdir": container.get("workingDir") or image.workdir,
+        "hostname": host_name(around.pod),
+        "root": str(directory / "root"),
+        "layers": str(directory / "layers"),
+        "data_directory": str(around.data_directory),
+        "mounts": _mounts(around, container, variables, directory),
+        "termination_message": str(directory / "termination-log"),
+        "log_limit_bytes": around.log_limit_bytes,
+        "cgroup": around.cgroup,
+    }
+
+
+def command_line(container: Json, image: Image, variables: Mapping[str, str]) -> list[str]:
+    """`command` replaces the image's entry point, `args` follow it."""
+    entry = container.get("command") or list(image.command)
+    words = [*entry, *(container.get("args") or [])]
+    if not words:
+        raise ConfigError(f"no command specified, and image {container['image']!r} has none")
+    return [environment.expand(word, variables) for word in words]
+
+
+def _mounts(
+    around: Surroundings, container: Json, variables: Mapping[str, str], directory: Path
+) -> list[Json]:
+    message = container.get("terminationMessagePath") or "/dev/termination-log"
+    mounts = [
+        _mount(around.hosts_file, "/etc/hosts", False),
+        _mount(directory / "termination-log", message, False),
+    ]
+    kinds = {v["name"]: next(k for k in v if k != "name") for v in _volumes(around.pod)}
+    for mount in container.get("volumeMounts") or []:
+        source = around.volumes[mount["name"]]
+        read_only = bool(mount.get("readOnly")) or kinds[mount["name"]] in _READ_ONLY_VOLUMES
+        sub_path = mount.get("subPath") or ""
+        if pattern := mount.get("subPathExpr"):
+            sub_path = environment.expand(pattern, variables)
+        if sub_path:
+            source = source / sub_path
+            if not source.exists():
+                source.mkdir(parents=True)
+        mounts.append(_mount(source.resolve(), mount["mountPath"], read_only))
+    # What lies deeper is mounted later, or it would be hidden.
+    return sorted(mounts, key=lambda m: len(Path(m["target"]).parts))
+
+
+def _volumes(pod: Json) -> list[Json]:
+    return [v for v in pod["spec"].get("volumes") or [] if len(v) > 1]
+
+
+def _mount(source: Path, target: str, read_only: bool) -> Json:
+    return {"source": str(source), "target": target, "read_only": read_only}

@@ -1,0 +1,141 @@
+"""The environment and the command line of a container.
+
+Pure: ConfigMaps and Secrets come in as they were read from the API server.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rekindle_testing.embedded.process_node.fields import (
+    FieldError,
+    Json,
+    PodFacts,
+    field_value,
+    resource_value,
+)
+
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
+
+
+class ConfigError(Exception):
+    """The container cannot be made as its spec says: CreateContainerConfigError."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Reference:
+    """A ConfigMap or Secret in the pod's namespace."""
+
+    kind: str
+    name: str
+
+
+# None stands for an object that does not exist.
+Objects = Mapping[Reference, Json | None]
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` by its value, `$$` by `$`; a name that is unknown stays as written."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "$"
+        return variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def references(container: Json) -> Iterator[Reference]:
+    """What must be read before the environment can be built."""
+    for source in container.get("envFrom") or []:
+        if "configMapRef" in source:
+            yield Reference("ConfigMap", source["configMapRef"]["name"])
+        if "secretRef" in source:
+            yield Reference("Secret", source["secretRef"]["name"])
+    for variable in container.get("env") or []:
+        origin = variable.get("valueFrom") or {}
+        if "configMapKeyRef" in origin:
+            yield Reference("ConfigMap", origin["configMapKeyRef"]["name"])
+        if "secretKeyRef" in origin:
+            yield Reference("Secret", origin["secretKeyRef"]["name"])
+
+
+def build(
+    pod: Json, container: Json, objects: Objects, base: Mapping[str, str], facts: PodFacts
+) -> dict[str, str]:
+    """`base` (the image's and the node's) first, then envFrom, then env in order."""
+    variables = dict(base)
+    for source in container.get("envFrom") or []:
+        variables.update(_from_source(source, objects))
+    for variable in container.get("env") or []:
+        value = _value(pod, container, variable, objects, variables, facts)
+        if value is not None:
+            variables[variable["name"]] = value
+    return variables
+
+
+def _from_source(source: Json, objects: Objects) -> dict[str, str]:
+    kind, field = (
+        ("ConfigMap", "configMapRef") if "configMapRef" in source else ("Secret", "secretRef")
+    )
+    reference = Reference(kind, source[field]["name"])
+    data = objects.get(reference)
+    if data is None:
+        if source[field].get("optional"):
+            return {}
+        raise ConfigError(f"{kind} {reference.name!r} not found")
+    prefix = source.get("prefix", "")
+    return {prefix + key: value for key, value in text_data(reference, data).items()}
+
+
+def _value(
+    pod: Json,
+    container: Json,
+    variable: Json,
+    objects: Objects,
+    variables: Mapping[str, str],
+    facts: PodFacts,
+) -> str | None:
+    origin = variable.get("valueFrom")
+    if not origin:
+        return expand(variable.get("value", ""), variables)
+    try:
+        if "fieldRef" in origin:
+            return field_value(pod, origin["fieldRef"]["fieldPath"], facts)
+        if "resourceFieldRef" in origin:
+            return resource_value(pod, origin["resourceFieldRef"], container["name"], facts)
+    except FieldError as error:
+        raise ConfigError(f"env {variable['name']}: {error}") from error
+    for kind, field in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
+        if field in origin:
+            return _key(Reference(kind, origin[field]["name"]), origin[field], objects)
+    raise ConfigError(f"env {variable['name']}: valueFrom {sorted(origin)} is not supported")
+
+
+def _key(reference: Reference, selector: Json, objects: Objects) -> str | None:
+    data = objects.get(reference)
+    values = {} if data is None else text_data(reference, data)
+    if selector["key"] in values:
+        return values[selector["key"]]
+    if selector.get("optional"):
+        return None
+    missing = "not found" if data is None else f"has no key {selector['key']!r}"
+    raise ConfigError(f"{reference.kind} {reference.name!r} {missing}")
+
+
+def file_data(reference: Reference, content: Json) -> dict[str, bytes]:
+    """The keys of a ConfigMap or Secret, as a volume shows them."""
+    if reference.kind == "Secret":
+        return {key: base64.b64decode(v) for key, v in (content.get("data") or {}).items()}
+    files = {key: value.encode() for key, value in (content.get("data") or {}).items()}
+    binary = content.get("binaryData") or {}
+    return files | {key: base64.b64decode(value) for key, value in binary.items()}
+
+
+def text_data(reference: Reference, content: Json) -> dict[str, str]:
+    if reference.kind == "ConfigMap":
+        return dict(content.get("data") or {})
+    return {key: v.decode(errors="replace") for key, v in file_data(reference, content).items()}

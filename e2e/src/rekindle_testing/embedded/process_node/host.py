@@ -1,0 +1,328 @@
+"""A process node as its creator sees it: start it, wait for it, lose it.
+
+Runs in the process of the test or the demo.  When that process ends, however it
+ends, the node ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.process_node import syscalls
+from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.memory import ProcessTree
+from rekindle_testing.embedded.process_node.partition import (
+    Partition,
+    PartitionUnsupported,
+    cgroup2_mount,
+)
+from rekindle_testing.embedded.process_node.remote import NodeInApi
+from rekindle_testing.embedded.process_node.settings import QUICK, Image, NodeSettings, Timing
+
+_IMPORT_ROOT = Path(__file__).parents[3]
+_POLL_S = 0.05
+_BOOT = (
+    "import sys; sys.path[:0] = sys.argv[2].split(':'); from importlib import import_module; "
+    "import_module('rekindle_testing.embedded.process_node.' + sys.argv[1]).main(sys.argv[3])"
+)
+
+
+class ProcessNodeError(EmbeddedError):
+    """A node did not do what was asked of it; the message has the end of its log."""
+
+
+class Cluster(Protocol):
+    """What a node needs of a control plane."""
+
+    @property
+    def kubeconfig(self) -> Path: ...
+    @property
+    def ca_file(self) -> Path: ...
+    def node_kubeconfig(self, name: str) -> Path: ...
+    def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]: ...
+
+
+class ProcessNode:
+    """One node.  `index` (1 to 254) makes its addresses: 127.INDEX.0.0/16; without
+    one, the first that no node on this machine has.
+
+    `directory` must not exist; in it lie `data`, which is lost with the node,
+    and `agent.log`, which stays.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        directory: Path,
+        *,
+        index: int | None = None,
+        zone: str = "zone-a",
+        cpu: str = "2",
+        memory: str = "4Gi",
+        pods: int = 110,
+        images: Mapping[str, Image] | None = None,
+        labels: Mapping[str, str] | None = None,
+        timing: Timing | None = None,
+        kubelet_port: int = 10250,
+    ) -> None:
+        if not sys.platform.startswith("linux"):
+            raise ProcessNodeError("process nodes need Linux: namespaces keep a node together")
+        self.name = name
+        self.zone = zone
+        self._reservation = Reservation(index)
+        self._index = self._reservation.index
+        self.address = f"127.{self._index}.0.1"
+        self.directory = directory.absolute()
+        self.log = self.directory / "agent.log"
+        self.api = NodeInApi(name, cluster.kubeconfig)
+        self._cluster = cluster
+        self._capacity = {
+            "cpu": cpu,
+            "memory": memory,
+            "pods": str(pods),
+            "ephemeral-storage": "100Gi",
+        }
+        self._images = dict(images or {})
+        self._labels = dict(labels or {})
+        self._timing = timing or Timing()
+        self._kubelet_port = kubelet_port
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._cgroup: Path | None = None
+        self._partitioned = False
+
+    # --- life -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Return at once; `wait_ready` waits."""
+        self.directory.mkdir(parents=True)
+        self._cgroup = self._make_cgroup()
+        data = self.directory / "data"
+        data.mkdir(mode=0o711)
+        settings_file = self.directory / "settings.json"
+        self._settings(data).write(settings_file)
+        config_file = self.directory / "launcher.json"
+        python = [sys.executable, "-S", "-E", "-c", _BOOT]
+        packages = ":".join([str(_IMPORT_ROOT), *_site_packages()])
+        init_file = self.directory / "init.json"
+        init = [*python, "init", str(_IMPORT_ROOT), str(init_file)]
+        agent = [*python, "agent", packages, str(settings_file)]
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+        # A second arena for each thread is memory that nobody uses.
+        environment["MALLOC_ARENA_MAX"] = "1"
+        syscalls.write_json(init_file, {"agent": agent, "agent_log": str(self.log)})
+        config = {
+            "host_pid": os.getpid(),
+            "init": init,
+            "init_pid_file": str(self.directory / "init.pid"),
+            "environment": environment,
+            "data_directory": str(data),
+            "cgroup": str(self._cgroup or ""),
+            "table": self._partition().table if self._cgroup else "",
+        }
+        syscalls.write_json(config_file, config)
+        with self.log.open("ab") as log:
+            self._launcher = subprocess.Popen(
+                [*python, "launcher", str(_IMPORT_ROOT), str(config_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        self._await("is Ready", self.api.is_ready, timeout_s)
+
+    def stop(self) -> None:
+        """Lose the node and take its Node away: nothing of it stays but its log."""
+        self.kill()
+        self.api.delete(missing_ok=True)
+
+    @property
+    def init_pid(self) -> int:
+        """The leader of the process group whose end is the end of the node."""
+        file = self.directory / "init.pid"
+        self._await("has started", lambda: file.exists() and file.read_text() != "", 10.0)
+        return int(file.read_text())
+
+    @property
+    def pids(self) -> list[int]:
+        """Every process of the node, the init first; empty once it is lost."""
+        if self._launcher is None or self._launcher.poll() is not None:
+            return []
+        return ProcessTree().descendants(self._launcher.pid)
+
+    # --- losing it --------------------------------------------------------
+
+    def kill(self, *, keep_address: bool = False) -> None:
+        """As if the power went: SIGKILL to all at once, and the disk is gone. Another node may get
+        the address, unless it is kept for this one until `stop`."""
+        if self._launcher is not None:
+            if self._launcher.poll() is None:
+                os.killpg(self.init_pid, signal.SIGKILL)
+            self._launcher.wait(30)
+            self._partitioned = False
+        if not keep_address:
+            self._reservation.release()
+
+    def freeze(self) -> None:
+        """SIGSTOP to all: connections stay open and nothing answers."""
+        self._signal_all(signal.SIGSTOP, wanted="T")
+
+    def thaw(self) -> None:
+        """SIGCONT to all: the node goes on as a zombie that missed the meantime."""
+        self._signal_all(signal.SIGCONT, wanted="")
+
+    def partition(self) -> None:
+        """Drop in silence all that passes between the node and everything else."""
+        if self._cgroup is None:
+            raise PartitionUnsupported(
+                "a partition needs root, and cgroup v2 mounted: sockets are told apart by it"
+            )
+        self._partition().begin()
+        self._partitioned = True
+
+    def heal(self) -> None:
+        if self._partitioned:
+            self._partition().end()
+            self._partitioned = False
+
+    def delete_node_object(self) -> None:
+        """The Node is gone from the API; the machine goes on and does not come back to it."""
+        self.api.delete()
+
+    def drain(self, timeout_s: float = 60.0) -> None:
+        """Cordon, evict within the limits of disruption budgets, wait for the end."""
+        self.api.drain(timeout_s)
+
+    def restart_agent(self) -> None:
+        """Kill the agent alone: containers go on and are adopted by the next one."""
+        self.stop_agent()
+        self.start_agent()
+
+    def stop_agent(self) -> None:
+        os.kill(self.init_pid, signal.SIGUSR1)
+        self._await("has no agent", lambda: self.agent_pid is None, 10.0)
+
+    def start_agent(self) -> None:
+        os.kill(self.init_pid, signal.SIGUSR2)
+        self._await("has an agent", lambda: self.agent_pid is not None, 10.0)
+
+    @property
+    def agent_pid(self) -> int | None:
+        for pid in self.pids:
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[4:6] == [_BOOT.encode(), b"agent"]:
+                return pid
+        return None
+
+    # --- small things -----------------------------------------------------
+
+    def _signal_all(self, number: signal.Signals, wanted: str) -> None:
+        """Until a look at the whole tree finds everyone in the wanted state."""
+        if not self.pids:
+            raise ProcessNodeError(f"node {self.name} does not run")
+        deadline = time.monotonic() + 10.0
+        while True:
+            others = [pid for pid in self.pids if not _has_received(pid, wanted)]
+            if not others:
+                return
+            if time.monotonic() > deadline:
+                raise ProcessNodeError(f"processes {others} of {self.name} ignore {number.name}")
+            for pid in others:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+
+    def _settings(self, data: Path) -> NodeSettings:
+        certificate, key = self._cluster.issue_server_certificate(self.name, [self.address])
+        # A copy, since the agent puts files beside it.
+        kubeconfig = data / "kubeconfig"
+        kubeconfig.write_bytes(self._cluster.node_kubeconfig(self.name).read_bytes())
+        kubeconfig.chmod(0o600)
+        return NodeSettings(
+            name=self.name,
+            zone=self.zone,
+            address=self.address,
+            address_prefix=f"127.{self._index}",
+            kubelet_port=self._kubelet_port,
+            capacity=self._capacity,
+            labels=self._labels,
+            images=self._images,
+            timing=self._timing,
+            directory=str(data),
+            kubeconfig=str(kubeconfig),
+            ca_file=str(self._cluster.ca_file),
+            serving_certificate=str(certificate),
+            serving_key=str(key),
+            kubelet_client=_kubelet_client_name(),
+            cgroup=str(self._cgroup or ""),
+        )
+
+    def _make_cgroup(self) -> Path | None:
+        root = cgroup2_mount()
+        if root is None or os.geteuid() != 0:
+            return None
+        path = root / f"rekindle-{os.getpid()}-{self.name}"
+        try:
+            path.mkdir()
+        except OSError:
+            return None
+        return path
+
+    def _partition(self) -> Partition:
+        assert self._cgroup is not None
+        table = f"rekindle_{os.getpid()}_{self._index}"
+        return Partition(table, f"127.{self._index}.0.0/16", self._cgroup)
+
+    def _await(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self._launcher is not None and (code := self._launcher.poll()) is not None:
+                raise ProcessNodeError(f"node {self.name} ended with {code}\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise ProcessNodeError(
+                    f"{timeout_s:g} s passed before node {self.name} {what}\n{self._log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _log_tail(self) -> str:
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+def _has_received(pid: int, wanted: str) -> bool:
+    """Whether the process stands still (`T`), or does not (``); the dead have."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    state = stat.rpartition(")")[2].split()[0]
+    if state in "ZX":
+        return True
+    return (state in "Tt") == (wanted == "T")
+
+
+def _site_packages() -> list[str]:
+    return [path for path in sys.path if path.endswith("site-packages")]
+
+
+def _kubelet_client_name() -> str:
+    from rekindle_testing.embedded.components import KUBELET_CLIENT_NAME
+
+    return KUBELET_CLIENT_NAME
+
+
+__all__ = ["QUICK", "Image", "ProcessNode", "ProcessNodeError", "Timing"]

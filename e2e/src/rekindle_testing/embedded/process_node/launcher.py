@@ -1,0 +1,111 @@
+"""The hardware under one node: makes its namespaces, and clears up after it.
+
+Stands outside the node, so that it can kill a frozen one.  It ends the node when
+the process that asked for it is gone, and deletes the data directory, the
+control group and the firewall table of the node however that ended.
+Standard library only, and nothing of Kubernetes: started as
+`python -S -E -c BOOT launcher CONFIG`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node import syscalls
+
+Config = dict[str, Any]
+
+
+def main(config_path: str) -> None:
+    config: Config = json.loads(Path(config_path).read_text())
+    # Out of the terminal's reach, and out of every group kill of the host.
+    os.setsid()
+    host = os.pidfd_open(config["host_pid"])
+    _unshare()
+    init = os.fork()
+    if init == 0:
+        _become_init(config)
+    _give_up_pid_namespace()
+    Path(config["init_pid_file"]).write_text(str(init))
+    _wait(host, init)
+    _clear_up(config)
+
+
+def _unshare() -> None:
+    user, group = os.geteuid(), os.getegid()
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+    except PermissionError:
+        # Without the right, a user namespace gives it over the node's own mounts.
+        syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWUSER)
+    else:
+        return
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+def _give_up_pid_namespace() -> None:
+    # Children of the launcher would be born into the namespace of the dead init,
+    # and the kernel refuses those: `nft` at the end could not be started.
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        syscalls.set_namespace(own, syscalls.CLONE_NEWPID)
+    os.close(own)
+
+
+def _become_init(config: Config) -> None:
+    syscalls.die_with_parent(signal.SIGKILL)
+    # Not shared with the launcher: the node's mounts end with the node.
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    # A group of its own, shared with the agent: killing it is losing the node.
+    os.setsid()
+    if config["cgroup"]:
+        (Path(config["cgroup"]) / "cgroup.procs").write_text("0")
+    os.execve(config["init"][0], config["init"], config["environment"])
+
+
+def _wait(host: int, init: int) -> None:
+    """Until the node is dead.  The kernel reaps a whole namespace before its pid 1."""
+    node = os.pidfd_open(init)
+    poll = select.poll()
+    poll.register(host, select.POLLIN)
+    poll.register(node, select.POLLIN)
+    while not (ready := {descriptor for descriptor, _ in poll.poll()}):
+        pass
+    if node not in ready:
+        os.kill(init, signal.SIGKILL)
+    os.waitpid(init, 0)
+
+
+def _clear_up(config: Config) -> None:
+    # Imported late: a launcher waits for hours and should weigh nothing meanwhile.
+    import shutil
+    import subprocess
+
+    if config["table"]:
+        with contextlib.suppress(OSError):
+            subprocess.run(
+                ["nft", "delete", "table", "inet", config["table"]],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+    shutil.rmtree(config["data_directory"], ignore_errors=True)
+    if config["cgroup"]:
+        root = Path(config["cgroup"])
+        for directory in sorted((d for d in root.rglob("*") if d.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        with contextlib.suppress(OSError):
+            root.rmdir()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

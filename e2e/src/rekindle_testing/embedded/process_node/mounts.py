@@ -1,0 +1,78 @@
+"""Keeps the volumes of one pod there and fresh, while its worker does other things."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle_testing.embedded.process_node.api import ApiError, Unreachable
+from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.volumes import VolumeError, Volumes
+
+log = logging.getLogger(__name__)
+
+
+class Mounts:
+    """When `Volumes` are prepared, written again, and looked at for their size.
+
+    `report(message)` is told what is wrong with a volume; `evict(message)` that one is overfull.
+    """
+
+    def __init__(
+        self,
+        volumes: Volumes,
+        refresh_s: float,
+        report: Callable[[str], None],
+        evict: Callable[[str], None],
+    ) -> None:
+        self._volumes = volumes
+        self._refresh_s = refresh_s
+        self._report = report
+        self._evict = evict
+        self._next_refresh = 0.0
+        self._refresher: asyncio.Task[None] | None = None
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Where each volume lies, once it is prepared."""
+        return self._volumes.paths
+
+    async def keep(self, pod: Json, facts: PodFacts) -> float | None:
+        """Do what is due; the time to look again, or None while a volume is missing."""
+        names = {v["name"] for v in pod["spec"].get("volumes") or []}
+        if not names:
+            return float("inf")
+        if not names <= set(self.paths):
+            try:
+                await self._volumes.prepare(pod, facts)
+            except VolumeError as error:
+                self._report(f"MountVolume.SetUp failed: {error}")
+                return None
+        elif time.time() < self._next_refresh:
+            return self._next_refresh
+        elif self._refresher is None or self._refresher.done():
+            self._refresher = asyncio.create_task(self._refresh(pod, facts))
+        self._next_refresh = time.time() + self._refresh_s
+        return self._next_refresh
+
+    def remove(self) -> None:
+        if self._refresher is not None:
+            self._refresher.cancel()
+        self._volumes.remove()
+
+    async def _refresh(self, pod: Json, facts: PodFacts) -> None:
+        """Beside the worker's loop: containers are driven without the API server.
+
+        A failure leaves the files as they are.
+        """
+        try:
+            await self._volumes.refresh(pod, facts)
+        except VolumeError as error:
+            self._report(f"MountVolume.SetUp failed: {error}")
+        except (ApiError, Unreachable) as error:
+            log.warning("pod %s: volumes not refreshed: %s", pod["metadata"]["name"], error)
+        if problem := await asyncio.to_thread(self._volumes.overfull, pod):
+            self._evict(problem)

@@ -1,0 +1,182 @@
+"""The Node and its Lease: how the node stands in the API.
+
+Knows the objects and when to write them, nothing of pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.fields import Json
+from rekindle_testing.embedded.process_node.settings import NodeSettings
+from rekindle_testing.embedded.process_node.status import rfc3339
+
+log = logging.getLogger(__name__)
+
+# What the control plane knows as its own version is what a kubelet would say.
+KUBELET_VERSION = "v1.34.4"
+
+_CONDITIONS = (
+    ("MemoryPressure", "False", "KubeletHasSufficientMemory", "not measured by a process node"),
+    ("DiskPressure", "False", "KubeletHasNoDiskPressure", "not measured by a process node"),
+    ("PIDPressure", "False", "KubeletHasSufficientPID", "not measured by a process node"),
+    ("Ready", "True", "KubeletReady", "process node is posting ready status"),
+)
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def node_labels(settings: NodeSettings) -> dict[str, str]:
+    machine = platform.machine()
+    return {
+        "kubernetes.io/hostname": settings.name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": _ARCHITECTURES.get(machine, machine),
+        "topology.kubernetes.io/zone": settings.zone,
+        **settings.labels,
+    }
+
+
+def node_status(settings: NodeSettings, changed_at: float, now: float) -> Json:
+    machine = platform.machine()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {
+        "capacity": dict(settings.capacity),
+        "allocatable": dict(settings.capacity),
+        "addresses": [
+            {"type": "InternalIP", "address": settings.address},
+            {"type": "Hostname", "address": settings.name},
+        ],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": settings.kubelet_port}},
+        "conditions": [
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastHeartbeatTime": rfc3339(now),
+                "lastTransitionTime": rfc3339(changed_at),
+            }
+            for kind, status, reason, message in _CONDITIONS
+        ],
+        "nodeInfo": {
+            "machineID": hashlib.sha256(settings.name.encode()).hexdigest()[:32],
+            "systemUUID": hashlib.sha256(settings.directory.encode()).hexdigest()[:32],
+            "bootID": boot,
+            "kernelVersion": os.uname().release,
+            "osImage": "process node",
+            "containerRuntimeVersion": "process://1",
+            "kubeletVersion": KUBELET_VERSION,
+            "kubeProxyVersion": "",
+            "operatingSystem": "linux",
+            "architecture": _ARCHITECTURES.get(machine, machine),
+        },
+        "images": [{"names": [name], "sizeBytes": 0} for name in sorted(settings.images)],
+    }
+
+
+class NodeObject:
+    """Registers the node and keeps it alive in the eyes of the control plane."""
+
+    def __init__(
+        self, api: ApiClient, settings: NodeSettings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._clock = clock
+        self._ready_since = clock()
+        self._uid = ""
+        self._node_path = f"/api/v1/nodes/{settings.name}"
+        self._leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+
+    async def register(self) -> None:
+        """Once for each start of the agent: a Node that someone deletes stays deleted."""
+        labels = node_labels(self._settings)
+        body: Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self._settings.name, "labels": labels},
+        }
+        try:
+            node = await self._api.create("/api/v1/nodes", body)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            node = await self._api.merge(self._node_path, {"metadata": {"labels": labels}})
+        self._uid = node["metadata"]["uid"]
+        for condition in (node.get("status") or {}).get("conditions") or []:
+            if condition["type"] == "Ready" and condition["status"] != "True":
+                self._ready_since = self._clock()
+        await self.report()
+
+    async def report(self) -> None:
+        status = node_status(self._settings, self._ready_since, self._clock())
+        await self._api.merge_strategically(f"{self._node_path}/status", {"status": status})
+
+    async def keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.timing.status_s)
+            await self._tolerate("status", self.report())
+
+    async def keep_lease(self) -> None:
+        """Also sets the Node right again after a silence in which it was marked Unknown."""
+        last_success = self._clock()
+        while True:
+            if await self._tolerate("lease", self._renew()):
+                now = self._clock()
+                if now - last_success > self._settings.timing.lease_duration_s:
+                    self._ready_since = now
+                    await self._tolerate("status", self.report())
+                last_success = now
+            await asyncio.sleep(self._settings.timing.lease_renew_s)
+
+    async def _renew(self) -> None:
+        # The clock is wall time: Leases are compared by people and by controllers.
+        stamp = f"{rfc3339(now := self._clock())[:-1]}.{int(now % 1 * 1e6):06d}Z"
+        spec = {
+            "holderIdentity": self._settings.name,
+            "leaseDurationSeconds": self._settings.timing.lease_duration_s,
+            "renewTime": stamp,
+        }
+        try:
+            await self._api.merge(f"{self._leases}/{self._settings.name}", {"spec": spec})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self._create_lease(spec)
+
+    async def _create_lease(self, spec: Json) -> None:
+        node = await self._api.get(self._node_path)
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": self._settings.name,
+            "uid": node["metadata"]["uid"],
+        }
+        metadata = {
+            "name": self._settings.name,
+            "namespace": "kube-node-lease",
+            "ownerReferences": [owner],
+        }
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": spec,
+        }
+        await self._api.create(self._leases, body)
+
+    async def _tolerate(self, what: str, call: object) -> bool:
+        try:
+            await call  # type: ignore[misc]
+        except (ApiError, Unreachable) as error:
+            log.warning("%s of node %s not written: %s", what, self._settings.name, error)
+            return False
+        return True

@@ -1,0 +1,82 @@
+"""Cutting a node off the network: one nftables table, on the host.
+
+All nodes share the loopback interface, so addresses alone do not tell who
+speaks: a client on a node may have any source address.  Hence the control group
+of the socket decides, together with the node's own range.  Traffic within the
+node goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle_testing.embedded.errors import EmbeddedError
+
+# Accept ends our chain only; nothing else of the machine's rules is touched.
+_RULES = """
+table inet {table} {{
+  chain output {{
+    type filter hook output priority -10; policy accept;
+    ip saddr {range} ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip saddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" drop
+    ip daddr {range} drop
+  }}
+  chain input {{
+    type filter hook input priority -10; policy accept;
+    ip saddr {range} ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip saddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" ip daddr {range} accept
+    socket cgroupv2 level 1 "{cgroup}" drop
+    ip saddr {range} drop
+  }}
+}}
+"""
+
+
+class PartitionUnsupported(EmbeddedError):
+    """This machine cannot cut a node off; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The cut around one node; `cgroup` lies right below the root of cgroup v2."""
+
+    table: str
+    address_range: str
+    cgroup: Path
+
+    def begin(self) -> None:
+        rules = _RULES.format(
+            table=self.table,
+            range=self.address_range,
+            # nft looks there, wherever cgroup v2 is mounted; the kernel is told
+            # an inode.
+            cgroup=os.path.relpath(self.cgroup, "/sys/fs/cgroup"),
+        )
+        _nft("-f", "-", stdin=rules)
+
+    def end(self) -> None:
+        _nft("delete", "table", "inet", self.table)
+
+
+def cgroup2_mount() -> Path | None:
+    """Where cgroup v2 is mounted, alone or beside v1."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return Path(point)
+    return None
+
+
+def _nft(*arguments: str, stdin: str = "") -> None:
+    if shutil.which("nft") is None:
+        raise PartitionUnsupported("nft is missing: install the package nftables")
+    done = subprocess.run(["nft", *arguments], input=stdin, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PartitionUnsupported(f"nft {' '.join(arguments)} failed: {done.stderr.strip()}")

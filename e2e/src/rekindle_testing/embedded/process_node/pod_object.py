@@ -1,0 +1,62 @@
+"""A pod's object in the API: its status is written here, and its end.
+
+Writes only what changed, and again when someone else said otherwise.
+"""
+
+from __future__ import annotations
+
+from rekindle_testing.embedded.process_node import status
+from rekindle_testing.embedded.process_node.api import ApiClient, ApiError
+from rekindle_testing.embedded.process_node.fields import Json
+
+
+class PodObject:
+    """The object of one pod, by its uid: another of the same name is not touched."""
+
+    def __init__(self, api: ApiClient, pod: Json) -> None:
+        meta = pod["metadata"]
+        self._api = api
+        self._uid = meta["uid"]
+        self._path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        self._published: Json | None = None
+        self.conditions: list[Json] = (pod.get("status") or {}).get("conditions") or []
+
+    def compare(self, pod: Json) -> None:
+        """Look at what the API server shows now."""
+        if self._published and status.is_contradicted(self._published, pod.get("status") or {}):
+            # The node controller makes pods of a silent node unready, and leaves
+            # it to the node to say when they are ready again.
+            self._published = None
+
+    async def publish(self, wanted: Json) -> None:
+        if wanted == self._published:
+            return
+        try:
+            await self._api.merge_strategically(
+                f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": wanted}
+            )
+        except ApiError as error:
+            if not _is_gone(error):
+                raise
+        self._published = wanted
+        self.conditions = wanted["conditions"]
+
+    async def delete(self) -> None:
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": self._uid},
+        }
+        try:
+            await self._api.delete(self._path, options)
+        except ApiError as error:
+            if not _is_gone(error):
+                raise
+
+
+def _is_gone(error: ApiError) -> bool:
+    """Whether there is no such object, or another has its name: the watch will say so."""
+    # A deletion of another uid is a conflict, a patch of it an attempt to change the uid.
+    changes_uid = error.status == 422 and "metadata.uid" in str(error)
+    return error.status in (404, 409) or changes_uid

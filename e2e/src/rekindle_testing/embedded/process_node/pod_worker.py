@@ -1,0 +1,396 @@
+"""Keeps one pod as its object says: level-triggered, one step after another.
+
+Every wake-up looks at the whole pod again, so a missed event or a restart of the
+agent changes nothing.  Knows restarts, back-off, termination and status; how
+containers run is `container`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle_testing.embedded.process_node import (
+    binding,
+    containers,
+    contract,
+    environment,
+    status,
+    syscalls,
+)
+from rekindle_testing.embedded.process_node.actions import Actions
+from rekindle_testing.embedded.process_node.admission import Refusal
+from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.container import Container
+from rekindle_testing.embedded.process_node.containers import ImageError, Surroundings
+from rekindle_testing.embedded.process_node.environment import ConfigError
+from rekindle_testing.embedded.process_node.events import EventRecorder
+from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.mounts import Mounts
+from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
+from rekindle_testing.embedded.process_node.pod_object import PodObject
+from rekindle_testing.embedded.process_node.restarts import should_restart
+from rekindle_testing.embedded.process_node.settings import NodeSettings
+from rekindle_testing.embedded.process_node.status import PodView
+from rekindle_testing.embedded.process_node.volumes import Volumes
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """What all workers of an agent share."""
+
+    settings: NodeSettings
+    api: ApiClient
+    events: EventRecorder
+    objects: ObjectReader
+    tokens: TokenReader
+    actions: Actions
+    admit: Callable[[Json], Refusal | None]
+    service_variables: dict[str, str]
+
+
+class PodWorker:
+    """From the first sight of a pod to the deletion of its object and files."""
+
+    def __init__(self, pod: Json, directory: Path, pod_ip: str, services: NodeServices) -> None:
+        self.pod = pod
+        self.directory = directory
+        self.pod_ip = pod_ip
+        self.finished = False
+        self.failure: tuple[str, str] | None = None
+        self._services = services
+        self._wake = asyncio.Event()
+        self._vanished_at: float | None = None
+        self._stop_began: float | None = None
+        self._start_time = time.time()
+        self._admitted = False
+        self._object = PodObject(services.api, pod)
+        self._stale = asyncio.Event()
+        self._publishing = asyncio.Lock()
+        self._mounts = Mounts(
+            Volumes(directory / "volumes", services.objects, services.tokens),
+            services.settings.timing.volume_refresh_s,
+            lambda problem: self._event("Warning", "FailedMount", problem),
+            lambda problem: self.fail("Evicted", problem),
+        )
+        spec = pod["spec"]
+        self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
+        self.main = [self._container(c, False) for c in spec["containers"]]
+        self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
+        # Before any other pod is judged by what is left of the node.
+        self._adopt()
+        self._publisher = asyncio.create_task(self._keep_published())
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def containers(self) -> list[Container]:
+        return [*self.init, *self.main]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it holds nothing of the node any more."""
+        return self.failure is not None or self._phase() in ("Succeeded", "Failed")
+
+    @property
+    def admitted(self) -> bool:
+        return self._admitted
+
+    def update(self, pod: Json) -> None:
+        for change in contract.changes(self.pod, pod):
+            self._event("Warning", contract.NOT_HONOURED, change)
+        self.pod = pod
+        self._object.compare(pod)
+        self._wake.set()
+
+    def vanish(self) -> None:
+        """The object is gone: end the containers without much ado."""
+        if self._vanished_at is None:
+            self._vanished_at = time.time()
+            self._wake.set()
+
+    def fail(self, reason: str, message: str) -> None:
+        """End the pod for good: evicted."""
+        if self.failure is None:
+            self.failure = (reason, message)
+            self._services.events.record(self.pod, "Warning", reason, message)
+            self._save()
+            self._wake.set()
+
+    def find(self, name: str) -> Container | None:
+        return next((c for c in self.containers if c.name == name), None)
+
+    # --- the loop ---------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self.finished:
+            self._wake.clear()
+            try:
+                next_at = await self._sync()
+            except (ApiError, Unreachable) as error:
+                log.warning("pod %s: %s", self.pod["metadata"]["name"], error)
+                next_at = time.time() + _RETRY_S
+            except Exception:
+                log.exception("pod %s", self.pod["metadata"]["name"])
+                next_at = time.time() + _RETRY_S
+            if self.finished:
+                return
+            with contextlib.suppress(TimeoutError):
+                timeout = None if next_at == _FOREVER else max(0.0, next_at - time.time())
+                await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _sync(self) -> float:
+        if self._vanished_at is not None or "deletionTimestamp" in self.pod["metadata"]:
+            return await self._terminate()
+        if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
+            self._stale.set()
+            return _FOREVER
+        if not self._admitted and self.failure is None:
+            self._admit()
+        if self.failure is not None:
+            for container in self.containers:
+                container.kill("")
+            self._stale.set()
+            return _FOREVER
+        next_at = await self._advance()
+        self._stale.set()
+        return next_at
+
+    def _admit(self) -> None:
+        if refusal := self._services.admit(self.pod):
+            self.fail(refusal.reason, f"Pod was rejected: {refusal.message}")
+            return
+        self._admitted = True
+        self._save()
+        if ignored := contract.ignored(self.pod):
+            self._event("Warning", contract.NOT_HONOURED, "; ".join(ignored))
+        (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
+        if self._cgroup is not None:
+            binding.confine_group(self._cgroup, self.pod_ip)
+
+    async def _advance(self) -> float:
+        """Do what can be done now; answer when to look again."""
+        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or _FOREVER)
+        if time.time() >= deadline:
+            self.fail("DeadlineExceeded", "Pod was active on the node longer than its deadline")
+            return _FOREVER
+        return min(deadline, await self._advance_containers())
+
+    async def _advance_containers(self) -> float:
+        if (refresh_at := await self._mounts.keep(self.pod, self.facts)) is None:
+            return time.time() + _RETRY_S
+        next_at = refresh_at
+        for container in self.init:
+            ended = container.exit
+            if ended is None or ended.exit_code != 0:
+                return min(next_at, await self._drive(container, retry_failures=True))
+        for container in self.main:
+            next_at = min(next_at, await self._drive(container, retry_failures=False))
+        return next_at
+
+    async def _drive(self, container: Container, *, retry_failures: bool) -> float:
+        """One container: start it, start it again, or leave it; when to look again."""
+        if container.running:
+            if kind := container.condemned_by():
+                message = f"Container {container.name} failed {kind} probe, will be restarted"
+                self._event("Normal", "Killing", message)
+                deadline = time.time() + self._grace_s(container, f"{kind}Probe")
+                container.stop(lambda: deadline)
+            return _FOREVER
+        policy = self.pod["spec"].get("restartPolicy", "Always")
+        if ended := container.exit:
+            if retry_failures and policy == "Always":
+                # An init container that succeeded is done whatever the policy.
+                policy = "OnFailure"
+            if not should_restart(policy, ended):
+                container.waiting = None
+                return _FOREVER
+            backoff = self._services.settings.timing.backoff
+            start_at = ended.finished_at + container.crashes.delay_s(backoff)
+            if time.time() < start_at:
+                self._back_off(container, container.crashes.delay_s(backoff))
+                return start_at
+        return await self._start(container)
+
+    def _back_off(self, container: Container, delay_s: float) -> None:
+        name = f"{container.name} in pod {self.pod['metadata']['name']}"
+        text = f"back-off {delay_s:g}s restarting failed container={name}"
+        if container.waiting is None:
+            self._event("Warning", "BackOff", f"Back-off restarting failed container {name}")
+        container.waiting = ("CrashLoopBackOff", text)
+
+    async def _start(self, container: Container) -> float:
+        namespace = self.pod["metadata"]["namespace"]
+        try:
+            wanted = environment.references(container.spec)
+            objects = await self._services.objects.read(namespace, wanted)
+            directory = container.next_directory()
+            spec = containers.shim_spec(self._around(), container.spec, objects, directory)
+        except ImageError as error:
+            again = container.waiting is not None
+            self._event("Warning", "Failed", f"Failed to pull image: {error}")
+            container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
+            # The table of images does not change while a node lives.
+            return time.time() + _RETRY_S if not again else _FOREVER
+        except (ConfigError, OSError) as error:
+            self._event("Warning", "Failed", f"Error: {error}")
+            container.waiting = ("CreateContainerConfigError", str(error))
+            return time.time() + _RETRY_S
+        except (ApiError, Unreachable) as error:
+            # What this one refers to is not known; the others go on.
+            log.warning("container %s: %s", container.name, error)
+            return time.time() + _RETRY_S
+        container.start(spec, self.pod_ip)
+        return _FOREVER
+
+    # --- the end ----------------------------------------------------------
+
+    async def _terminate(self) -> float:
+        if self._stop_began is None:
+            self._stop_began = time.time()
+        for container in self.containers:
+            container.stop(self._deadline)
+        if any(container.running for container in self.containers):
+            if self._vanished_at is None:
+                await self._publish()
+            return _FOREVER
+        if self._vanished_at is None:
+            await self._publish()
+            await self._object.delete()
+        self._publisher.cancel()
+        self._mounts.remove()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._cgroup is not None:
+            with contextlib.suppress(OSError):
+                self._cgroup.rmdir()
+        self._services.events.forget(self.uid)
+        self._services.tokens.forget(self.uid)
+        self.finished = True
+        return _FOREVER
+
+    def _deadline(self) -> float:
+        assert self._stop_began is not None
+        if self._vanished_at is not None:
+            return self._vanished_at + self._services.settings.timing.orphan_grace_s
+        grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
+        return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
+
+    def _grace_s(self, container: Container | None = None, probe: str = "") -> float:
+        own = (container.spec.get(probe) or {}) if container else {}
+        seconds = own.get("terminationGracePeriodSeconds")
+        if seconds is None:
+            seconds = self.pod["spec"].get("terminationGracePeriodSeconds", 30)
+        return float(seconds)
+
+    # --- status -----------------------------------------------------------
+
+    async def _keep_published(self) -> None:
+        """Whenever the status is stale; an API server that is away holds up nothing else."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self._publish()
+            except Exception as error:
+                log.warning("pod %s: status not published: %r", self.pod["metadata"]["name"], error)
+                await asyncio.sleep(_RETRY_S)
+                self._stale.set()
+
+    async def _publish(self) -> None:
+        # One after another: a late answer must not undo a newer status.
+        async with self._publishing:
+            await self._object.publish(status.build(self.pod, self._view(), time.time()))
+
+    def _view(self) -> PodView:
+        return PodView(
+            init=[c.view() for c in self.init],
+            main=[c.view() for c in self.main],
+            pod_ip=self.pod_ip,
+            host_ip=self._services.settings.address,
+            start_time=self._start_time,
+            failure=self.failure,
+            prepared=bool(self._mounts.paths) or not self.pod["spec"].get("volumes"),
+            conditions=self._object.conditions,
+        )
+
+    def _phase(self) -> str:
+        return status.phase(self.pod["spec"].get("restartPolicy", "Always"), self._view())
+
+    # --- small things -----------------------------------------------------
+
+    def _container(self, spec: Json, is_init: bool) -> Container:
+        return Container(
+            spec,
+            is_init,
+            self.directory / "containers" / spec["name"],
+            self._services.actions,
+            self._services.settings.timing.backoff,
+            self._wake.set,
+            self._event,
+        )
+
+    def _adopt(self) -> None:
+        saved = self.directory / "pod.json"
+        if saved.exists():
+            kept: Json = json.loads(saved.read_text())
+            self._start_time = kept["start_time"]
+            self._admitted = kept["admitted"]
+            self.failure = tuple(kept["failure"]) if kept["failure"] else None
+        statuses = self.pod.get("status") or {}
+        known = {
+            s["name"]: s
+            for field in ("initContainerStatuses", "containerStatuses")
+            for s in statuses.get(field) or []
+        }
+        for container in self.containers:
+            container.adopt(self.pod_ip, known.get(container.name, {}))
+        self._save()
+
+    def _save(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        content = {
+            "metadata": self.pod["metadata"],
+            "spec": self.pod["spec"],
+            "ip": self.pod_ip,
+            "start_time": self._start_time,
+            "admitted": self._admitted,
+            "failure": self.failure,
+        }
+        syscalls.write_json(self.directory / "pod.json", content)
+
+    def _around(self) -> Surroundings:
+        settings = self._services.settings
+        return Surroundings(
+            pod=self.pod,
+            facts=self.facts,
+            images=settings.images,
+            volumes=self._mounts.paths,
+            service_variables=self._services.service_variables,
+            hosts_file=self.directory / "hosts",
+            data_directory=Path(settings.directory),
+            log_limit_bytes=settings.log_limit_bytes,
+            cgroup=str(self._cgroup or ""),
+        )
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self._services.events.record(self.pod, kind, reason, message)
+
+    @property
+    def _cgroup(self) -> Path | None:
+        node = self._services.settings.cgroup
+        return Path(node) / self.uid if node else None

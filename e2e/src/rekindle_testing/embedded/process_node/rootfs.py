@@ -1,0 +1,106 @@
+"""What a container sees of the file system: an overlay of the machine's own.
+
+Runs in the forked child of a shim, in mount and UTS namespaces of its own, and
+ends in chroot.  Writes go to the attempt's directory and die with it.  Knows
+paths only, nothing of volumes' meaning.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node import syscalls
+
+Spec = dict[str, Any]
+
+# File systems that hold someone's files: an overlay shows one file system and
+# none of those mounted below it.
+_STORAGE = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+_OWN = ("/dev", "/proc", "/sys", "/run", "/boot", "/snap")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+def enter(spec: Spec) -> list[str]:
+    """Become the container's root; what could not be had is said in the answer."""
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
+    syscalls.make_mounts_private()
+    Path("/proc/sys/kernel/hostname").write_text(spec["hostname"])
+    root, notes = _overlay(spec)
+    syscalls.mount("proc", f"{root}/proc", "proc")
+    if root:
+        syscalls.bind("/sys", f"{root}/sys")
+        _make_devices(f"{root}/dev")
+    # Opened here and mounted inside: a target like /var/run/secrets may lead
+    # through absolute links, which would lead out of the new root from here.
+    sources = [os.open(item["source"], os.O_PATH) for item in spec["mounts"]]
+    if root:
+        os.chroot(root)
+    for item, source in zip(spec["mounts"], sources, strict=True):
+        _bind(f"/proc/self/fd/{source}", item["target"], item["read_only"])
+        os.close(source)
+    _enter_directory(spec["workdir"])
+    return notes
+
+
+def _overlay(spec: Spec) -> tuple[str, list[str]]:
+    """The path of the new root, or nothing where the kernel grants no overlay."""
+    root: str = spec["root"]
+    layers = Path(spec["layers"])
+    for point in ("/", *_storage_below_root(spec["data_directory"])):
+        name = point.strip("/").replace("/", "_") or "root"
+        upper, work = layers / name / "upper", layers / name / "work"
+        upper.mkdir(parents=True)
+        work.mkdir()
+        target = root if point == "/" else root + point
+        data = f"lowerdir={point},upperdir={upper},workdir={work}"
+        try:
+            syscalls.mount("overlay", target, "overlay", 0, data)
+        except OSError as error:
+            if point == "/":
+                return "", [f"no overlay, the container writes to the machine's files: {error}"]
+    return root, []
+
+
+def _storage_below_root(data_directory: str) -> list[str]:
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, after = line.split(" - ", 1)
+        point = before.split()[4].replace("\\040", " ")
+        kind = after.split()[0]
+        read_only = "ro" in before.split()[5].split(",")
+        skipped = read_only or point == "/" or point.startswith((*_OWN, data_directory))
+        if kind in _STORAGE and not skipped and "," not in point and ":" not in point:
+            points.append(point)
+    return sorted(set(points))
+
+
+def _make_devices(directory: str) -> None:
+    syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=755")
+    for name in _DEVICES:
+        _bind(f"/dev/{name}", f"{directory}/{name}", False)
+    for name in ("shm", "pts"):
+        Path(directory, name).mkdir()
+    syscalls.mount("tmpfs", f"{directory}/shm", "tmpfs", syscalls.MS_NOSUID, "mode=1777")
+    if Path("/dev/pts").is_dir():
+        syscalls.bind("/dev/pts", f"{directory}/pts")
+    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+    for name, target in {**links, "ptmx": "pts/ptmx"}.items():
+        Path(directory, name).symlink_to(target)
+
+
+def _bind(source: str, target: str, read_only: bool) -> None:
+    point = Path(target)
+    if Path(source).is_dir():
+        point.mkdir(parents=True, exist_ok=True)
+    else:
+        point.parent.mkdir(parents=True, exist_ok=True)
+        point.touch()
+    syscalls.bind(source, target, read_only=read_only)
+
+
+def _enter_directory(directory: str) -> None:
+    # A container's working directory is made when the image lacks it.
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    os.chdir(directory)

@@ -1,0 +1,94 @@
+"""What an agent is told at its start, as the host writes it into one JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node import syscalls
+from rekindle_testing.embedded.process_node.restarts import BackoffPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What stands for a container image: this machine, seen in some environment.
+
+    `path` goes before PATH; `command` and `workdir` are for containers that
+    name none.
+    """
+
+    path: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    workdir: str = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How often a node does what it does; seconds."""
+
+    lease_renew_s: float = 2.0
+    lease_duration_s: int = 8
+    # Leases carry the heartbeat; the status is only refreshed.
+    status_s: float = 60.0
+    memory_sample_s: float = 0.7
+    # Of mounted ConfigMaps, Secrets and tokens.
+    volume_refresh_s: float = 10.0
+    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    # For a pod whose object is already gone.
+    orphan_grace_s: float = 1.0
+
+
+# For tests, which cannot wait as long as a cluster does.
+QUICK = Timing(
+    lease_renew_s=1.0,
+    lease_duration_s=4,
+    memory_sample_s=0.3,
+    volume_refresh_s=0.5,
+    backoff=BackoffPolicy(base_s=0.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One node."""
+
+    name: str
+    zone: str
+    address: str
+    # The first two bytes of all addresses of the node: 127.INDEX.
+    address_prefix: str
+    kubelet_port: int
+    capacity: Mapping[str, str]
+    labels: Mapping[str, str]
+    images: Mapping[str, Image]
+    timing: Timing
+    directory: str
+    kubeconfig: str
+    ca_file: str
+    serving_certificate: str
+    serving_key: str
+    kubelet_client: str
+    # In cgroup v2; empty where there is none.
+    cgroup: str = ""
+    log_limit_bytes: int = 10 * 1024 * 1024
+
+    def write(self, path: Path) -> None:
+        syscalls.write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> NodeSettings:
+        raw: dict[str, Any] = json.loads(path.read_text())
+        timing: dict[str, Any] = raw["timing"]
+        timing["backoff"] = BackoffPolicy(**timing["backoff"])
+        raw["timing"] = Timing(**timing)
+        raw["images"] = {
+            name: Image(
+                tuple(image["path"]), image["env"], tuple(image["command"]), image["workdir"]
+            )
+            for name, image in raw["images"].items()
+        }
+        return cls(**raw)

@@ -1,0 +1,201 @@
+"""The status of a pod, computed from what its containers are doing.  Pure.
+
+Follows the kubelet: same phases, same conditions, same reasons.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rekindle_testing.embedded.process_node.fields import Json
+from rekindle_testing.embedded.process_node.restarts import Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """One container as the status shows it; exactly one of the three states is set."""
+
+    name: str
+    image: str
+    running_since: float | None = None
+    ended: Exit | None = None
+    waiting: tuple[str, str] | None = None
+    last: Exit | None = None
+    restarts: int = 0
+    started: bool = False
+    ready: bool = False
+    container_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """All that the status of one pod depends on, besides its own spec."""
+
+    init: Sequence[ContainerView]
+    main: Sequence[ContainerView]
+    pod_ip: str
+    host_ip: str
+    start_time: float
+    # Set for a pod that was refused or evicted: phase Failed, whatever else.
+    failure: tuple[str, str] | None = None
+    prepared: bool = True
+    conditions: Sequence[Json] = field(default_factory=tuple)
+
+
+def rfc3339(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def build(pod: Json, view: PodView, now: float) -> Json:
+    status: Json = {
+        "phase": phase(pod["spec"].get("restartPolicy", "Always"), view),
+        "conditions": conditions(pod, view, now),
+        "observedGeneration": pod["metadata"].get("generation", 0),
+        "startTime": rfc3339(view.start_time),
+        "hostIP": view.host_ip,
+        "hostIPs": [{"ip": view.host_ip}],
+    }
+    if view.pod_ip:
+        status |= {"podIP": view.pod_ip, "podIPs": [{"ip": view.pod_ip}]}
+    if view.failure is not None:
+        status |= {"reason": view.failure[0], "message": view.failure[1]}
+    if view.init:
+        status["initContainerStatuses"] = [container_status(c) for c in view.init]
+    if view.main:
+        status["containerStatuses"] = [container_status(c) for c in view.main]
+    return status
+
+
+def is_contradicted(published: Json, seen: Json) -> bool:
+    """Whether someone else set a condition that the node had set otherwise."""
+    own = {c["type"]: c["status"] for c in published["conditions"]}
+    others = {c["type"]: c["status"] for c in seen.get("conditions") or []}
+    return any(others.get(kind, value) != value for kind, value in own.items())
+
+
+def phase(restart_policy: str, view: PodView) -> str:
+    if view.failure is not None:
+        return "Failed"
+    for container in view.init:
+        if container.ended is not None and container.ended.exit_code != 0:
+            return "Failed" if restart_policy == "Never" else "Pending"
+        if container.ended is None:
+            return "Pending"
+    if any(_never_ran(c) for c in view.main) or not view.main:
+        return "Pending"
+    if any(c.running_since is not None for c in view.main):
+        return "Running"
+    # Those that wait have ended before: they sit out their back-off.
+    ended = [c.ended for c in view.main if c.ended is not None]
+    if restart_policy == "Always" or len(ended) < len(view.main):
+        return "Running"
+    if all(e.exit_code == 0 for e in ended):
+        return "Succeeded"
+    return "Failed" if restart_policy == "Never" else "Running"
+
+
+def conditions(pod: Json, view: PodView, now: float) -> list[Json]:
+    ended = phase(pod["spec"].get("restartPolicy", "Always"), view) in ("Succeeded", "Failed")
+    completed = "PodCompleted" if not _failed(pod, view) else "PodFailed"
+    uninitialized = [
+        c.name for c in view.init if not (c.ended is not None and c.ended.exit_code == 0)
+    ]
+    unready = [c.name for c in view.main if not c.ready]
+    wanted: list[tuple[str, bool, str, str]] = [
+        ("PodReadyToStartContainers", view.prepared and not ended, "", ""),
+        _condition("Initialized", uninitialized, "ContainersNotInitialized", "incomplete"),
+    ]
+    if ended:
+        wanted += [(kind, False, completed, "") for kind in ("ContainersReady", "Ready")]
+    else:
+        containers = _condition("ContainersReady", unready, "ContainersNotReady", "unready")
+        gates = [g["conditionType"] for g in pod["spec"].get("readinessGates") or []]
+        closed = [g for g in gates if _status_of(pod, g) != "True"]
+        ready = _condition("Ready", unready, "ContainersNotReady", "unready")
+        if not unready and closed:
+            ready = ("Ready", False, "ReadinessGatesNotReady", f"closed gates: {closed}")
+        wanted += [containers, ready]
+    wanted.append(("PodScheduled", True, "", ""))
+    return [_with_times(condition, view.conditions, now) for condition in wanted]
+
+
+def container_status(container: ContainerView) -> Json:
+    state: Json
+    if container.running_since is not None:
+        state = {"running": {"startedAt": rfc3339(container.running_since)}}
+    elif container.ended is not None:
+        state = {"terminated": _terminated(container.ended, container.container_id)}
+    else:
+        reason, message = container.waiting or ("ContainerCreating", "")
+        state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+    last = container.last
+    return {
+        "name": container.name,
+        "image": container.image,
+        "imageID": f"process-node://{container.image}",
+        "containerID": container.container_id,
+        "state": state,
+        "lastState": {} if last is None else {"terminated": _terminated(last, "")},
+        "restartCount": container.restarts,
+        "started": container.started,
+        "ready": container.ready,
+    }
+
+
+def _never_ran(container: ContainerView) -> bool:
+    """Waiting for its first start, or without any state: its volumes are not there yet."""
+    return container.running_since is None and container.ended is None and container.last is None
+
+
+def _failed(pod: Json, view: PodView) -> bool:
+    return phase(pod["spec"].get("restartPolicy", "Always"), view) == "Failed"
+
+
+def _terminated(ended: Exit, container_id: str) -> Json:
+    status: Json = {
+        "exitCode": ended.exit_code,
+        "reason": ended.reason,
+        "startedAt": rfc3339(ended.started_at),
+        "finishedAt": rfc3339(ended.finished_at),
+    }
+    if ended.signal:
+        status["signal"] = ended.signal
+    if ended.message:
+        status["message"] = ended.message
+    if container_id:
+        status["containerID"] = container_id
+    return status
+
+
+def _condition(
+    kind: str, lacking: Sequence[str], reason: str, word: str
+) -> tuple[str, bool, str, str]:
+    if not lacking:
+        return kind, True, "", ""
+    return kind, False, reason, f"containers with {word} status: [{' '.join(lacking)}]"
+
+
+def _status_of(pod: Json, kind: str) -> str:
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == kind:
+            return str(condition["status"])
+    return "Unknown"
+
+
+def _with_times(condition: tuple[str, bool, str, str], before: Sequence[Json], now: float) -> Json:
+    kind, value, reason, message = condition
+    status = "True" if value else "False"
+    changed = rfc3339(now)
+    for old in before:
+        if old["type"] == kind and old["status"] == status:
+            changed = old.get("lastTransitionTime") or changed
+    # Empty strings clear a reason that an earlier status had.
+    return {
+        "type": kind,
+        "status": status,
+        "lastTransitionTime": changed,
+        "reason": reason or None,
+        "message": message or None,
+    }

@@ -1,0 +1,120 @@
+"""The volumes of one pod: made before its containers, refreshed while they run.
+
+Knows where volumes lie on the machine; how a container gets to see them is the
+shim's business.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rekindle_testing.embedded.process_node import payloads, quantities, syscalls
+from rekindle_testing.embedded.process_node.environment import ConfigError
+from rekindle_testing.embedded.process_node.fields import FieldError, Json, PodFacts
+from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
+
+
+class VolumeError(Exception):
+    """A volume cannot be made (yet); the message says which and why."""
+
+
+class Volumes:
+    """`paths` has where each volume lies, once `prepare` returned."""
+
+    def __init__(self, directory: Path, objects: ObjectReader, tokens: TokenReader) -> None:
+        self._directory = directory
+        self._objects = objects
+        self._tokens = tokens
+        self.paths: dict[str, Path] = {}
+
+    async def prepare(self, pod: Json, facts: PodFacts) -> None:
+        for volume in pod["spec"].get("volumes") or []:
+            try:
+                self.paths[volume["name"]] = await self._prepare(pod, volume, facts)
+            except (ConfigError, FieldError, ValueError, OSError) as error:
+                raise VolumeError(f"volume {volume['name']!r}: {error}") from error
+
+    async def refresh(self, pod: Json, facts: PodFacts) -> None:
+        """Write again what comes from objects, labels and tokens."""
+        for volume in pod["spec"].get("volumes") or []:
+            if payloads.volume_sources(volume) and volume["name"] in self.paths:
+                try:
+                    await self._write(pod, volume, self.paths[volume["name"]], facts)
+                except (ConfigError, FieldError, OSError) as error:
+                    # The files stay as they are, as with a kubelet.
+                    raise VolumeError(f"volume {volume['name']!r}: {error}") from error
+
+    def overfull(self, pod: Json) -> str | None:
+        """What to say of an emptyDir on disk that is above its sizeLimit."""
+        for volume in pod["spec"].get("volumes") or []:
+            empty = volume.get("emptyDir") or {}
+            limit = empty.get("sizeLimit")
+            if limit and empty.get("medium") != "Memory" and volume["name"] in self.paths:
+                used = _disk_usage(self.paths[volume["name"]])
+                if used > quantities.whole(limit):
+                    return (
+                        f'Usage of EmptyDir volume "{volume["name"]}" exceeds the limit "{limit}".'
+                    )
+        return None
+
+    async def _prepare(self, pod: Json, volume: Json, facts: PodFacts) -> Path:
+        path: Path = self._directory / volume["name"]
+        if source := volume.get("hostPath"):
+            return _host_path(source)
+        if claim := volume.get("persistentVolumeClaim"):
+            namespace = pod["metadata"]["namespace"]
+            return await self._objects.claimed_path(namespace, str(claim["claimName"]))
+        fresh = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        if payloads.volume_sources(volume):
+            await self._write(pod, volume, path, facts)
+        elif fresh:
+            path.chmod(0o777)
+            empty = volume.get("emptyDir") or {}
+            if empty.get("medium") == "Memory":
+                limit = empty.get("sizeLimit")
+                size = f",size={quantities.whole(limit)}" if limit else ""
+                syscalls.mount("tmpfs", str(path), "tmpfs", data=f"mode=777{size}")
+        return path
+
+    async def _write(self, pod: Json, volume: Json, path: Path, facts: PodFacts) -> None:
+        namespace = pod["metadata"]["namespace"]
+        objects = await self._objects.read(namespace, payloads.references(volume))
+        tokens = {
+            source["path"]: await self._tokens.token(pod, source)
+            for kind, source in payloads.volume_sources(volume)
+            if kind == "serviceAccountToken"
+        }
+        payloads.write(path, payloads.payload(pod, volume, objects, tokens, facts))
+
+    def remove(self) -> None:
+        for path in self._directory.glob("*"):
+            if os.path.ismount(path):
+                syscalls.unmount(str(path))
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _host_path(source: Json) -> Path:
+    path, kind = Path(source["path"]), source.get("type") or ""
+    match kind:
+        case "DirectoryOrCreate":
+            path.mkdir(parents=True, exist_ok=True)
+        case "FileOrCreate":
+            path.touch()
+    is_right = {"Directory": path.is_dir, "File": path.is_file}.get(kind, path.exists)
+    if not is_right():
+        raise ValueError(f"hostPath {path} does not exist as {kind or 'anything'}")
+    return path
+
+
+def _disk_usage(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += Path(folder, name).lstat().st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,183 @@
+"""The programs the embedded cluster is made of: found, or built into the cache.
+
+`KUBEBUILDER_ASSETS` comes first, as with every envtest, and PATH for kubectl and
+helm; what is lacking is built from the Go module.  `python -m rekindle_testing.embedded.toolchain`
+builds it and prints the paths.  Knows which program serves; how Go builds and how
+Java is found is in `go_modules` and `java`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, cache_root, silent
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.go_modules import Binary, build, find_go
+from rekindle_testing.embedded.java import ensure_java
+
+__all__ = ["ControlPlaneBinaries", "ensure_control_plane", "ensure_helm", "ensure_java"]
+
+_VERSION = "k8s.io/component-base/version"
+
+KUBERNETES = Binary(
+    name="kubernetes",
+    package="./kubernetes",
+    programs=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+    versioned_by="k8s.io/kubernetes",
+    version_variables=(
+        (f"{_VERSION}.gitVersion", None),
+        (f"{_VERSION}.gitMajor", 0),
+        (f"{_VERSION}.gitMinor", 1),
+    ),
+)
+ETCD = Binary(
+    name="etcd", package="./etcd", programs=("etcd",), versioned_by="go.etcd.io/etcd/server/v3"
+)
+HELM = Binary(
+    name="helm",
+    package="helm.sh/helm/v3/cmd/helm",
+    programs=("helm",),
+    versioned_by="helm.sh/helm/v3",
+    version_variables=(("helm.sh/helm/v3/internal/version.version", None),),
+)
+
+# Kubernetes supports one minor version between kubectl and the API server; two
+# have made no difference to what the tests use.
+_KUBECTL_SKEW = 2
+_SERVERS = tuple(name for name in KUBERNETES.programs if name != "kubectl")
+
+
+class ToolchainError(EmbeddedError):
+    """A program is missing or does not fit the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneBinaries:
+    etcd: Path
+    kube_apiserver: Path
+    kube_controller_manager: Path
+    kube_scheduler: Path
+    kubectl: Path
+
+
+def ensure_control_plane(
+    report: Report = silent, environment: Mapping[str, str] | None = None
+) -> ControlPlaneBinaries:
+    """All programs of a control plane; builds for minutes when none are cached."""
+    programs = _ensure(os.environ if environment is None else environment, report)
+    names = (field.name for field in fields(ControlPlaneBinaries))
+    return ControlPlaneBinaries(*(programs[name.replace("_", "-")] for name in names))
+
+
+def ensure_helm(report: Report = silent, environment: Mapping[str, str] | None = None) -> Path:
+    """The helm on PATH if it is a version 3, else the pinned one."""
+    environment = os.environ if environment is None else environment
+    return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
+
+
+def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:
+    """All programs, of which those that are not found are built, all at once."""
+    found = _from_assets(environment) | _suitable_helm(environment)
+    missing = [name for name in _SERVERS if name not in found]
+    if missing and "kube-apiserver" in found:
+        _check_skew(found["kube-apiserver"], missing)
+    if not missing and "kubectl" not in found:
+        found |= _suitable_kubectl(environment)
+    wanted = [b for b in (KUBERNETES, ETCD, HELM) if any(p not in found for p in b.programs)]
+    if not wanted:
+        return found
+    cache = cache_root(environment)
+    directory = build(wanted, find_go(environment, cache, report), cache, report)
+    return {name: directory / name for b in wanted for name in b.programs} | found
+
+
+def _from_assets(environment: Mapping[str, str]) -> dict[str, Path]:
+    assets = environment.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        return {}
+    directory = Path(assets).absolute()
+    if not directory.is_dir():
+        raise ToolchainError(f"KUBEBUILDER_ASSETS is {assets}, which is no directory")
+    wanted = (*ETCD.programs, *KUBERNETES.programs)
+    return {name: directory / name for name in wanted if os.access(directory / name, os.X_OK)}
+
+
+def _check_skew(api_server: Path, missing: list[str]) -> None:
+    theirs = parse_minor(_said(str(api_server), "--version"))
+    ours = _pinned_minor()
+    # Controllers must not be newer than the API server, and at most one older.
+    if theirs not in (ours, ours + 1):
+        raise ToolchainError(
+            f"KUBEBUILDER_ASSETS lacks {', '.join(missing)}, and those built here are 1.{ours}, "
+            f"which its kube-apiserver (1.{theirs}) does not go with: "
+            f"use assets of 1.{ours}, or unset KUBEBUILDER_ASSETS"
+        )
+
+
+def _suitable_helm(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The helm on PATH if it is a version 3."""
+    program = shutil.which("helm", path=environment.get("PATH", ""))
+    if program is None or not _said(program, "version", "--short").startswith("v3."):
+        return {}
+    return {"helm": Path(program)}
+
+
+def _suitable_kubectl(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The kubectl on PATH, where it spares a build and is near the pinned version."""
+    program = shutil.which("kubectl", path=environment.get("PATH", ""))
+    if program is None:
+        return {}
+    minor = parse_minor(_said(program, "version", "--client"))
+    if minor is None or abs(minor - _pinned_minor()) > _KUBECTL_SKEW:
+        return {}
+    return {"kubectl": Path(program)}
+
+
+def parse_minor(text: str) -> int | None:
+    """34 from a text with v1.34.4 in it."""
+    found = re.search(r"\bv1\.(\d+)\.", text)
+    return int(found[1]) if found else None
+
+
+def _pinned_minor() -> int:
+    minor = parse_minor(KUBERNETES.version())
+    assert minor is not None
+    return minor
+
+
+def _said(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def main() -> int:
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        with ThreadPoolExecutor() as pool:
+            java = pool.submit(ensure_java, report)
+            binaries = ensure_control_plane(report)
+            for field in fields(binaries):
+                print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
+            print(f"helm: {ensure_helm(report)}")
+            print(f"java: {java.result()}")
+    except EmbeddedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

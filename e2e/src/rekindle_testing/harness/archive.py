@@ -1,0 +1,32 @@
+"""The AppCDS archive of the Spark JVM in the user's cache, which all process nodes share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import cache_root
+
+
+def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
+    """Path of the archive that fits this JDK and Spark; makes one (about 30 s) if there is none."""
+    report("looking for the AppCDS archive of Spark's JVM, or making it")
+    # In a process of its own: it is another JDK than this environment's.
+    made = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rekindle.engine.spark.archive_cache",
+            str(cache_root(os.environ) / "appcds"),
+        ],
+        env={**os.environ, "JAVA_HOME": str(java_home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise RuntimeError(made.stderr[-2000:])
+    return Path(made.stdout.strip())

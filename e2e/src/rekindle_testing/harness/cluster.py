@@ -1,0 +1,298 @@
+"""An embedded cluster with Rekindle installed: for the demo, failure tests and benchmarks.
+
+It knows Kubernetes and how Rekindle is installed; it knows nothing of what is tested. Everything
+lives below one directory, and everything it started is ended by `stop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from kubernetes import client, config
+
+from rekindle import names
+from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.process_node.host import Image, ProcessNode
+from rekindle_testing.embedded.toolchain import ensure_helm, ensure_java
+from rekindle_testing.harness.archive import ensure_cds_archive
+
+ROOT = Path(__file__).resolve().parents[4]
+MOUNT = "/var/lib/rekindle"
+NAMESPACE = "default"
+SYSTEM = "rekindle-system"
+OPERATOR_LEASE = "rekindle-operator"
+OPERATOR_IMAGE = "rekindle/operator:dev"
+PIPELINES_IMAGE = "rekindle/pipelines:dev"
+
+Report = Callable[[str], None]
+T = TypeVar("T")
+
+
+class DeadlineError(AssertionError):
+    """What was waited for did not come in time; says what was seen last."""
+
+
+def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float, every_s: float = 0.1) -> T:
+    """Poll until `probe` returns something truthy; raises `DeadlineError` naming `what`."""
+    end = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        last = probe()
+        if last:
+            return last
+        if time.monotonic() > end:
+            raise DeadlineError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
+        time.sleep(every_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What each process node offers: room for two tasks of 500m CPU."""
+
+    cpu: str = "1300m"
+    memory: str = "4Gi"
+
+
+class EmbeddedCluster:
+    """A control plane, process nodes, a shared volume, and Rekindle."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 5,
+        shape: NodeShape = NodeShape(),
+        settings: Settings | None = None,
+        report: Report = lambda _: None,
+    ) -> None:
+        self.directory = directory
+        self.shared = directory / "shared"
+        self.nodes: dict[str, ProcessNode] = {}
+        self._wanted = nodes
+        self._shape = shape
+        self._report = report
+        self._dead: list[ProcessNode] = []
+        self._numbers = itertools.count(1)
+        self.control_plane = ControlPlane(directory / "control-plane", settings)
+
+    def __enter__(self) -> EmbeddedCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.shared.mkdir(parents=True, exist_ok=True)
+        self._images = images(self._report)
+        self._report("starting etcd, kube-apiserver, controller manager, scheduler")
+        try:
+            self.control_plane.start()
+            kubeconfig = str(self.control_plane.kubeconfig)
+            self._api_client = config.new_client_from_config(kubeconfig)  # type: ignore[no-untyped-call]
+            self.core = client.CoreV1Api(self._api_client)
+            self.custom = client.CustomObjectsApi(self._api_client)
+            self.coordination = client.CoordinationV1Api(self._api_client)
+            self._report(f"starting {self._wanted} process nodes")
+            started = [self.launch_node() for _ in range(self._wanted)]
+            for node in started:
+                node.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """All of it, the control plane last; an error stops nothing else from ending."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.control_plane.stop)
+            for node in (*self._dead, *self.nodes.values()):
+                ends.callback(node.stop)
+            self._dead.clear()
+            self.nodes.clear()
+
+    def keep_logs(self, directory: Path) -> None:
+        """Copy what components, agents and the pods of nodes that live have said."""
+        logs = {f"control-plane/{p.name}": p for p in self.control_plane.log_directory.glob("*")}
+        nodes = self.directory / "nodes"
+        logs |= {f"nodes/{p.parent.name}.log": p for p in nodes.glob("*/agent.log")}
+        for log in nodes.glob("*/data/pods/*/containers/*/*/log*"):
+            pod = json.loads((log.parents[3] / "pod.json").read_text())["metadata"]["name"]
+            container, attempt = log.parts[-3:-1]
+            logs[f"pods/{pod}/{container}-{attempt}.{log.name}"] = log
+        for name, log in logs.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(log, directory / name)
+
+    def launch_node(self, shape: NodeShape | None = None) -> ProcessNode:
+        """Start one more machine, of the cluster's own shape or another; it joins by itself."""
+        shape = shape or self._shape
+        number = next(self._numbers)
+        name = f"node-{number}"
+        node = ProcessNode(
+            name,
+            self.control_plane,
+            self.directory / "nodes" / name,
+            zone=f"zone-{'abc'[number % 3]}",
+            cpu=shape.cpu,
+            memory=shape.memory,
+            images=self._images,
+        )
+        self.nodes[name] = node
+        node.start()
+        return node
+
+    def add_node(self, shape: NodeShape | None = None) -> str:
+        """One more machine; returns its name once it is Ready."""
+        node = self.launch_node(shape)
+        node.wait_ready()
+        return node.name
+
+    def kill_nodes(self, names: list[str], *, keep_addresses: bool = False) -> None:
+        """SIGKILL every process of these nodes, all at once. A new node may get their addresses,
+        unless they are kept until the cluster stops."""
+        dying = [self.nodes.pop(name) for name in names]
+        if keep_addresses:
+            self._dead += dying
+        # Each waits for its own end, so they are asked side by side.
+        with ThreadPoolExecutor(max(len(dying), 1)) as pool:
+            list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
+
+    # -- Rekindle -----------------------------------------------------------------------------
+
+    def install(self, timeout_s: float = 90) -> None:
+        """`helm install` and wait for the operator's Deployment and the CRD."""
+        helm = ensure_helm(self._report)
+        # fmt: off
+        command = [
+            str(helm), "install", "rekindle", str(ROOT / "charts" / "rekindle"),
+            "--namespace", SYSTEM, "--create-namespace",
+            "--set", f"image.repository={OPERATOR_IMAGE.split(':')[0]},image.tag=dev",
+            "--set", f"pipelines.image.repository={PIPELINES_IMAGE.split(':')[0]}",
+            "--set", "pipelines.image.tag=dev",
+            "--wait", "--timeout", f"{timeout_s:.0f}s",
+        ]
+        # fmt: on
+        environment = {**os.environ, "KUBECONFIG": str(self.control_plane.kubeconfig)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"helm install failed:\n{done.stderr}\n{self.describe_system()}")
+
+    def describe_system(self) -> str:
+        return self.control_plane.kubectl("get", "pods,events", "-A", "-o", "wide")
+
+    def make_volume(self, name: str) -> None:
+        """A PersistentVolumeClaim over the shared directory, mounted at /var/lib/rekindle."""
+        size: dict[str, Any] = {"storage": "10Gi"}
+        volume: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{name}-shared"},
+            "spec": {
+                "capacity": size,
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "hostPath": {"path": str(self.shared)},
+                "claimRef": {"namespace": NAMESPACE, "name": name},
+            },
+        }
+        claim: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": f"{name}-shared",
+                "resources": {"requests": size},
+            },
+        }
+        self.apply(volume, claim)
+        # A pod that is placed before the claim is bound would wait for the scheduler's next try.
+        wait_for(f"claim {name} to be bound", lambda: self._is_bound(name), 30)
+
+    def _is_bound(self, claim: str) -> bool:
+        found = self.core.read_namespaced_persistent_volume_claim(claim, NAMESPACE)
+        return found.status is not None and found.status.phase == "Bound"
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        """`kubectl apply` of the manifests."""
+        bundle: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(bundle))
+
+    def topology(self, name: str) -> dict[str, Any]:
+        found = self.custom.get_namespaced_custom_object(
+            names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
+        )
+        return cast(dict[str, Any], found)
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.topology(name).get("status") or {})
+
+    def pods(self, selector: str = "") -> list[Any]:
+        return list(self.core.list_namespaced_pod(NAMESPACE, label_selector=selector).items)
+
+    def tasks(self, topology: str) -> list[Any]:
+        return self.pods(f"{names.LABEL_TOPOLOGY}={topology},{names.LABEL_ROLE}={names.ROLE_TASK}")
+
+    def operator_pods(self) -> list[Any]:
+        selector = names.LABEL_OPERATOR
+        return list(self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
+
+    def leading_operator_pod(self) -> Any:
+        """The replica of the operator that holds its Lease: only its death is noticed."""
+        return wait_for("an operator pod that leads", self._leading_operator_pod, 60)
+
+    def _leading_operator_pod(self) -> Any:
+        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, SYSTEM)
+        # The chart makes the pod's name its identity.
+        holder = lease.spec and lease.spec.holder_identity
+        return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
+
+    def delete_topology(self, name: str, timeout_s: float = 60) -> None:
+        """Delete it and wait until none of its pods is left."""
+        self.custom.delete_namespaced_custom_object(
+            names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
+        )
+        wait_for(
+            f"the pods of {name} to be gone",
+            lambda: not self.pods(f"{names.LABEL_TOPOLOGY}={name}"),
+            timeout_s,
+        )
+
+
+def images(report: Report) -> dict[str, Image]:
+    """What the two images hold, on a process node: this checkout's environment and a JDK."""
+    java_home = ensure_java(report)
+    binaries = Path(sys.executable).parent
+    environment = {
+        "JAVA_HOME": str(java_home),
+        "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, report)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    path = (str(binaries), str(java_home / "bin"))
+    return {
+        OPERATOR_IMAGE: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
+        PIPELINES_IMAGE: Image(path=path, env=environment),
+    }

@@ -1,0 +1,94 @@
+"""The oracle of every failure test: what a run without failures would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rekindle.connectors.compare import Difference, compare_sinks
+from rekindle.connectors.kinds import open_source
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+from rekindle.topology.spec import SourceSpec
+from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import MOUNT
+
+
+class Reference:
+    """The reference execution of a manifest: run once, whole, and then compared with as often as
+    one likes. It may have more queries than the manifests that are compared with it."""
+
+    def __init__(self, document: dict[str, Any], shared: Path, directory: Path) -> None:
+        """`shared`: what the cluster mounts; `directory`: where the reference may write."""
+        self._document = document
+        self._shared = shared
+        self._directory = directory
+        self._output = directory / "reference"
+
+    def execute(self, supervisor: Supervisor | None = None) -> None:
+        """See `run_reference`."""
+        flights.run_reference(self._document, self._shared, self._output, supervisor)
+
+    def compare(
+        self,
+        document: dict[str, Any],
+        until_epoch: int | None = None,
+        since: Mapping[str, int] = MappingProxyType({}),
+    ) -> dict[str, Difference]:
+        """Every query's sink on the cluster against the reference's, row by row; `since` names
+        the first epochs of queries that were added later."""
+        differences = {}
+        for query in document["spec"]["queries"]:
+            files = query["sink"]["files"]
+            actual = files["url"].replace(f"file://{MOUNT}", f"file://{self._shared}")
+            expected = f"file://{self._output / query['name']}"
+            differences[query["name"]] = compare_sinks(
+                expected,
+                actual,
+                files.get("format", "parquet"),
+                since_epoch=since.get(query["name"], 0),
+                until_epoch=until_epoch,
+            )
+        return differences
+
+    def check(
+        self,
+        document: dict[str, Any],
+        until_epoch: int,
+        since: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
+        """Compare through `until_epoch`; returns the rows that were compared.
+
+        Raises AssertionError with every difference. Queries that wrote nothing at all are one.
+        """
+        differences = self.compare(document, until_epoch, since)
+        wrong = [f"{name}: {difference}" for name, difference in differences.items() if difference]
+        wrong += [f"{n}: no rows to compare" for n, d in differences.items() if not d.expected_rows]
+        assert not wrong, "\n".join(wrong)
+        return sum(d.expected_rows for d in differences.values())
+
+    @cached_property
+    def last_epoch(self) -> int:
+        """The epoch in which the longest source says END_OF_INPUT: all windows close in it."""
+        name, spec = load_topology(self._document)
+        topology = compile_topology(spec, name)
+        lasts = []
+        for segment in topology.segments:
+            node = topology.nodes[segment.nodes[0]]
+            if isinstance(node.spec, SourceSpec):
+                local = node.spec.model_copy(update={"files": self._local(node.spec)})
+                directory = self._directory / "sources" / node.name
+                directory.mkdir(parents=True)
+                source = open_source(local, node, topology.spec.epoch_interval, directory)
+                lasts.append(source.last_epoch)
+                source.close()
+        return 1 + max(last for last in lasts if last is not None)
+
+    def _local(self, source: SourceSpec) -> Any:
+        assert source.files is not None
+        url = source.files.url.replace(f"file://{MOUNT}", f"file://{self._shared}")
+        return source.files.model_copy(update={"url": url})

@@ -1,0 +1,201 @@
+"""One topology on an embedded cluster, from `kubectl apply` to the comparisons of its sinks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from rekindle import names
+from rekindle.connectors.files_sink import parse_name
+from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.observe import Observer
+from rekindle_testing.harness.oracle import Reference
+
+
+class Run:
+    """Applies the manifest, observes it, and deletes it in the end."""
+
+    def __init__(self, cluster: EmbeddedCluster, document: dict[str, Any]) -> None:
+        self.cluster = cluster
+        self.document = document
+        self.name: str = document["metadata"]["name"]
+        self.observer = Observer(lambda: cluster.status(self.name))
+
+    def __enter__(self) -> Run:
+        self.cluster.apply(self.document)
+        self.observer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.observer.__exit__(kind, error, trace)
+        if error is not None:
+            self._keep_evidence()
+        self.cluster.delete_topology(self.name)
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def queries(self) -> list[str]:
+        """Names of the queries of the manifest as it is now."""
+        return [query["name"] for query in self.document["spec"]["queries"]]
+
+    def wait_live(self, timeout_s: float = 120) -> None:
+        wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
+
+    def wait_advanced(self, epochs: int = 3, timeout_s: float = 90) -> None:
+        """Until every sink is `epochs` further than now, and every query is Live."""
+        now = self.observer.stable_epochs()
+        goal = {q: now.get(q, -1) + epochs for q in self.queries()}
+        self._wait_reached(goal, timeout_s)
+
+    def wait_stable(self, epoch: int, timeout_s: float = 90) -> None:
+        """Until every sink has reached `epoch`, and every query is Live."""
+        self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
+
+    def _wait_reached(self, goal: Mapping[str, int], timeout_s: float) -> None:
+        wait_for(
+            f"{self.name}: sinks past {goal}, all Live",
+            lambda: (
+                all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
+                and self.observer.all_live()
+            ),
+            timeout_s,
+            0.25,
+        )
+
+    def wait_redundant(self, timeout_s: float = 120) -> None:
+        """Until no replica is missing."""
+        wait_for(
+            f"{self.name}: condition Redundant",
+            lambda: self.observer.condition("Redundant") == "True",
+            timeout_s,
+            0.25,
+        )
+
+    def wait_checkpoint(self, after: int = 0, timeout_s: float = 60) -> int:
+        """Until a checkpoint newer than `after` is committed; returns its epoch."""
+        return wait_for(
+            f"{self.name}: a checkpoint after epoch {after}",
+            lambda: epoch if (epoch := self.observer.checkpoint_epoch()) > after else None,
+            timeout_s,
+            0.25,
+        )
+
+    def _all_live(self) -> bool:
+        return self.observer.all_live()
+
+    # -- pods and processes -------------------------------------------------------------------
+
+    def task_pods(self, segment_name: str) -> list[Any]:
+        """Running pods of a segment, lowest replica first."""
+        pods = self.cluster.pods(
+            f"{names.LABEL_TOPOLOGY}={self.name},{names.LABEL_SEGMENT_NAME}={segment_name}"
+        )
+        alive = [p for p in pods if p.metadata.deletion_timestamp is None and p.spec.node_name]
+        return sorted(alive, key=lambda p: p.metadata.name)
+
+    def coordinator_pods(self) -> list[Any]:
+        return self.cluster.pods(
+            f"{names.LABEL_TOPOLOGY}={self.name},{names.LABEL_ROLE}={names.ROLE_COORDINATOR}"
+        )
+
+    def coordinator_pod(self) -> Any:
+        return self.coordinator_pods()[0]
+
+    def incarnations(self) -> dict[str, str]:
+        """Pod name -> start time of its container: equal maps mean that nothing was touched."""
+        return {
+            p.metadata.name: str(p.status.container_statuses[0].state.running.started_at)
+            for p in self.cluster.tasks(self.name)
+            if p.status.container_statuses and p.status.container_statuses[0].state.running
+        }
+
+    def kill_pod_processes(self, pod: Any) -> None:
+        self.observer.mark("lost", f"processes of {pod.metadata.name}")
+        kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
+
+    # -- what the sinks hold -------------------------------------------------------------------
+
+    def verify(self, reference: Reference, since: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Compare what the sinks hold by now with the reference execution; returns the rows that
+        were compared. `since`: the first epochs of queries that were added later."""
+        self._check_lost_in_time(reference.last_epoch)
+        stable = self.observer.stable_epochs()
+        until = min(stable[query] for query in self.queries())
+        return reference.check(self.document, until, since)
+
+    def _check_lost_in_time(self, last: int) -> None:
+        """What was lost after the input had ended could change nothing."""
+        lost = [m for m in self.observer.history.marks if m.kind == "lost"]
+        if lost:
+            newest = self.observer.history.newest_epoch(lost[-1].at_s)
+            assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
+
+    def written(self, query: str) -> list[int]:
+        """The epochs that a query's sink holds rows of, ascending."""
+        names = (self.cluster.shared / self.name / "output" / query).glob("*")
+        return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
+
+    def _keep_evidence(self) -> None:
+        evidence = self.cluster.directory / f"evidence-{self.name}.txt"
+        kubectl = self.cluster.control_plane.kubectl
+        parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
+        for pod in self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}"):
+            try:
+                parts.append(kubectl("logs", pod.metadata.name, "--tail=80"))
+            except Exception as error:  # a pod without logs is no reason to lose the others
+                parts.append(f"{pod.metadata.name}: no logs: {error}")
+        evidence.write_text("\n---\n".join(parts))
+        print(f"evidence of the failure: {evidence}", *_summary(self.observer.status), sep="\n")
+
+
+def _summary(status: dict[str, Any]) -> list[str]:
+    """What a status says of queries and tasks, a line for each."""
+    plane = status.get("dataPlane") or {}
+    rows = [("query", row, "name") for row in status.get("queries", [])]
+    rows += [("task", row, "pod") for row in plane.get("tasks", [])]
+    lines = [f"head epoch {plane.get('headEpoch')}, problems: {plane.get('problems')}"]
+    for kind, row, name in rows:
+        details = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in (name, "slot"))
+        lines.append(f"{kind} {row.get(name)}: {details}")
+    return lines
+
+
+def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:
+    """SIGKILL every process of the node whose environment names this pod address."""
+    found = pod_processes(node, address, cluster)
+    assert found, f"no process of pod address {address} on {node}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+def pod_processes(node: str, address: str, cluster: EmbeddedCluster) -> list[int]:
+    """The processes of Rekindle on the node whose environment names this pod address."""
+    needle = f"={address}\0".encode()
+    return [
+        pid
+        for pid in cluster.nodes[node].pids
+        if needle in _environment(pid) and b"rekindle" in _command(pid)
+    ]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    except OSError:
+        return b""
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,66 @@
+"""Memory and disk of a running cluster: what must stay flat for as long as a topology runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rekindle_testing.harness.cluster import EmbeddedCluster
+
+MIB = 2**20
+_KINDS = {
+    "org.apache.spark": "jvm",
+    "rekindle.task": "task",
+    "rekindle.coordinator": "coordinator",
+    "rekindle_operator": "operator",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`memory`: kind of process -> the largest's anonymous resident MiB; pages of mapped files, a
+    source's input among them, are the kernel's to take back. Disk in MiB: `local` of all pods'
+    volumes on all nodes, `store` of the topology's checkpoints."""
+
+    memory: dict[str, float]
+    local: float
+    store: float
+    store_files: int
+
+
+def usage(cluster: EmbeddedCluster, topology: str) -> Usage:
+    memory: dict[str, float] = {}
+    for node in cluster.nodes.values():
+        for kind, resident in _processes(node.pids):
+            memory[kind] = max(memory.get(kind, 0.0), resident)
+    volumes = [f for n in cluster.nodes.values() for f in _files(n.directory / "data" / "pods")]
+    store = list(_files(cluster.shared / topology / "checkpoints"))
+    return Usage(memory, sum(volumes) / MIB, sum(store) / MIB, len(store))
+
+
+def _processes(pids: list[int]) -> Iterator[tuple[str, float]]:
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())
+            memory = process.memory_info()
+            resident = (memory.rss - memory.shared) / MIB
+        except psutil.Error:  # it ended meanwhile
+            continue
+        kind = next((kind for part, kind in _KINDS.items() if part in command), None)
+        if kind is not None:
+            yield kind, resident
+
+
+def _files(directory: Path) -> Iterator[int]:
+    """Bytes on disk of every file below, of those that stay long enough to be asked."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                yield os.lstat(Path(folder) / name).st_blocks * 512
+            except OSError:
+                continue
