@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_operator_model_cluster import ModelCluster
 
 from rekindle.names import MAX_NAME, coordinator_pod_name, task_pod_name
-from rekindle.topology.settings import NAME, OBJECT_NAME
+from rekindle.topology.checks.fields import NAME, OBJECT_NAME
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _TOPOLOGIES = st.one_of(

@@ -17,7 +17,7 @@ from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.memory import plan_memory
 from rekindle.errors import EpochTooLarge, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle.topology.generator_expressions import Call, ExpressionError, parse_expression
+from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 

@@ -23,7 +23,7 @@ from rekindle.connectors.files_read import read_batches
 from rekindle.connectors.json_lines import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
-from rekindle.topology.ddl import ddl_to_schema
+from rekindle.topology.sql.ddl import ddl_to_schema
 
 
 def read(path: Path, ddl: str, format: str = "json") -> list[dict[str, Any]]:

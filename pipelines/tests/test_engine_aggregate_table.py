@@ -20,7 +20,7 @@ from rekindle.engine.spark.chain import SparkChain
 from rekindle.errors import InvalidTopology, OperatorRefused
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
-from rekindle.topology.ddl import ddl_to_schema
+from rekindle.topology.sql.ddl import ddl_to_schema
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine.exact_sums import join, split
-from rekindle.topology.aggregates import Partial
+from rekindle.topology.sql.aggregates import Partial
 
 
 def parts(value: int, scale: int) -> tuple[Decimal, Decimal]:

@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rekindle.topology import functions
-from rekindle.topology.aggregates import decompose
-from rekindle.topology.ddl import ddl_to_schema
-from rekindle.topology.inference import type_is_known
-from rekindle.topology.sql import check_sql
+from rekindle.topology.sql.aggregates import decompose
+from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.inference import type_is_known
+from rekindle.topology.sql.row_wise import check_sql, functions
 
 pytestmark = pytest.mark.spark
 

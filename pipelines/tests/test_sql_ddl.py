@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.topology.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
-from rekindle.topology.findings import InvalidSql
+from rekindle.topology.problems import InvalidSql
+from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rekindle.topology.ddl import TIMESTAMP, ddl_to_schema
-from rekindle.topology.inference import type_is_known
-from rekindle.topology.sql import SqlReport, check_sql
+from rekindle.topology.sql.ddl import TIMESTAMP, ddl_to_schema
+from rekindle.topology.sql.inference import type_is_known
+from rekindle.topology.sql.row_wise import SqlReport, check_sql
 
 SCHEMA = ddl_to_schema(
     "n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING, g: STRUCT<h: INT>>, "

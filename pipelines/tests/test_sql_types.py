@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
-from rekindle.topology.dated import only_dated
-from rekindle.topology.ddl import ddl_to_schema
-from rekindle.topology.inference import known_type
-from rekindle.topology.sql import check_sql
+from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.inference import known_type
+from rekindle.topology.sql.row_wise import check_sql
 
 SCHEMA = ddl_to_schema(
     "s STRING, b TIMESTAMP, t TIMESTAMP, d DATE, n BIGINT, p DECIMAL(10, 2), a ARRAY<INT>, "

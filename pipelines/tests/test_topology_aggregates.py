@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rekindle.topology.aggregates import Decomposition, Partial, decompose, parse_aggregates
-from rekindle.topology.findings import InvalidSql
+from rekindle.topology.problems import InvalidSql
+from rekindle.topology.sql.aggregates import Decomposition, Partial, decompose, parse_aggregates
 
 
 def decomposed(text: str) -> Decomposition:

@@ -15,7 +15,7 @@ from rekindle.errors import InvalidTopology
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.model import Exchange, Resources, Topology
-from rekindle.topology.quantities import task_limits
+from rekindle.topology.resources import task_limits
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.errors import InvalidTopology
-from rekindle.topology.aggregates import parse_aggregates
 from rekindle.topology.compile import compile_topology
-from rekindle.topology.ddl import ddl_to_schema
-from rekindle.topology.findings import Finding, InvalidSql
 from rekindle.topology.load import load_topology
-from rekindle.topology.sql import check_sql
+from rekindle.topology.problems import Finding, InvalidSql
+from rekindle.topology.sql.aggregates import parse_aggregates
+from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.row_wise import check_sql
 
 SCHEMA = ddl_to_schema("n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING>, ts TIMESTAMP")
 WORDS = st.sampled_from(

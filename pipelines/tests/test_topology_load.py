@@ -10,8 +10,7 @@ from bad_manifests import good_manifest
 
 from rekindle.errors import InvalidTopology
 from rekindle.topology.load import load_spec, load_topology
-from rekindle.topology.quantities import parse_cpu
-from rekindle.topology.spec import SECOND
+from rekindle.topology.units import SECOND, parse_cpu
 
 
 def problems(source: Any) -> list[str]:

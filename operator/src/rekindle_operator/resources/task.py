@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
 from rekindle.quantities import parse_quantity
 from rekindle.topology.model import Segment, Slot, Topology
-from rekindle.topology.quantities import task_limits
+from rekindle.topology.resources import task_limits
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,

@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _renderer(style: str) -> Callable[[Topology], str]:
     if style == "svg":
-        from rekindle.topology.drawing import draw_svg
+        from rekindle.topology.drawing.svg import draw_svg
 
         return draw_svg
     if style == "mermaid":
-        from rekindle.topology.mermaid import draw_mermaid
+        from rekindle.topology.drawing.mermaid import draw_mermaid
 
         return draw_mermaid
-    from rekindle.topology.text import describe
+    from rekindle.topology.drawing.text import describe
 
     return lambda topology: describe(topology) + "\n"

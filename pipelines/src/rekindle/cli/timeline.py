@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _duration(text: str) -> timedelta:
-    from rekindle.topology.spec import parse_duration
+    from rekindle.topology.units import parse_duration
 
     try:
         return timedelta(microseconds=parse_duration(text))

@@ -26,7 +26,7 @@ from rekindle.connectors.conversions import TextRules, typed
 from rekindle.connectors.csv_quotes import QuoteWatch, require_closed_quotes
 from rekindle.connectors.json_reading import read_json_lines
 from rekindle.errors import SchemaMismatch, SourceFailed
-from rekindle.topology.findings import did_you_mean
+from rekindle.topology.problems import did_you_mean
 
 BLOCK_BYTES = 4 * 1024**2
 BATCH_BYTES = 16 * 1024**2

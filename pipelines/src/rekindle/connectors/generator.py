@@ -4,7 +4,7 @@ Row i falls in epoch floor((i / rowsPerSecond) / Δ). Every column has a Philox 
 own, keyed by the seed and the column's name, and takes a fixed number of draws a row: any epoch is
 made alone, without its predecessors. Only integer arithmetic and IEEE sums and products are used,
 no log or cos, so that every processor makes the same bits. `columns` maps each column of the schema
-to an expression of `rekindle.topology.generator_columns`.
+to an expression of `rekindle.topology.generator.columns`.
 
 The event time column has to be a `timestamp`; the watermark is the undisturbed time of the epoch's
 last row, minus lateness.
@@ -27,14 +27,14 @@ from rekindle.engine.memory import MemoryPlan
 from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
-from rekindle.topology.generator_columns import (
+from rekindle.topology.generator.columns import (
     Column,
     Int64s,
     Uint64s,
     event_start,
     make_column,
 )
-from rekindle.topology.generator_expressions import ExpressionError
+from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 

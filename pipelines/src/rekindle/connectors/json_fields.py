@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from rekindle.errors import SchemaMismatch
-from rekindle.topology.findings import did_you_mean
+from rekindle.topology.problems import did_you_mean
 
 Path = tuple[str, ...]
 """Names from a column down through structs and arrays of structs."""

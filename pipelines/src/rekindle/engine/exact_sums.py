@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from rekindle.engine.window_state import WindowShape
-from rekindle.topology.aggregates import Partial
-from rekindle.topology.tokens import DIALECT, parse
+from rekindle.topology.sql.aggregates import Partial
+from rekindle.topology.sql.tokens import DIALECT, parse
 
 MAX_DIGITS = 38
 _LOW_DIGITS = 20

@@ -20,10 +20,10 @@ from typing import Any
 import pyarrow as pa
 
 from rekindle.errors import InvalidTopology
-from rekindle.topology.analysis import Analysis, Stream, analyse
+from rekindle.topology.checks.streams import Analysis, Stream, analyse
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
-from rekindle.topology.quantities import task_resources
+from rekindle.topology.resources import task_resources
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
 from rekindle.topology.validate import validate_analysed
 

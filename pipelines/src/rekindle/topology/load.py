@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
-from rekindle.topology.findings import nearest
+from rekindle.topology.problems import nearest
 from rekindle.topology.spec import TopologySpec
 
 _DURATIONS = frozenset(

@@ -9,41 +9,12 @@ Design: docs/design/compilation.md#resource.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rekindle.quantities import parse_quantity
-
-MILLISECOND = 1_000
-SECOND = 1_000_000
-
-_DURATION_UNITS = {"us": 1, "ms": 1_000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
-_DURATION_UNITS["d"] = 24 * _DURATION_UNITS["h"]
-_DURATION_PART = re.compile(r"(\d+)(us|ms|s|m|h|d)")
-_SIZE = re.compile(r"\d+(\.\d+)?([kMGTP]|[KMGTP]i)?")  # not 512m, which is half a byte
-
-
-def parse_duration(value: Any) -> int:
-    """`"1h30m"` -> microseconds. Integers pass (already microseconds)."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    parts = _DURATION_PART.findall(value) if isinstance(value, str) else []
-    if not parts or "".join(n + u for n, u in parts) != value:
-        raise ValueError(f"{value!r} is not a duration; write it like 250ms, 10s, 1h30m or 2d")
-    return sum(int(n) * _DURATION_UNITS[u] for n, u in parts)
-
-
-def parse_size(value: Any) -> int:
-    """`"1Gi"` -> bytes. Integers pass."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if not isinstance(value, str) or not _SIZE.fullmatch(value):
-        raise ValueError(f"{value!r} is not a size; write it like 512Mi or 1Gi")
-    return int(parse_quantity(value))
-
+from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 Duration = Annotated[int, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -97,7 +68,7 @@ class FilesSourceSpec(_Spec):
 
 
 class GeneratorSourceSpec(_Spec):
-    """`columns`: column name -> expression, see `rekindle.topology.generator_columns`."""
+    """`columns`: column name -> expression, see `rekindle.topology.generator.columns`."""
 
     rows_per_second: float = Field(gt=0)
     seed: int = 0

@@ -23,10 +23,10 @@ from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
-from rekindle.topology.aggregates import added_values, can_be_summed, not_a_number
-from rekindle.topology.dated import only_dated
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec
+from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
+from rekindle.topology.sql.dated import only_dated
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 )
 
 from rekindle.engine.spark.plans import class_name, each
-from rekindle.topology.dated import STARTS_WITH_YEAR
-from rekindle.topology.ddl import hint_for
+from rekindle.topology.sql.dated import STARTS_WITH_YEAR
+from rekindle.topology.sql.ddl import hint_for
 
 _PLAIN = (
     BinaryType,

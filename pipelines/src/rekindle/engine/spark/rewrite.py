@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology.tokens import tokenize
+from rekindle.topology.sql.tokens import tokenize
 
 _BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
 

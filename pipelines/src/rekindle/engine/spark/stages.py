@@ -17,10 +17,10 @@ from enum import Enum
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import carry, quote
 from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
-from rekindle.topology.aggregates import Decomposition, decompose
-from rekindle.topology.dated import only_dated
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
+from rekindle.topology.sql.aggregates import Decomposition, decompose
+from rekindle.topology.sql.dated import only_dated
 
 ORDER = "__r"
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)

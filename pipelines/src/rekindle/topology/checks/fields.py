@@ -11,18 +11,17 @@ import fsspec
 from rekindle.errors import Problem
 from rekindle.names import OWN_PREFIX
 from rekindle.objects import CONDITIONAL
-from rekindle.topology.findings import nearest
+from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.graph import nodes_with_paths
-from rekindle.topology.quantities import check_resources
+from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
-    MILLISECOND,
-    SECOND,
     FilesSourceSpec,
     OperatorSpec,
     SourceSpec,
     TopologySpec,
     WindowSpec,
 )
+from rekindle.topology.units import MILLISECOND, SECOND, show_duration
 
 NAME = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
 OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -52,7 +51,7 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
-def check_settings(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
+def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
     found: list[Problem] = []
     found += _names(spec, name)
     found += _counts(spec)
@@ -134,17 +133,6 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
     if spec.log_budget < MIN_LOG_BUDGET:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
         yield Problem("spec.logBudget", "OutOfRange", what, "1Gi is a good choice")
-
-
-def show_duration(us: int) -> str:
-    """Microseconds as a manifest writes them."""
-    for unit, size in (("d", 86400 * SECOND), ("h", 3600 * SECOND), ("m", 60 * SECOND)):
-        if us and us % size == 0:
-            return f"{us // size}{unit}"
-    for unit, size in (("s", SECOND), ("ms", MILLISECOND)):
-        if us % size == 0:
-            return f"{us // size}{unit}"
-    return f"{us}us"
 
 
 def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:

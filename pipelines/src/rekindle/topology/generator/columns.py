@@ -31,9 +31,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.topology.findings import did_you_mean
-from rekindle.topology.generator_expressions import Call, ExpressionError, parse_expression
-from rekindle.topology.spec import parse_duration
+from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
+from rekindle.topology.problems import did_you_mean
+from rekindle.topology.units import parse_duration
 
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]

@@ -1,6 +1,6 @@
 """The generator's mini-language: `name` or `name(argument, ...)`; arguments may be quoted or calls.
 
-Pure parsing; `rekindle.topology.generator_columns` says what the names mean.
+Pure parsing; `rekindle.topology.generator.columns` says what the names mean.
 """
 
 from __future__ import annotations

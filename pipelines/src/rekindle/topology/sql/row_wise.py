@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology import functions
-from rekindle.topology.columns import Scope, check_casts, check_columns, output_columns
-from rekindle.topology.dated import check_dates
-from rekindle.topology.findings import Finding, InvalidSql, nearest
-from rekindle.topology.tokens import calls, check_functions, parse
+from rekindle.topology.problems import Finding, InvalidSql, nearest
+from rekindle.topology.sql import functions
+from rekindle.topology.sql.columns import Scope, check_casts, check_columns, output_columns
+from rekindle.topology.sql.dated import check_dates
+from rekindle.topology.sql.tokens import calls, check_functions, parse
 
 _PER_ROW = "sql works row by row"
 _CLAUSES = {
@@ -46,7 +46,7 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 @dataclass(frozen=True, slots=True)
 class SqlReport:
     """What an operator's SQL reads and gives. `schema` is None if `findings` leave it open; its
-    names are right, its types as far as they can be told (`rekindle.topology.inference`)."""
+    names are right, its types as far as they can be told (`rekindle.topology.sql.inference`)."""
 
     findings: tuple[Finding, ...]
     reads: tuple[str, ...]

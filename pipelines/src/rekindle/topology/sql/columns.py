@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology.dated import may_lack_date
-from rekindle.topology.ddl import hint_for
-from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, nearest
-from rekindle.topology.functions import WITHOUT_PARENTHESES
-from rekindle.topology.inference import (
+from rekindle.topology.problems import NOT_SUPPORTED_YET, Finding, nearest
+from rekindle.topology.sql.dated import may_lack_date
+from rekindle.topology.sql.ddl import hint_for
+from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
+from rekindle.topology.sql.inference import (
     field_of,
     infer_types,
     is_timestamp,
     known_type,
     refused_type,
 )
-from rekindle.topology.tokens import DIALECT
+from rekindle.topology.sql.tokens import DIALECT
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
@@ -84,7 +84,7 @@ def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
 
 def check_casts(select: exp.Select, scope: Scope) -> list[Finding]:
     """Texts inside a larger value that are cast to TIMESTAMP: they cannot be guarded one by one, as
-    a text by itself is (`rekindle.topology.dated`). Where types are unknown the engine judges."""
+    a text by itself is (`topology.sql.dated`). Where types are unknown, Spark checks it later."""
     found = []
     for cast in select.find_all(exp.Cast):
         nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]

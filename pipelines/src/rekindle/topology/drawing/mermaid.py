@@ -1,14 +1,14 @@
 """A compiled topology as a Mermaid flowchart: for READMEs, wikis and merge requests.
 
-Same boxes and lines as `rekindle.topology.drawing`; whoever shows it lays it out.
+Same boxes and lines as `rekindle.topology.drawing.svg`; whoever shows it lays it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekindle.topology.drawing.text import box_lines, describe_exchange
 from rekindle.topology.model import Topology
-from rekindle.topology.text import box_lines, describe_exchange
 
 _STYLES = {
     "source": "fill:#e3f2ea,stroke:#829ab1,color:#1f2933",

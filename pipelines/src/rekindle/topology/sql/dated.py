@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology.findings import Finding
-from rekindle.topology.inference import is_timestamp
-from rekindle.topology.tokens import first_of_operand, is_clock, tokenize
+from rekindle.topology.problems import Finding
+from rekindle.topology.sql.inference import is_timestamp
+from rekindle.topology.sql.tokens import first_of_operand, is_clock, tokenize
 
 STARTS_WITH_YEAR = "^[^!-~]*[+-]?[0-9]{4}"
 """Spark takes a year of four digits or more, behind blanks; hours have two at most."""

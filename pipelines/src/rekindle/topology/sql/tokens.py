@@ -16,8 +16,8 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology import functions
-from rekindle.topology.findings import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.topology.sql import functions
 
 DIALECT = "spark"
 _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)

@@ -17,12 +17,12 @@ from typing import Literal
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology import functions
-from rekindle.topology.dated import check_dates
-from rekindle.topology.ddl import arrow_to_ddl, hint_for
-from rekindle.topology.findings import NOT_SUPPORTED_YET, Finding, InvalidSql
-from rekindle.topology.inference import infer_types, refused_type
-from rekindle.topology.tokens import (
+from rekindle.topology.problems import NOT_SUPPORTED_YET, Finding, InvalidSql
+from rekindle.topology.sql import functions
+from rekindle.topology.sql.dated import check_dates
+from rekindle.topology.sql.ddl import arrow_to_ddl, hint_for
+from rekindle.topology.sql.inference import infer_types, refused_type
+from rekindle.topology.sql.tokens import (
     DIALECT,
     MAX_DEPTH,
     calls,

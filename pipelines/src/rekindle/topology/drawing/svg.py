@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
+from rekindle.topology.drawing.text import box_lines, describe_exchange
 from rekindle.topology.model import Topology
-from rekindle.topology.text import box_lines, describe_exchange
 
 _BOX_WIDTH = 300
 _MOST = 42

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekindle.errors import Problem
-from rekindle.topology.findings import NOT_SUPPORTED_YET
 from rekindle.topology.graph import nodes_with_paths
+from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from rekindle.topology.findings import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 

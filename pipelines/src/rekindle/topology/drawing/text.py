@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekindle.topology.model import Input, Node, Segment, Topology
-from rekindle.topology.settings import show_duration
 from rekindle.topology.spec import SourceSpec
+from rekindle.topology.units import show_duration
 
 _MIB = 1024**2
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rekindle.errors import Problem
-from rekindle.topology.aggregates import parse_aggregates, refused_aggregates
-from rekindle.topology.columns import unknown_columns
-from rekindle.topology.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
-from rekindle.topology.findings import Finding, InvalidSql, nearest
-from rekindle.topology.generator_columns import event_start, make_column, suitable
-from rekindle.topology.generator_expressions import ExpressionError
+from rekindle.topology.generator.columns import event_start, make_column, suitable
+from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
-from rekindle.topology.inference import field_of, infer_types, known_type
+from rekindle.topology.problems import Finding, InvalidSql, nearest
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
-from rekindle.topology.sql import check_sql
+from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.sql.columns import unknown_columns
+from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.sql.inference import field_of, infer_types, known_type
+from rekindle.topology.sql.row_wise import check_sql
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 

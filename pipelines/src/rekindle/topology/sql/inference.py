@@ -17,9 +17,9 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.schema import MappingSchema
 
-from rekindle.topology.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
-from rekindle.topology.findings import InvalidSql
-from rekindle.topology.tokens import DIALECT
+from rekindle.topology.problems import InvalidSql
+from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.sql.tokens import DIALECT
 
 _UNKNOWN = {b"rekindle.type": b"unknown"}
 _TABLE = "__input"

@@ -1,0 +1,51 @@
+"""Checks of `resources`: what cannot be read, would be dropped, or leaves a task nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rekindle.errors import Problem
+from rekindle.topology.problems import did_you_mean, nearest
+from rekindle.topology.resources import PARSERS, PARTS, given_value
+
+_ALIKE = 0.7  # more than gpu and cpu
+
+
+def check_resources(resources: Mapping[str, Any], path: str) -> list[Problem]:
+    """What cannot be read, would be dropped, or leaves a task nothing."""
+    found = [
+        Problem(f"{path}.{part}", "UnknownField", f"unknown field {part}", nearest(part, PARTS))
+        for part in resources
+        if part not in PARTS
+    ]
+    for part in PARTS:
+        values = resources.get(part)
+        if values is not None and not isinstance(values, Mapping):
+            found.append(Problem(f"{path}.{part}", "InvalidValue", "is not a mapping"))
+            continue
+        for name, value in (values or {}).items():
+            found += _check_quantity(name, value, f"{path}.{part}")
+    return found or list(_check_limits(resources, path))
+
+
+def _check_quantity(name: str, value: Any, path: str) -> Iterator[Problem]:
+    if name not in PARSERS:
+        elsewhere = "write it in spec.podTemplate.spec, resources of the container task"
+        hint = did_you_mean(str(name), PARSERS, _ALIKE) or elsewhere
+        yield Problem(f"{path}[{name}]", "UnknownField", f"{name} is not cpu or memory", hint)
+        return
+    try:
+        if PARSERS[name](value) <= 0:
+            what, hint = f"{value!r} is not more than 0", "leave it out, or write what a task needs"
+            yield Problem(f"{path}.{name}", "InvalidQuantity", what, hint)
+    except ValueError as error:
+        yield Problem(f"{path}.{name}", "InvalidQuantity", str(error))
+
+
+def _check_limits(resources: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name, parse in PARSERS.items():
+        request, limit = (given_value(resources, part, name) for part in PARTS)
+        if request is not None and limit is not None and parse(limit) < parse(request):
+            what = f"{limit!r} is less than the request, {request!r}"
+            yield Problem(f"{path}.limits.{name}", "InvalidQuantity", what, "write at least that")

@@ -1,0 +1,60 @@
+"""CPU and memory of a task, from the `resources` of its nodes and of the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rekindle.topology.model import Resources
+from rekindle.topology.units import parse_cpu, parse_size
+
+DEFAULT = Resources(cpu_m=500, memory=1024**3)
+
+
+PARSERS: dict[str, Callable[[Any], int]] = {"cpu": parse_cpu, "memory": parse_size}
+PARTS = ("requests", "limits")
+
+
+def task_resources(
+    own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any]
+) -> Resources:
+    """What one task asks for: the most that any of its nodes asks, else the topology's default,
+    else 500m and 1Gi. As in Kubernetes, a limit is the request where there is none."""
+    nodes = list(own)
+
+    def choose(name: str, fallback: int) -> int:
+        asked = [v for v in (_requested(r or {}, name) for r in nodes) if v is not None]
+        if asked:
+            return max(asked)
+        given = _requested(default, name)
+        return fallback if given is None else given
+
+    return Resources(choose("cpu", DEFAULT.cpu_m), choose("memory", DEFAULT.memory))
+
+
+def task_limits(
+    own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any], requests: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A task's limits as they were written: of each resource the highest that any of its nodes
+    has, else the topology's default; the request where that is higher still."""
+    nodes = [r or {} for r in own]
+    found: dict[str, Any] = {}
+    for name, parse in PARSERS.items():
+        given = [v for r in nodes if (v := given_value(r, "limits", name)) is not None]
+        if not given and (fallback := given_value(default, "limits", name)) is not None:
+            given = [fallback]
+        if given:
+            found[name] = max(*given, requests[name], key=parse)
+    return found
+
+
+def _requested(resources: Mapping[str, Any], name: str) -> int | None:
+    for part in PARTS:
+        value = given_value(resources, part, name)
+        if value is not None:
+            return PARSERS[name](value)
+    return None
+
+
+def given_value(resources: Mapping[str, Any], part: str, name: str) -> Any:
+    return (resources.get(part) or {}).get(name)
