@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from rekindle import names
-from rekindle.protocol import Endpoint, Poll
+from rekindle.protocol import Endpoint, PollRequest
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
@@ -231,7 +231,7 @@ def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
         made.close()
 
 
-def last_wish(cluster: Cluster, slot: Slot) -> Poll:
+def last_wish(cluster: Cluster, slot: Slot) -> PollRequest:
     wish = cluster.fleet.tasks[slot].wish
     assert wish is not None
     return wish
@@ -303,7 +303,7 @@ def all_are_routed(cluster: Cluster) -> bool:
     )
 
 
-def routes(poll: Poll) -> list[tuple[str, int, list[Endpoint]]]:
+def routes(poll: PollRequest) -> list[tuple[str, int, list[Endpoint]]]:
     """Without the order of preference, which the lag of the moment decides."""
     return [
         (u.stream, u.partition, sorted(u.endpoints, key=lambda e: e.replica))

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from rekindle.coordinator.model import Generation, partition_of
 from rekindle.protocol import (
-    Answer,
     CheckpointDone,
     Contradiction,
-    Poll,
+    PollRequest,
+    PollResponse,
     SinkAssignment,
     SinkProgress,
     TaskPhase,
@@ -115,8 +115,8 @@ class FakeTask:
     sunk: int = -1
     frozen: bool = False
     saved: dict[int, CheckpointDone] = field(default_factory=dict)
-    wish: Poll | None = None
-    polls: list[Poll] = field(default_factory=list)
+    wish: PollRequest | None = None
+    polls: list[PollRequest] = field(default_factory=list)
     lie: str = ""  # what is wrong with all that it computes from now on
     lie_from: int = 0  # epochs before are right
     wrong: str = ""  # what is wrong with its state
@@ -128,7 +128,7 @@ class FakeTask:
     took_back: Contradiction | None = None  # what an earlier life had in its log
     deaf: bool = False  # answers, and does nothing that it is told
 
-    def poll(self, poll: Poll) -> Answer | None:
+    def poll(self, poll: PollRequest) -> PollResponse | None:
         """None where it refuses: a lower fence, or another incarnation is meant."""
         if poll.task.incarnation != self.incarnation or poll.fence < self.fence:
             return None
@@ -139,7 +139,7 @@ class FakeTask:
             self.obey(poll)
         return self.answer() if boot == self.boot else None
 
-    def obey(self, poll: Poll) -> None:
+    def obey(self, poll: PollRequest) -> None:
         self.wish = poll
         if poll.recompute == self.boot_id:
             self.reboot()
@@ -173,12 +173,12 @@ class FakeTask:
         self.logged[self.position] = digest
         self.log_last = max(self.log_last, self.position)
 
-    def answer(self) -> Answer:
+    def answer(self) -> PollResponse:
         assert self.wish is not None or self.fence
         asked = self.wish.digests_of if self.wish else ()
         epochs = (*sorted(asked), *range(self.position - 15, self.position + 1))
         said = {e: self.computed[e] for e in epochs if e in self.computed}
-        return Answer(
+        return PollResponse(
             task={
                 "segment": self.slot.segment,
                 "partition": self.slot.partition,

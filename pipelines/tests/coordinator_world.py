@@ -34,7 +34,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
-from rekindle.protocol import CheckpointDone, Poll, SinkAssignment
+from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -330,6 +330,6 @@ def started(epochs: int = 10) -> World:
     return world
 
 
-def wishes(world: World) -> dict[Slot, Poll]:
+def wishes(world: World) -> dict[Slot, PollRequest]:
     found = {s: world.coordinator.poll_for(s) for s in world.tasks}
     return {s: p for s, p in found.items() if p is not None}

@@ -10,7 +10,7 @@ from coordinator_parts import Part
 from coordinator_world import World, started, wishes
 
 from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemSaid
-from rekindle.protocol import Poll, RestorePoint
+from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 
 BOTH = Slot("both", 0, 0)
@@ -156,11 +156,11 @@ def test_a_restarted_coordinator_tells_running_tasks_the_same() -> None:
     assert world.store[-1].fence == 2
 
 
-def no_floor(polls: dict[Slot, Poll]) -> dict[Slot, Poll]:
+def no_floor(polls: dict[Slot, PollRequest]) -> dict[Slot, PollRequest]:
     return {s: p.model_copy(update={"fence": 0, "floor": None}) for s, p in polls.items()}
 
 
-def comparable(poll: Poll) -> Poll:
+def comparable(poll: PollRequest) -> PollRequest:
     return poll.model_copy(update={"fence": 0})
 
 

@@ -15,7 +15,7 @@ from rekindle.coordinator.agreement.comparison import (
     claims_of,
 )
 from rekindle.coordinator.model import Partition
-from rekindle.protocol import Answer, Contradiction
+from rekindle.protocol import Contradiction, PollResponse
 from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.topology.model import Slot
 
@@ -191,7 +191,7 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
 
 def test_an_answer_of_an_older_release_has_digests_alone() -> None:
     ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
-    answer = Answer(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
+    answer = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
     assert claims_of(answer) == {3: Claim(None, "d", None)}
 
 

@@ -20,7 +20,7 @@ from coordinator_parts import FakeTask
 from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.model import State
 from rekindle.identity import Identity
-from rekindle.protocol import CONTROL_PORT, CheckpointDone, Poll
+from rekindle.protocol import CONTROL_PORT, CheckpointDone, PollRequest
 from rekindle.topology.model import Slot, Topology
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Fleet:
             task = self.tasks[slot]
             while task.frozen:
                 await asyncio.sleep(0.02)
-            message = Poll.model_validate_json(await request.read())
+            message = PollRequest.model_validate_json(await request.read())
             if message.task.incarnation != task.incarnation:
                 return web.Response(status=410)
             if not self._identity.accepts(request.headers.get("Authorization")):

@@ -18,7 +18,7 @@ from pyarrow import flight
 from rekindle import identity
 from rekindle.coordinator.model import PollFailed
 from rekindle.identity import Identity, Versions, incompatible
-from rekindle.protocol import FLIGHT_PORT, Answer, Endpoint, Poll, TaskRef
+from rekindle.protocol import FLIGHT_PORT, Endpoint, PollRequest, PollResponse, TaskRef
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
@@ -33,8 +33,8 @@ OWN = Identity("uid-a", "token-a")
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-def answer(fence: int) -> Answer:
-    return Answer(task=REF, boot_id="b", fence=fence, phase="Live")
+def answer(fence: int) -> PollResponse:
+    return PollResponse(task=REF, boot_id="b", fence=fence, phase="Live")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def post(control: ControlServer, body: dict[str, object], token: str | None) -> 
 
 
 def poll(topology: str = "uid-a", fence: int = 1, **changes: object) -> dict[str, object]:
-    message = Poll(topology=topology, fence=fence, generation=1, task=REF)
+    message = PollRequest(topology=topology, fence=fence, generation=1, task=REF)
     return {**message.model_dump(mode="json"), **changes}
 
 
@@ -112,7 +112,7 @@ def test_a_poll_of_another_topology_is_refused(
 def test_an_answer_says_which_topology_it_is_of(control: ControlServer) -> None:
     status, text = post(control, poll(), "token-a")
     assert status == 200
-    said = Answer.model_validate_json(text)
+    said = PollResponse.model_validate_json(text)
     assert said.topology == "uid-a"
     assert said.versions() == Versions()
 

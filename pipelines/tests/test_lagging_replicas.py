@@ -15,7 +15,7 @@ from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
-from rekindle.protocol import Answer, TaskRef
+from rekindle.protocol import PollResponse, TaskRef
 from rekindle.streams.choice import ReplicaChoice, RoutesChanged, SwitchTo
 from rekindle.topology.model import Slot
 
@@ -46,7 +46,7 @@ class Reader:
         self.now += 0.25
         for slot, (lag_s, epochs, phase) in zip(self._slots, replicas, strict=True):
             ref = TaskRef(segment="src", partition=0, replica=slot.replica, incarnation=1)
-            answer = Answer(
+            answer = PollResponse(
                 task=ref,
                 boot_id="b",
                 fence=1,

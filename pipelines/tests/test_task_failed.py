@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_task_loop import eventually
 
-from rekindle.protocol import Poll, RestorePoint
+from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
@@ -65,7 +65,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     runtime = TaskRuntime(config)
     thread = threading.Thread(target=runtime.run, daemon=True)
     thread.start()
-    poll = Poll(
+    poll = PollRequest(
         topology="uid-1", fence=1, generation=1, task=config.ref, restore=RestorePoint(epoch=-1)
     )
     runtime.polls.poll(poll)

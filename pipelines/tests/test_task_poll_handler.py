@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import Answer, Poll, RestorePoint, TaskProblem, TaskRef
+from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskProblem, TaskRef
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.fence import FenceFile
@@ -23,8 +23,8 @@ from rekindle.task.status import TaskStatus
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
 
 
-def poll(fence: int = 1, **changes: object) -> Poll:
-    return Poll(fence=fence, generation=1, task=REF).model_copy(update=changes)
+def poll(fence: int = 1, **changes: object) -> PollRequest:
+    return PollRequest(fence=fence, generation=1, task=REF).model_copy(update=changes)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_probes_say_what_they_are_for(control: ControlServer, status: TaskStatus
 
 def test_polls_cross_http(control: ControlServer) -> None:
     status, text = ask(control, "/v1/poll", poll(5).model_dump_json())
-    answer = Answer.model_validate_json(text)
+    answer = PollResponse.model_validate_json(text)
     assert (status, answer.fence, answer.boot_id, answer.phase) == (200, 5, "boot", "Waiting")
     assert ask(control, "/v1/poll", poll(4).model_dump_json())[0] == 409
     other = poll(5, task=REF.model_copy(update={"incarnation": 2}))

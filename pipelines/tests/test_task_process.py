@@ -26,10 +26,10 @@ import pytest
 from rekindle.checkpoints.store import Store
 from rekindle.connectors.compare import read_sink
 from rekindle.protocol import (
-    Answer,
     CheckpointDone,
     Endpoint,
-    Poll,
+    PollRequest,
+    PollResponse,
     RestorePoint,
     SinkAssignment,
     TaskRef,
@@ -111,7 +111,7 @@ class Task:
         self.home.mkdir()
         self.topology = directory / "topology.json"
         self.ref = TaskRef(segment=segment.id, partition=partition, replica=0, incarnation=1)
-        self.answer: Answer | None = None
+        self.answer: PollResponse | None = None
         self.restore = RestorePoint(epoch=-1)
         self.recompute: str | None = None
         self.asked: tuple[int, ...] = ()
@@ -152,7 +152,7 @@ class TinyCoordinator:
         self.topology, self.tasks = topology, tasks
         self.slowest_s = 0.0
 
-    def desired(self, task: Task) -> Poll:
+    def desired(self, task: Task) -> PollRequest:
         upstreams = [
             Upstream(
                 stream=i.stream,
@@ -168,7 +168,7 @@ class TinyCoordinator:
         waits = task.answer is not None and task.answer.phase == "Waiting"
         readers = [t for t in self.tasks if t.segment.inputs]
         floor = min((max(t.saved, default=-1) for t in readers), default=-1)
-        return Poll(
+        return PollRequest(
             topology="uid-1",
             fence=1,
             generation=1,
@@ -197,7 +197,7 @@ class TinyCoordinator:
                 asked = time.monotonic()
                 url = f"http://{task.address}:8080/v1/poll"
                 with urllib.request.urlopen(url, body, timeout=1) as answer:
-                    task.answer = Answer.model_validate_json(answer.read())
+                    task.answer = PollResponse.model_validate_json(answer.read())
             except OSError:
                 assert task.process is not None
                 ended = task.process.poll()

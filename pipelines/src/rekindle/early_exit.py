@@ -1,7 +1,8 @@
-"""Imported first by programs of pods: SIGTERM ends them before they have a handler of their own.
+"""Imported first by the programs that run in pods: SIGTERM ends them while they still import.
 
-Imports take seconds, and a container's first process is process 1 of its namespace, which ignores
-signals that it does not handle: a pod that is deleted meanwhile would stay for its whole grace.
+Imports take seconds. A container's first process is process 1 of its namespace, which ignores
+signals that it has no handler for: a pod that is deleted meanwhile would take its whole grace
+period to end.
 """
 
 import os

@@ -1,10 +1,9 @@
 """Which topology a process works for, and which protocol it speaks.
 
 Addresses are reused: a pod may get the address of another topology's pod, and operator ids do not
-contain the topology's name. So each poll, answer, Flight ticket and Flight answer carries the
-topology's UID and protocol version, and whoever is meant by none of it refuses. The token proves
-that a peer belongs to the topology; it is absent where nothing has to be proved (a local run).
-Pure.
+contain the topology's name. So each poll, poll response, Flight ticket and Flight answer carries the
+topology's UID and protocol version; a process refuses what is for another topology. The token
+proves that a peer belongs to the topology; a local run needs none. Pure.
 
 Design: docs/design/fencing.md#identity.
 """
@@ -15,12 +14,12 @@ import hmac
 from dataclasses import dataclass, field
 
 PROTOCOL = 2
-"""Version of polls, answers and tickets that this release sends. Raised when their meaning changes;
-a field that is only added does not raise it, since unknown fields are ignored."""
+"""Version of polls, poll responses and tickets that this release sends. Raised when their
+meaning changes; a new field does not raise it, since unknown fields are ignored."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
 UNVERSIONED = 1
-"""What a message without a version speaks."""
+"""The version of a message that names none."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 
 _SCHEME = "Bearer "
@@ -28,7 +27,7 @@ _SCHEME = "Bearer "
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`topology` is the UID. Without a `token` none is sent, and none is required."""
+    """`topology` is the UID. Without `token`, no token is sent or required."""
 
     topology: str = ""
     token: str | None = field(default=None, repr=False)
@@ -39,14 +38,14 @@ class Identity:
         return None if self.token is None else f"{_SCHEME}{self.token}"
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether a caller that sends this header may be answered."""
+        """Whether a caller with this header `Authorization` is accepted."""
         if self.token is None:
             return True
         given = (authorization or "").encode(errors="surrogateescape")
         return hmac.compare_digest(given, f"{_SCHEME}{self.token}".encode())
 
     def mismatch(self, topology: str) -> str | None:
-        """Why a message for (or of) this topology is refused; None if it is ours."""
+        """Why a message for (or from) this topology is refused; None if it is ours."""
         if topology == self.topology:
             return None
         return f"it is for topology {topology or 'unknown'}, this is topology {self.topology}"
@@ -54,7 +53,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What a peer sends, and the oldest that it understands."""
+    """The version that a peer sends, and the oldest one that it understands."""
 
     protocol: int = PROTOCOL
     oldest: int = OLDEST_PROTOCOL

@@ -1,12 +1,12 @@
-"""What a coordinator and a task say to each other: `POST /v1/poll` on the task's control port.
+"""Messages between coordinator and task: `POST /v1/poll` on the task's control port.
 
-Tasks are passive: one call carries the coordinator's whole wish for this task (level-triggered,
-idempotent) and brings back all that the task knows of itself. JSON by pydantic. Every poll and
-every answer carries the topology's UID and the sender's protocol version (`rekindle.identity`);
-unknown fields are ignored. A task refuses, in this order: a caller without the topology's token
-(HTTP 401, which says nothing of the task), a protocol version that it does not understand (426),
-another topology's poll (421), one addressed to another incarnation of the slot (410), and a fence,
-the coordinator's incarnation, below one that it has seen (409; I9).
+Tasks are passive. One call carries the complete desired state of the task (level-triggered,
+idempotent), and the response carries all that the task knows about itself. JSON by pydantic. Each
+request and response carries the topology's UID and the sender's protocol version
+(`rekindle.identity`); unknown fields are ignored. A task refuses, in this order: a caller without
+the topology's token (HTTP 401, without details), a protocol version that it does not understand
+(426), another topology's poll (421), a poll for another incarnation of the slot (410), and a fence
+(the coordinator's incarnation) that is lower than one it has seen (409; I9).
 
 Design: docs/design/task.md#passive, docs/design/fencing.md#identity.
 """
@@ -42,14 +42,14 @@ class _Versioned(_Message):
     topology: str = ""
 
     def versions(self) -> Versions:
-        """Of the sender, as it was received: what says none was sent by a release that had none."""
+        """The sender's versions. A message without them comes from a release that had none."""
         if "protocol" not in self.model_fields_set:
             return Versions(UNVERSIONED, UNVERSIONED)
         return Versions(self.protocol, self.oldest_protocol)
 
 
 class TaskRef(_Message):
-    """A slot (segment id, partition, replica) and which incarnation of it is meant."""
+    """One incarnation of a slot (segment id, partition, replica)."""
 
     segment: str
     partition: int
@@ -76,9 +76,9 @@ class Upstream(_Message):
 
 
 class SinkAssignment(_Message):
-    """A query this task writes for; `from_epoch` is the first epoch that it owes. It brings its
-    sink along: queries are added to tasks that run. `definition` names what the query computes, and
-    `generation` is the one that it began with: of two definitions, the higher one is newer."""
+    """A query that this task writes. `from_epoch` is the first epoch to write. The sink is part of
+    it, because queries are added to running tasks. `definition` identifies what the query computes;
+    `generation` is the generation it began with: the definition with the higher one is newer."""
 
     query: str
     from_epoch: int
@@ -88,11 +88,11 @@ class SinkAssignment(_Message):
 
 
 class SinkProgress(_Message):
-    """How far a task has come with an assignment that it was told of."""
+    """How far a task is with an assignment."""
 
     assigned: SinkAssignment
     durable: int  # newest epoch whose bundle is durable
-    conflict: str | None = None  # a file that was there already, with other rows
+    conflict: str | None = None  # a file that exists already, with other rows
 
 
 class RestorePoint(_Message):
@@ -102,7 +102,7 @@ class RestorePoint(_Message):
     object: str | None = None
 
 
-class Poll(_Versioned):
+class PollRequest(_Versioned):
     fence: int
     generation: int
     task: TaskRef
@@ -112,23 +112,23 @@ class Poll(_Versioned):
     floor: int | None = None  # epochs <= floor may leave the log; None: keep all
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
-    ask_only: bool = False  # answer only: the wish of the last full poll stays as it is
-    # While replicas of this task's inputs, or its own, disagree (coordinator.divergence):
+    ask_only: bool = False  # respond only: keep the desired state of the last complete poll
+    # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
-    digests_of: tuple[int, ...] = ()  # say the digests of these epochs too
-    recompute: str | None = None  # the boot that ends, so that the next one starts without its log
+    digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
+    recompute: str | None = None  # this boot shall end; the next one starts without its log
 
 
 class Incompatible(RekindleError):
-    """A message of a release that does not fit; names both versions."""
+    """The sender's protocol version does not work with ours; names both versions."""
 
 
 M = TypeVar("M", bound=_Versioned)
 
 
-def received(kind: type[M], data: bytes) -> M:
-    """A message as it came in. Raises Incompatible, also where the other release's message has
-    another shape; ValidationError for what is none."""
+def decode(kind: type[M], data: bytes) -> M:
+    """Parse a message. Raises Incompatible if the sender's version does not fit, also where its
+    message has another shape; ValidationError for what is no message."""
     try:
         message = kind.model_validate_json(data)
     except ValidationError:
@@ -144,10 +144,11 @@ def _require_compatible(peer: Versions) -> None:
 
 
 def _versions_in(data: bytes) -> Versions:
-    """Of JSON that does not validate; ours where it says none, so that its fault is not hidden."""
+    """Versions in JSON that does not validate; ours if there are none, so that the caller raises
+    the validation error."""
     try:
-        said = json.loads(data)
-        return Versions(int(said["protocol"]), int(said["oldest_protocol"]))
+        document = json.loads(data)
+        return Versions(int(document["protocol"]), int(document["oldest_protocol"]))
     except (ValueError, KeyError, TypeError):
         return Versions()
 
@@ -183,14 +184,14 @@ class TaskProblem(_Message):
 
 
 class Contradiction(_Message):
-    """The first epoch for which an earlier life of a task had another result in its log: readers
-    may have taken that."""
+    """The first epoch for which an earlier life of this task had another result in its log, which
+    readers may have used."""
 
     epoch: int
     message: str
 
 
-class Answer(_Versioned):
+class PollResponse(_Versioned):
     task: TaskRef
     boot_id: str
     fence: int

@@ -1,8 +1,8 @@
-"""Ending by a signal in order: what is open is closed, what is temporary is removed.
+"""Orderly end by a signal: open files are closed, temporary files are removed.
 
-The first SIGINT, SIGTERM or SIGHUP raises `Terminated` where the main thread stands, so that
-context managers do their work; later ones are ignored, or the clean-up would be cut short. A signal
-that is ignored from outside (SIGHUP under nohup) stays so.
+The first SIGINT, SIGTERM or SIGHUP raises `Terminated` in the main thread, so that context managers
+clean up; later ones are ignored, since they would interrupt the clean-up. A signal that was ignored
+when the process started (SIGHUP under nohup) stays ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """Not an Exception: nobody who handles failures is to handle this."""
+    """Not an Exception, so that code which handles failures does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -36,7 +36,7 @@ def _raise_once(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def terminated_by_signals() -> Iterator[None]:
-    """Does nothing outside of the main thread, which alone gets signals."""
+    """Does nothing outside of the main thread, since only that one gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,8 +53,8 @@ def terminated_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[set[int]]:
-    """Around what must not be left half done: signals are delivered at its end. Yields the mask of
-    signals from before, for a child process that is started meanwhile."""
+    """For work that must not be interrupted: signals are delivered at its end. Yields the previous
+    signal mask, for a child process that is started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield {int(number) for number in before}
@@ -64,7 +64,7 @@ def signals_held_back() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def keeping_signal_handlers() -> Iterator[None]:
-    """Around libraries that set handlers of their own."""
+    """For calls of libraries that set signal handlers of their own."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

@@ -1,9 +1,9 @@
-"""Threads that do not end in silence: what one raises is said, and it starts again.
+"""Threads that restart: an unexpected error is logged and reported, and the work starts again.
 
-A `Worker` owns a thread. What its work raises by mistake, as for a header with a field that it does
-not expect, is logged, stands in `problem` until the work goes on, and the work is called again
-after a back-off that grows to MAX_BACK_OFF_S. Only the work itself, by returning, ends its thread.
-What is expected to fail (a store, a replica, a disk) is for the work to handle.
+A `Worker` owns a thread. When its work raises an error, the error is logged and kept in `problem`
+until the work makes progress, and the work is called again after a back-off that grows to
+MAX_BACK_OFF_S. The thread ends only when the work returns. The work itself handles failures that
+are expected (a store, a replica, a disk).
 
 Design: docs/design/task.md#threads.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 class Worker:
     """`work` may be called many times, one after another, in one thread. It calls `progressed`
-    once it has done something, which takes the problem back."""
+    once it has done something, which clears the problem."""
 
     def __init__(
         self, name: str, work: Callable[[], None], *, first_back_off_s: float = FIRST_BACK_OFF_S
@@ -45,13 +45,13 @@ class Worker:
         return self._thread.is_alive()
 
     def progressed(self) -> None:
-        """The work goes on: what it failed of has passed."""
+        """The work makes progress: its last failure is over."""
         if self.problem is not None:
             self.problem = None
             self._back_off_s = self._first_back_off_s
 
     def stop(self) -> None:
-        """Do not start the work again; it has to end by itself."""
+        """Do not start the work again. A call that is under way has to return by itself."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:

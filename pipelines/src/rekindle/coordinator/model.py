@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.protocol import Answer
+from rekindle.protocol import PollResponse
 from rekindle.topology.model import Slot, Topology
 
 
@@ -90,7 +90,7 @@ class PodsListed:
 class PollAnswered:
     slot: Slot
     incarnation: int
-    answer: Answer
+    answer: PollResponse
 
 
 @dataclass(frozen=True, slots=True)

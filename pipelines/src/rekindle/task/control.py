@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
 from rekindle.identity import Identity
-from rekindle.protocol import MAX_POLL_BYTES, Incompatible, Poll, received
+from rekindle.protocol import MAX_POLL_BYTES, Incompatible, PollRequest, decode
 from rekindle.task.poll_handler import PollHandler, PollRefused
 from rekindle.workers import Worker
 
@@ -92,7 +92,7 @@ class ControlServer:
             text = "poll refused: this port needs the topology's token (Authorization: Bearer)"
             return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         try:
-            answer = self._polls.poll(received(Poll, await request.read()))
+            answer = self._polls.poll(decode(PollRequest, await request.read()))
         except ValidationError as error:
             return web.Response(status=400, text=str(error))
         except Incompatible as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from rekindle.engine.version import engine_version
 from rekindle.errors import RekindleError
 from rekindle.identity import Identity
-from rekindle.protocol import Answer, Poll, TaskPhase, TaskRef
+from rekindle.protocol import PollRequest, PollResponse, TaskPhase, TaskRef
 from rekindle.task.fence import NO_FENCE, FenceFile
 
 
@@ -35,7 +35,7 @@ class PollHandler:
     def __init__(
         self,
         ref: TaskRef,
-        answer: Callable[[int], Answer],
+        answer: Callable[[int], PollResponse],
         identity: Identity | None = None,
         fences: FenceFile | None = None,
     ) -> None:
@@ -45,10 +45,10 @@ class PollHandler:
         self._changed = threading.Condition()
         self._fences = fences
         self._fence = self._stored_fence = fences.read() if fences is not None else NO_FENCE
-        self._desired: Poll | None = None
+        self._desired: PollRequest | None = None
         self._failures_reported = 0
 
-    def poll(self, poll: Poll) -> Answer:
+    def poll(self, poll: PollRequest) -> PollResponse:
         """Take a poll and answer it. Raises PollRefused."""
         with self._changed:
             if (mismatch := self._identity.mismatch(poll.topology)) is not None:
@@ -81,11 +81,11 @@ class PollHandler:
             self._stored_fence = self._fence
 
     @property
-    def desired(self) -> Poll | None:
+    def desired(self) -> PollRequest | None:
         """The newest full poll; None before the first."""
         return self._desired
 
-    def wait_for_start(self, timeout_s: float) -> Poll | None:
+    def wait_for_start(self, timeout_s: float) -> PollRequest | None:
         """The newest poll once it names a restore point; None at the time-out."""
 
         def may_start() -> bool:

@@ -38,7 +38,7 @@ from rekindle.errors import (
 from rekindle.protocol import (
     CONTROL_PORT,
     FLIGHT_PORT,
-    Poll,
+    PollRequest,
     RestorePoint,
     SinkAssignment,
     TaskPhase,
@@ -90,7 +90,7 @@ class TaskRuntime:
         self._halt = threading.Event()  # for the engine's loop
         self._stays = False  # failed, and to start again would change nothing
         self._discards = False
-        self._applied: Poll | None = None
+        self._applied: PollRequest | None = None
         self._store = TaskStore(config)
         self.status = TaskStatus(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
         fences = FenceFile(config.data, config.uid, config.ref)
@@ -141,7 +141,7 @@ class TaskRuntime:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def _start(self, poll: Poll) -> None:
+    def _start(self, poll: PollRequest) -> None:
         assert poll.restore is not None
         self.status.restored_from = poll.restore.epoch
         self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)

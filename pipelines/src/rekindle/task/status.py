@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import Answer, Contradiction, TaskPhase, TaskProblem, TaskRef
+from rekindle.protocol import Contradiction, PollResponse, TaskPhase, TaskProblem, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.log import OutputLog
 from rekindle.task.inputs import Inputs
@@ -145,9 +145,9 @@ class TaskStatus:
         ordered = sorted(self._durations.copy())
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
-    def response(self, fence: int) -> Answer:
+    def response(self, fence: int) -> PollResponse:
         components = self.components
-        base = Answer(
+        base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
             fence=fence,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle.coordinator.model import Partition, partition_of
-from rekindle.protocol import Answer
+from rekindle.protocol import PollResponse
 from rekindle.streams.digest import same_base
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
@@ -63,7 +63,7 @@ class Claim:
         return bool(mine == yours)
 
 
-def claims_of(answer: Answer) -> dict[int, Claim]:
+def claims_of(answer: PollResponse) -> dict[int, Claim]:
     """What an answer says, by epoch."""
     states = {done.epoch: done.digest for done in answer.checkpoints}
     epochs = {*answer.chained, *answer.digests, *states}

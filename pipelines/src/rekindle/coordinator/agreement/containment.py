@@ -22,7 +22,7 @@ from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.coordinator.tasks.routes import Judge
-from rekindle.protocol import Answer, CheckpointDone
+from rekindle.protocol import CheckpointDone, PollResponse
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
@@ -62,7 +62,7 @@ class Quarantine:
     def observed(
         self,
         slot: Slot,
-        answer: Answer,
+        answer: PollResponse,
         tasks: Membership,
         graph: Graph | None,
         committer: Committer,

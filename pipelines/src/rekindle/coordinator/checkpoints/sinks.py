@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rekindle.checkpoints.manifest import Manifest, QueryStart
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.protocol import Answer, CheckpointDone, SinkAssignment
+from rekindle.protocol import CheckpointDone, PollResponse, SinkAssignment
 from rekindle.topology.spec import QuerySpec
 
 
@@ -34,14 +34,14 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
     )
 
 
-def durable_epoch(answer: Answer, assigned: SinkAssignment) -> int:
+def durable_epoch(answer: PollResponse, assigned: SinkAssignment) -> int:
     """The newest epoch that needs no more writing; nothing was written for an assignment that the
     task has not heard of, be it another one of the same query."""
     found = (s.durable for s in answer.sinks if s.assigned == assigned)
     return next(found, assigned.from_epoch - 1)
 
 
-def committable(answer: Answer, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
+def committable(answer: PollResponse, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
     """What a task has saved up to the epoch that all its sinks have."""
     through = [durable_epoch(answer, assigned) for assigned in sinks]
     return [done for done in answer.checkpoints if all(done.epoch <= e for e in through)]

@@ -15,10 +15,10 @@ from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.coordinator.tasks.routes import Judge, saver, upstreams
-from rekindle.protocol import Poll, RestorePoint, TaskRef
+from rekindle.protocol import PollRequest, RestorePoint, TaskRef
 
 
-def ask_only(topology: str, fence: int, generation: int, task: Task) -> Poll:
+def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequest:
     """A poll that changes nothing: what a task is and where it stands."""
     ref = TaskRef(
         segment=task.slot.segment,
@@ -26,7 +26,9 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> Poll:
         replica=task.slot.replica,
         incarnation=task.pod.incarnation,
     )
-    return Poll(topology=topology, fence=fence, generation=generation, task=ref, ask_only=True)
+    return PollRequest(
+        topology=topology, fence=fence, generation=generation, task=ref, ask_only=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Told:
     doubts: Quarantine
 
     def wish(self, task: Task) -> dict[str, object]:
-        """The fields of `Poll` beyond its address."""
+        """The fields of `PollRequest` beyond its address."""
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
         return {

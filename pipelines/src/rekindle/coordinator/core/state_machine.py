@@ -47,7 +47,7 @@ from rekindle.coordinator.model import (
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import running, serving_replicas, uncompared
-from rekindle.protocol import Answer, Poll, RestorePoint
+from rekindle.protocol import PollRequest, PollResponse, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -196,7 +196,7 @@ class Coordinator:
         self._compare(event.slot, answer)
         return self._assign_restore(task)
 
-    def _compare(self, slot: Slot, answer: Answer) -> None:
+    def _compare(self, slot: Slot, answer: PollResponse) -> None:
         partition = partition_of(slot)
         mixed = bool(uncompared({partition: self._replicas.get(partition, ())}))
         if not mixed and self.quarantine.observed(
@@ -362,7 +362,7 @@ class Coordinator:
 
     # --- what a task is told ---
 
-    def poll_for(self, slot: Slot) -> Poll | None:
+    def poll_for(self, slot: Slot) -> PollRequest | None:
         """The next poll of a slot's task; None where there is nobody to poll."""
         task, generation = self.membership.get(slot), self._generation
         if task is None or generation is None or not task.pod.runs:
@@ -395,6 +395,6 @@ class Coordinator:
         return self.committer.falls_behind(task.partition, reached, every)
 
 
-def _newest(answer: Answer) -> int:
+def _newest(answer: PollResponse) -> int:
     """The newest epoch a task has heard of: after a restart its log may be ahead of its head."""
     return max(answer.head_epoch, answer.stable_epoch)

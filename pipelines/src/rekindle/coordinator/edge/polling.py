@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
 from rekindle.coordinator.tasks.membership import Task
-from rekindle.protocol import CONTROL_PORT, Answer, Incompatible, Poll, received
+from rekindle.protocol import CONTROL_PORT, Incompatible, PollRequest, PollResponse, decode
 from rekindle.topology.model import Slot
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Pollers:
     def __init__(
         self,
         settings: Settings,
-        wish: Callable[[Slot], tuple[Poll, str] | None],
+        wish: Callable[[Slot], tuple[PollRequest, str] | None],
         feed: Callable[[Event], None],
         observe: Callable[[float, bool], None],
     ) -> None:
@@ -94,7 +94,7 @@ class Pollers:
             except TimeoutError:
                 continue
 
-    async def _poll(self, slot: Slot, poll: Poll, host: str) -> Event:
+    async def _poll(self, slot: Slot, poll: PollRequest, host: str) -> Event:
         incarnation = poll.task.incarnation
         try:
             answer = await self._call(poll, host)
@@ -115,7 +115,7 @@ class Pollers:
             return PollFailed(slot, incarnation, f"{answer.task} is at {host}")
         return PollAnswered(slot, incarnation, answer)
 
-    async def _call(self, poll: Poll, host: str) -> Answer | _Refusal:
+    async def _call(self, poll: PollRequest, host: str) -> PollResponse | _Refusal:
         assert self._session is not None
         where = f"[{host}]" if ":" in host else host
         async with self._session.post(
@@ -126,4 +126,4 @@ class Pollers:
             if response.status != 200:
                 text = (await response.content.read(_MAX_TEXT)).decode(errors="replace")
                 return _Refusal(response.status, text)
-            return received(Answer, await response.read())
+            return decode(PollResponse, await response.read())

@@ -41,7 +41,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
 )
 from rekindle.errors import RekindleError
-from rekindle.protocol import Poll
+from rekindle.protocol import PollRequest
 from rekindle.topology.model import Slot
 
 FENCED = 3
@@ -172,7 +172,7 @@ class Process:
         _log.warning("%s", error)
         self.feed(StoreFailed(str(error)))
 
-    def _wish(self, slot: Slot) -> tuple[Poll, str] | None:
+    def _wish(self, slot: Slot) -> tuple[PollRequest, str] | None:
         poll, task = self.core.poll_for(slot), self.core.membership.get(slot)
         if poll is None or task is None or task.pod.address is None:
             return None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
-from rekindle.protocol import FLIGHT_PORT, Answer, RestorePoint
+from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint
 from rekindle.topology.model import Slot
 
 LEAST_SILENCE_S = 1.5
@@ -45,7 +45,7 @@ class Task:
     pod: Pod
     known_since: float
     last_heard: float | None = None
-    answer: Answer | None = None
+    answer: PollResponse | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
     first_stable: int | None = None
@@ -137,7 +137,7 @@ class Membership:
         task.pod = pod
         return task
 
-    def answered(self, task: Task, answer: Answer, now: float) -> bool:
+    def answered(self, task: Task, answer: PollResponse, now: float) -> bool:
         """Take an answer in; True when this is news that cannot wait (heard again, new phase)."""
         previous = task.answer
         rebooted = previous is not None and previous.boot_id != answer.boot_id
@@ -212,7 +212,7 @@ def _is_silent(task: Task, now: float) -> bool:
     return now - task.last_heard > task.tolerated_silence_s()
 
 
-def _position(task: Task, answer: Answer) -> int | None:
+def _position(task: Task, answer: PollResponse) -> int | None:
     """Where a task certainly stands: it needs no input at or below this epoch.
 
     That is what it was restored from, or has saved since. Its log proves more only once it has

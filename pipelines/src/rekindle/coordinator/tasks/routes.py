@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.protocol import Answer, Endpoint, Upstream
+from rekindle.protocol import Endpoint, PollResponse, Upstream
 from rekindle.topology.model import Slot
 
 _SERVING = frozenset({"CatchingUp", "Live"})
@@ -114,7 +114,7 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: Judge) -> tuple[Endpo
     )
 
 
-def _lags(answer: Answer, live: Sequence[Answer]) -> bool:
+def _lags(answer: PollResponse, live: Sequence[PollResponse]) -> bool:
     return any(
         answer.lag_s - other.lag_s > _LAGGING_S
         and other.stable_epoch - answer.stable_epoch >= _LAGGING_EPOCHS
