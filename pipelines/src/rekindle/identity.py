@@ -1,8 +1,8 @@
 """Which topology a process works for, and which protocol it speaks.
 
 Addresses are reused: a pod may get the address of another topology's pod, and operator ids do not
-contain the topology's name. So each poll, poll response, Flight ticket and Flight answer carries the
-topology's UID and protocol version; a process refuses what is for another topology. The token
+contain the topology's name. So each poll, poll response, Flight ticket and Flight answer carries
+the topology's UID and protocol version; a process refuses what is for another topology. The token
 proves that a peer belongs to the topology; a local run needs none. Pure.
 
 Design: docs/design/fencing.md#identity.
