@@ -1,6 +1,7 @@
 """`status.dataPlane`, the coordinator's report, as Python objects. Pure.
 
-What cannot be read is taken as not said: a coordinator of another version must not stop recovery.
+A value that cannot be parsed counts as missing: a coordinator of another version must not stop
+recovery.
 
 Design: docs/design/coordinator.md#report.
 """
@@ -19,14 +20,14 @@ class TaskReport:
     incarnation: int
     phase: str
     suspected: bool = False
-    silent_s: float = 0.0  # when it was suspected
+    silent_s: float = 0.0  # how long it was silent when it became suspected
     stable_epoch: int | None = None
     problem: str = ""
-    refused: str = ""  # the source or operator whose definition is at fault
+    refused: str = ""  # the source or operator whose definition is wrong
 
     @property
     def has_answered(self) -> bool:
-        """This coordinator; of a task that never did, it knows no epoch."""
+        """Whether it has answered this coordinator, which then knows an epoch of it."""
         return self.stable_epoch is not None
 
 
@@ -45,10 +46,10 @@ class DataPlane:
     inconsistent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
-    head_epoch: int | None = None  # the newest that any source has released
+    head_epoch: int | None = None  # the newest epoch that any source has released
 
     def task(self, slot: str, incarnation: int) -> TaskReport | None:
-        """The report of exactly this incarnation; of an older one nothing follows for it."""
+        """The report of exactly this incarnation, not of an older one."""
         report = self.tasks.get(slot)
         return report if report is not None and report.incarnation == incarnation else None
 
@@ -74,7 +75,7 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
 
 
 def report_number(raw: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Fence and number of a report: which one it is. An older coordinator's has no number."""
+    """(fence, number) that identify a report. Older coordinators do not number reports."""
     return _integer(raw.get("fence")) or 0, _integer(raw.get("report"))
 
 

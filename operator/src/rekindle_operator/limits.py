@@ -1,6 +1,6 @@
-"""What the administrator grants the namespaces of a shared cluster: priorities and capacity. Pure.
+"""Limits of namespaces, as the administrator sets them: priorities and capacity. Pure.
 
-A limit shapes the plan and nothing else: what runs is not ended when a limit falls.
+A limit only affects the plan: running tasks are not stopped when a limit is lowered.
 
 Design: docs/design/recovery.md#plan.
 """
@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-_OTHERS = "*"
+_DEFAULT = "*"
 
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """By namespace, `*` for all that are not named. `shares`: of what all usable nodes have, of
-    each resource, from 0 to 1."""
+    """By namespace; `*` stands for all that are not named. `shares`: fraction of each resource of
+    all usable nodes, from 0 to 1."""
 
     priorities: Mapping[str, int] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
 
     def max_priority(self, namespace: str) -> int | None:
-        return self.priorities.get(namespace, self.priorities.get(_OTHERS))
+        return self.priorities.get(namespace, self.priorities.get(_DEFAULT))
 
     def max_share(self, namespace: str) -> float:
-        return self.shares.get(namespace, self.shares.get(_OTHERS, 1.0))
+        return self.shares.get(namespace, self.shares.get(_DEFAULT, 1.0))
 
     def priority(self, namespace: str, wanted: int) -> int:
         limit = self.max_priority(namespace)
@@ -43,7 +43,7 @@ def read_limits(env: Mapping[str, str]) -> NamespaceLimits:
     )
     for namespace, share in limits.shares.items():
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"REKINDLE_MAX_SHARES: {namespace}={share:g} is not from 0 to 1")
+            raise ValueError(f"REKINDLE_MAX_SHARES: {namespace}={share:g} must be from 0 to 1")
     return limits
 
 
@@ -54,5 +54,5 @@ def _pairs(env: Mapping[str, str], name: str, parse: Callable[[str], N]) -> dict
         try:
             found[namespace.strip()] = parse(value)
         except (ValueError, OverflowError):
-            raise ValueError(f"{name}: {pair!r} is not like team-a=100") from None
+            raise ValueError(f"{name}: cannot read {pair!r}; write pairs like team-a=100") from None
     return found

@@ -1,8 +1,8 @@
-"""All that the operator knows, gathered into snapshots.
+"""The operator's cache of the API, and what it remembers; both make up a snapshot.
 
-Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and a
-plain list now and then, which finds what was deleted while nobody watched. Facts whose age matters
-are stamped with this process's clock when it first sees them.
+Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and from a
+periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time of
+this process's clock when it first sees them.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -51,7 +51,7 @@ from rekindle_operator.cluster.stamps import Stamp, stamp_phases
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.dataplane import read_data_plane
 
-_STALLED_S = 10.0  # twice as long as it takes to end a watch and open it again
+_STALLED_S = 10.0  # twice the time to end a watch and open it again
 
 logger = logging.getLogger(__name__)
 
@@ -129,22 +129,22 @@ class ClusterCache:
 
     @property
     def synced(self) -> bool:
-        """Nothing is planned before this."""
+        """Whether all kinds were listed once. Nothing is decided before that."""
         return self._topologies_listed and all(m.synced for m in self._mirrors)
 
     def relist(self) -> bool:
-        """List everything anew but topologies; whether that worked."""
+        """List all kinds again except topologies; False if a list failed."""
         with ThreadPoolExecutor(len(self._mirrors)) as pool:
             return all(pool.map(_relist, self._mirrors))
 
     @property
     def mirror_ages(self) -> Mapping[str, float]:
-        """By kind, in seconds: since the API server was last heard."""
+        """By kind: seconds since the last response or event of the API server."""
         return {mirror.name: mirror.age_s for mirror in self._mirrors}
 
     @property
     def stalled(self) -> tuple[str, ...]:
-        """Kinds of which the API server has not been heard for too long."""
+        """Kinds without a response or event of the API server for too long."""
         return tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
 
     # --- waking the loop ------------------------------------------------------
@@ -168,7 +168,7 @@ class ClusterCache:
             if known is not None and known.version >= view.version:
                 return
             self._topologies[view.uid] = view
-            self._hear(view)
+            self._read_report(view)
         self.mark_dirty()
 
     def remove_topology(self, uid: str) -> None:
@@ -179,7 +179,7 @@ class ClusterCache:
         self.mark_dirty()
 
     def list_topologies(self, items: list[Json], version: int) -> None:
-        """A plain list: what is not in it and not newer is gone."""
+        """A complete list: topologies that it lacks are deleted, unless they are newer."""
         for raw in items:
             self.put_topology(raw)
         listed = {raw["metadata"]["uid"] for raw in items}
@@ -192,8 +192,8 @@ class ClusterCache:
         self._topologies_listed = True
         self.mark_dirty()
 
-    def _hear(self, view: TopologyView) -> None:
-        """Since when each suspected task is silent, by our clock."""
+    def _read_report(self, view: TopologyView) -> None:
+        """Keep the report's age, and since when each suspected task is silent by our clock."""
         now = self._clock()
         self._reports.read(view, now)
         suspected = {
@@ -239,7 +239,7 @@ class ClusterCache:
             self._refusals = self._refusals.with_attempt(ref, self._clock(), lost_at)
 
     def forget_attempts(self) -> None:
-        """In a new term: another leader may have made the pods since."""
+        """At the start of a term: another leader may have created the pods."""
         with self._lock:
             self._refusals = Refusals({})
 
@@ -248,7 +248,7 @@ class ClusterCache:
             self._refusals = self._refusals.without(ref)
 
     def reset_timers(self) -> None:
-        """The API server or this process was away: silence until now proves nothing."""
+        """The API server or this process was away, so silence until now proves nothing."""
         with self._lock:
             self._timers_reset_at = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._timers_reset_at)
@@ -270,10 +270,10 @@ class ClusterCache:
             self._phases = stamp_phases(self._phases, pods, self._clock())
             return {uid: stamp.at for uid, stamp in self._phases.items()}
 
-    def _unmade(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
+    def _refusals_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
         with self._lock:
             if self._refusals.by_ref:
-                self._refusals = self._refusals.of_unmade({p.ref for p in pods})
+                self._refusals = self._refusals.without_created({p.ref for p in pods})
             return self._refusals.by_ref
 
     def snapshot(self) -> Snapshot:
@@ -287,7 +287,7 @@ class ClusterCache:
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
         pods = self.pods.views()
         if self._namespace is not None:
-            # Another operator's tasks take room as anyone's pods do.
+            # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)
         return Snapshot(
             topologies=topologies,
@@ -304,7 +304,7 @@ class ClusterCache:
             own_node=self._own_node,
             quarantined=quarantined,
             dry_runs=dry_runs,
-            refusals=self._unmade(pods),
+            refusals=self._refusals_without(pods),
             unsuitable=self._unsuitable.by_shape(self._clock()),
             phase_since=self._stamp_phases(pods),
             troubled_since=self._stamp_troubled(pods),
@@ -315,5 +315,5 @@ class ClusterCache:
 def _within(
     namespace: str | None, of_one: Callable[..., Any], of_all: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Where one namespace is watched, there is no right to list the others'."""
+    """With `watchNamespace` the operator has no right to list other namespaces."""
     return of_all if namespace is None else partial(of_one, namespace)

@@ -1,8 +1,8 @@
-"""What the operator sees of the cluster at one moment: immutable, without the client's classes.
+"""The state of the cluster at one moment, as the operator knows it: immutable, plain dataclasses.
 
 Reconcile is a function of a `Snapshot` and a time. Times are seconds since 1970 by the operator's
-clock; ages that need another machine's clock (a Lease's, a suspicion's) are measured from when this
-process first saw the fact, so that a skewed clock cannot make a loss.
+clock. Ages of facts from other machines (a Lease, a suspicion) are measured from when this process
+first saw them, so that a skewed clock cannot cause a loss.
 
 Design: docs/design/kubernetes.md#time.
 """
@@ -58,7 +58,7 @@ class NodeView:
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]
     allocatable: Amounts
-    kubelet: Endpoint | None = None  # where it says that it can be asked
+    kubelet: Endpoint | None = None  # as its status reports it
 
     @property
     def zone(self) -> str:
@@ -67,7 +67,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod of any owner. Those that are not Rekindle's matter for the room they take."""
+    """Any pod of the cluster. Pods that are not Rekindle's count for the capacity they use."""
 
     namespace: str
     name: str
@@ -78,14 +78,14 @@ class PodView:
     node: str | None
     requests: Amounts
     terminating: bool = False
-    accepted: bool = False  # its node's kubelet has taken notice of it
+    accepted: bool = False  # the kubelet of its node has started to handle it
     ready: bool = False
-    was_ready: bool = False  # now or at some time
+    was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None
     topology: str | None = None
     role: str | None = None
     ip: str = ""
-    release: str = ""  # of a replica of an operator
+    release: str = ""  # of the operator that it is a replica of
     image: str = ""  # of its first container
     slot: Slot | None = None
     segment_name: str = ""
@@ -93,13 +93,13 @@ class PodView:
     generation: int = 0
     template: str = ""  # digest of what it was made from
     shape: str = ""  # digest of its spec, see `resources.shape`
-    trouble: str = ""  # why its containers do not run, and are not ready
-    preparing: bool = False  # its node has yet to make a container, and none says why
+    trouble: str = ""  # why its containers do not run
+    preparing: bool = False  # its node has created no container yet, and no error is known
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     pinned: str | None = None  # the node that an open gate requires
-    attempt: int = 0  # incarnations before it that no node took, or whose kubelet refused them
-    refusal: str = ""  # what the scheduler says of it, or its kubelet if it has failed
+    attempt: int = 0  # earlier incarnations that were not bound, or that a kubelet refused
+    refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
     lost_at: float | None = None  # when the pod it replaces was lost
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -112,11 +112,11 @@ class PodView:
 
     @property
     def is_watched(self) -> bool:
-        """A pod of a topology or a replica of an operator: its node matters."""
+        """A pod of a topology, or of an operator: the operator watches its node."""
         return self.topology is not None or bool(self.release)
 
     def as_foreign(self) -> PodView:
-        """As a pod that is no topology's: what is left is the room that it takes."""
+        """As a pod of no topology, which only uses capacity."""
         if self.topology is None and self.owner_uid is None:
             return self
         return replace(self, topology=None, role=None, slot=None, owner_uid=None)
@@ -132,7 +132,8 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class LeaseView:
     """`seen_at`: when this process saw its last renewal. `report`: the number of the report that
-    its holder has written and that is still true; -1: none, None: it does not number them."""
+    its holder wrote last and that is still true; -1 if there is none, None if the holder's version
+    does not number reports."""
 
     namespace: str
     name: str
@@ -166,7 +167,7 @@ class TopologyView:
     deleting: bool
     spec: Mapping[str, Any]
     status: Mapping[str, Any]
-    roll: bool = False  # running pods that are outdated are to be replaced
+    roll: bool = False  # outdated running pods are to be replaced
 
     @property
     def key(self) -> str:
@@ -179,7 +180,7 @@ class TopologyView:
 
 @dataclass(frozen=True, slots=True)
 class SlotRef:
-    """One incarnation of one slot of one topology: what silence and refusals are told of."""
+    """One incarnation of one slot of one topology."""
 
     topology_uid: str
     slot: str
@@ -188,18 +189,18 @@ class SlotRef:
 
 @dataclass(frozen=True, slots=True)
 class KubeletReplies:
-    """What came of asking one kubelet, or one pod, one question at a time. Times are those of the
-    questions."""
+    """Results of probing one kubelet or one pod. Probes do not overlap; times are when a probe was
+    sent."""
 
-    asked: float
-    answered: float | None = None  # the last that was answered
-    unanswered: float | None = None  # the first since then; also one that is still open
+    asked: float  # the last probe
+    answered: float | None = None  # the last probe that was answered
+    unanswered: float | None = None  # the first probe since then; it may still be under way
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """The API server's verdict on the pods of a generation (dry run). No problems: accepted.
-    `at`: when it was given; a refusal may pass (a quota, a webhook that was away)."""
+    """The API server's response to creating the pods of a generation as a dry run. Accepted if
+    there are no problems. `at`: when; a refusal may be temporary (a quota, a webhook)."""
 
     problems: tuple[Problem, ...] = ()
     at: float = 0.0
@@ -207,8 +208,8 @@ class DryRunResult:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server did not create the pod of a reserved incarnation, or did not say that it did
-    (`tries` 0: nobody has asked it yet, or it has not answered)."""
+    """The API server has not created the pod of a reserved incarnation, as far as is known.
+    `tries` is 0 while there is no response to the first request."""
 
     message: str
     tries: int
@@ -228,10 +229,8 @@ class Snapshot:
     reports: Mapping[str, float] = field(default_factory=dict)
     kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
     pod_replies: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the pod's uid
-    own_node: str = ""  # where this operator runs, if it knows
-    quarantined: Mapping[str, float] = field(
-        default_factory=dict
-    )  # node -> when it was judged silent
+    own_node: str = ""  # where this operator runs; empty if unknown
+    quarantined: Mapping[str, float] = field(default_factory=dict)  # node -> since when
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
         default_factory=dict
     )  # (uid, generation)
@@ -240,17 +239,17 @@ class Snapshot:
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`
     troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     preparing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
-    stalled: tuple[str, ...] = ()  # kinds whose watch has not been heard for too long
-    failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> what fails
+    stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
+    failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
-    """A pod is a topology's if that controls it, and both have one namespace: an owner reference is
-    what whoever may create a pod anywhere writes into it."""
-    places = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
+    """Pods with a forged owner count as foreign. Anyone who may create a pod can write an owner
+    reference into it, so a pod belongs to a topology only if its namespace and label agree."""
+    owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
     pods = tuple(
         p
-        if places.get(p.owner_uid or "", (p.namespace, p.topology)) == (p.namespace, p.topology)
+        if owners.get(p.owner_uid or "", (p.namespace, p.topology)) == (p.namespace, p.topology)
         else p.as_foreign()
         for p in snapshot.pods
     )

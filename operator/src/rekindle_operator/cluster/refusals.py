@@ -1,9 +1,9 @@
 """Pods that the API server refused to create (a quota, a policy), or may not have created. Pure.
 
-The incarnation that was reserved for such a pod is still unused, so the slot does not take another
-one with each try: names are unique, so a pod that was made after all answers the next try. Known to
-this process while it leads, since another leader may have made the pod since; forgetting costs one
-incarnation.
+The incarnation that was reserved for such a pod is used again for the next try. That is safe: pod
+names are unique, so if the pod was created after all, the next try fails with a conflict. This is
+remembered while this process leads, since another leader may create the pod; forgetting it costs
+one incarnation.
 
 Design: docs/design/recovery.md#replacement.
 """
@@ -17,7 +17,7 @@ from rekindle_operator.cluster.model import Refusal, SlotRef
 
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 30.0
-_NO_ANSWER = "it has not answered yet"
+_NO_RESPONSE = "no response yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Refusals:
     by_ref: Mapping[SlotRef, Refusal]
 
     def with_one(self, ref: SlotRef, message: str, now: float, lost_at: float | None) -> Refusals:
-        """Each further one of the same incarnation doubles the wait."""
+        """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
         tries = known.tries + 1 if known is not None else 1
         wait_s = min(_FIRST_WAIT_S * 2 ** min(tries - 1, 10), _LONGEST_WAIT_S)
@@ -33,18 +33,18 @@ class Refusals:
         return Refusals({**self.without(ref).by_ref, ref: fresh})
 
     def with_attempt(self, ref: SlotRef, now: float, lost_at: float | None) -> Refusals:
-        """What comes of it is not known yet; it may be tried again at once."""
+        """A request was sent; its result is not known. It may be sent again at once."""
         known = self.by_ref.get(ref)
-        tries, said = (known.tries, known.message) if known is not None else (0, _NO_ANSWER)
-        fresh = Refusal(said, tries, now, lost_at)
+        tries, message = (known.tries, known.message) if known is not None else (0, _NO_RESPONSE)
+        fresh = Refusal(message, tries, now, lost_at)
         return Refusals({**self.without(ref).by_ref, ref: fresh})
 
-    def of_unmade(self, made: Container[SlotRef]) -> Refusals:
-        """Without those whose pod was seen: its incarnation is used."""
-        return Refusals({ref: x for ref, x in self.by_ref.items() if ref not in made})
+    def without_created(self, created: Container[SlotRef]) -> Refusals:
+        """Without those whose pod exists: its incarnation is used."""
+        return Refusals({ref: x for ref, x in self.by_ref.items() if ref not in created})
 
     def without(self, ref: SlotRef) -> Refusals:
-        """Whatever is known of the slot, by any incarnation."""
+        """Without the slot, whatever the incarnation."""
         slot = ref.topology_uid, ref.slot
         return Refusals({r: x for r, x in self.by_ref.items() if (r.topology_uid, r.slot) != slot})
 

@@ -1,12 +1,12 @@
-"""How old each coordinator's report is (docs/decisions/0027). Pure but for what it remembers.
+"""How old each coordinator's report is (docs/decisions/0027). No I/O, no clock.
 
-A report is known to be true at the moment when this process sees that it has changed, and whenever
-it sees the coordinator's Lease renewed by the same incarnation with the number of that report. Both
-are moments of this process's own clock, so another machine's clock cannot make a report look fresh
-or old. A coordinator that cannot write its status does not name the report in its Lease.
+A report is known to be true at the moment when this process sees it change, and whenever it sees
+the coordinator's Lease renewed by the same incarnation with the number of that report. Both times
+are of this process's clock, so another machine's clock cannot make a report look fresh or old. A
+coordinator that cannot write its status does not name the report in its Lease.
 
-A report, or a Lease, that this process finds when it starts may be of any age: it proves nothing
-until one of them changes.
+A report or a Lease that exists when this process starts may be of any age. It proves nothing until
+one of them changes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rekindle_operator.cluster.model import LeaseView, TopologyView
 from rekindle_operator.dataplane import report_number
 
 FOUND_AGE_S = 60.0
-"""Taken for the age of a report that was there when this process first looked."""
+"""Assumed age of a report that existed when this process started."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`found`: it has not changed since this process first saw it, nor was it confirmed."""
+    """`found`: it existed at the start, and was neither changed nor confirmed since."""
 
     content: Mapping[str, Any]
     as_of: float
@@ -33,14 +33,14 @@ class _Known:
 
 
 class ReportAges:
-    """By the topology's uid. Not thread-safe: its owner holds a lock."""
+    """Keyed by the topology's uid. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._found_leases: dict[str, int] = {}  # versions, by the topology's uid
 
     def read(self, view: TopologyView, now: float) -> None:
-        """The topology as the API server has it."""
+        """Take note of the report in the newest version of the topology."""
         known = self._known.get(view.uid)
         if not view.data_plane:
             self._known.setdefault(view.uid, _Known({}, now))
@@ -56,7 +56,7 @@ class ReportAges:
     def as_of(
         self, topologies: Iterable[TopologyView], leases: Iterable[LeaseView]
     ) -> Mapping[str, float]:
-        """When each report was last known to be true; of what never reported, nothing."""
+        """When each report was last known to be true. Topologies without a report are left out."""
         by_name = {(lease.namespace, lease.name): lease for lease in leases}
         for view in topologies:
             known = self._known.get(view.uid)
@@ -73,7 +73,7 @@ class ReportAges:
 
 
 def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
-    """Whether who renewed this Lease has written that report, and has nothing newer to say. A
-    coordinator without numbered reports says so by renewing."""
+    """Whether the holder of this Lease wrote that report and has no newer one. For a coordinator
+    that does not number its reports, each renewal confirms."""
     fence, number = report_number(report)
     return lease.holder == str(fence) and lease.report in (None, number)

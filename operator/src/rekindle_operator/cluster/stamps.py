@@ -1,7 +1,7 @@
-"""Since when pods of coordinators and of the operator are in their phase, by our own clock. Pure.
+"""Since when pods of coordinators and of the operator are in their phase. Pure.
 
-What another machine has stamped (a pod's creation, its binding) is not compared with our clock: a
-skew of a minute would make a new coordinator look late.
+The clock is this process's: timestamps of other machines (a pod's creation, its binding) would make
+a new coordinator look late if clocks differ by a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Stamp:
 def stamp_phases(
     before: Mapping[str, Stamp], pods: Iterable[PodView], now: float
 ) -> Mapping[str, Stamp]:
-    """By the uid of such pods that have a node; stamps of others are dropped."""
+    """By uid, for those of these pods that have a node. Other stamps are dropped."""
     stamps = {}
     for pod in pods:
         if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.release):

@@ -1,7 +1,7 @@
-"""Which nodes would not bind, admit or start pods of one shape, and for how long they are avoided.
+"""Which nodes did not bind, admit or start pods of one shape, and how long they are avoided. Pure.
 
-Pure. A shape is a digest of a pod's spec (`resources.shape`). Each further
-refusal doubles the time; a node that ran well for an hour after that is as good as any other.
+A shape is a digest of a pod's spec (`resources.shape`). Each further refusal doubles the time. An
+hour after it has passed, the refusals are forgotten.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 _FIRST_S = 300.0
 _LONGEST_S = 3600.0
-_MOST_RECORDS = 10_000  # the soonest to expire go first
+_MAX_RECORDS = 10_000  # those that expire first are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Unsuitable:
-    """`pod_uid`: the pod that was refused last; one pod counts once."""
+    """`pod_uid`: the pod that was refused last. One pod counts once."""
 
     pod_uid: str
     times: int
@@ -28,7 +28,7 @@ class Unsuitable:
 
 @dataclass(frozen=True, slots=True)
 class UnsuitableNodes:
-    """By shape and node."""
+    """Keyed by shape and node."""
 
     records: Mapping[tuple[str, str], Unsuitable]
 
@@ -39,7 +39,7 @@ class UnsuitableNodes:
         times = known.times + 1 if known is not None and now < known.until + _LONGEST_S else 1
         length_s = min(_FIRST_S * 2 ** min(times - 1, 10), _LONGEST_S)
         kept = {k: r for k, r in self.records.items() if now < r.until + _LONGEST_S}
-        if len(kept) >= _MOST_RECORDS:
+        if len(kept) >= _MAX_RECORDS:
             del kept[min(kept, key=lambda k: kept[k].until)]
         return UnsuitableNodes({**kept, (shape, node): Unsuitable(pod_uid, times, now + length_s)})
 
