@@ -1,4 +1,4 @@
-"""`python -m rekindle_operator`: one replica of the operator."""
+"""`python -m rekindle_operator`: a replica of the operator."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main() -> None:
     if settings.ask_kubelets:
         probe = KubeletProbe(cluster, settings.timing, clock)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
-    threading.Thread(target=_or_die, args=(loop.run,), name="control", daemon=True).start()
+    threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()
 
@@ -77,31 +77,30 @@ def _connect() -> client.ApiClient:
 
 
 def _connect_without_retries() -> client.ApiClient:
-    """With connections of its own: a late answer is to be seen as late, and a dead connection as
-    dead."""
+    """A client with its own connections. Retries would hide late responses and dead connections."""
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 0
-    # A connection for each of the executor's workers, however few cores there are.
+    # One connection for each worker of the executor; the default depends on the number of cores.
     configuration.connection_pool_maxsize = max(configuration.connection_pool_maxsize, 2 * WORKERS)
     return client.ApiClient(configuration)
 
 
-def _or_die(run: Callable[[], None]) -> None:
-    """A replica whose control loop has ended would lead and do nothing."""
+def _exit_if_it_ends(run: Callable[[], None]) -> None:
+    """Without a control loop this replica would lead and do nothing."""
     try:
         run()
     except BaseException:
         logger.exception("the control loop failed")
-    logger.error("the control loop has ended, and so does this process")
+    logger.error("the control loop has ended; this process exits")
     logging.shutdown()
     os._exit(1)
 
 
 def _watch(cluster: ClusterCache, settings: Settings) -> None:
-    """Kopf, in the main thread: it ends on SIGTERM and SIGINT."""
+    """Run Kopf in the main thread, until SIGTERM or SIGINT."""
     kopf.run(
         registry=make_registry(cluster),
-        # Kopf would look its user up by name, and the user of a pod may have none.
+        # Kopf's default is the user's name, and the user of a pod may have none.
         identity=cast(Any, settings.election.identity),
         settings=make_settings(),
         standalone=True,

@@ -1,17 +1,17 @@
-"""Leader election by one Lease, without I/O and clocks (docs/decisions/0030). Pure.
+"""Leader election with one Lease (docs/decisions/0030). Pure: no I/O, no clocks.
 
-At any moment at most one candidate leads, whatever the clocks say and however long a process was
-paused, as long as all clocks run at about the same rate:
+At most one candidate leads at any moment, whatever clocks show and however long a process was
+paused, if all clocks run at about the same rate:
 
-- A leader leads for `act_s` from the moment at which its last successful renewal *began*.
-- Another candidate writes its name only after it has itself seen the same version of the Lease for
-  `lease_s`, which is longer, and on the condition that the version is still the same.
-- A Lease that was deleted says nothing of who leads. Whoever makes a new one leads only by a
-  renewal that begins `lease_s` after it first knew of it: by then everyone has ceased whose last
-  renewal was of an earlier one.
+- A leader leads for `act_s` after its last successful renewal *began*.
+- Another candidate takes the Lease only after it has itself seen the same version of it for
+  `lease_s`, which is longer than `act_s`, and only if the version is still the same.
+- A deleted Lease tells nothing about the leader. A candidate that creates a new one leads only by a
+  renewal that begins `lease_s` after it first knew of the new Lease. By then, a leader by the
+  deleted one has stopped.
 
-A read that is slow or fails says nothing about the leader: the time that it took does not count as
-silence. So an API server that is slow or away makes nobody a leader, and the old one goes on.
+A read that is slow or fails tells nothing about the leader, so its time does not count as silence:
+while the API server is slow or away, the leader does not change.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-_LONGEST_LEASE_S = 60.0  # whatever an edited Lease claims
+_LONGEST_LEASE_S = 60.0  # even if someone edits the Lease
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionTiming:
-    lease_s: int = 2  # silence after which another may lead; the API knows whole seconds only
-    act_s: float = 1.6  # shorter than `lease_s` by what a call to the API server may take
+    lease_s: int = 2  # silence after which another may lead; whole seconds in the API
+    act_s: float = 1.6  # shorter than `lease_s` by the time of one call
     renew_s: float = 0.4
     retry_s: float = 0.25
-    slow_call_s: float = 0.5  # a call that takes longer tells of the API server, not of the leader
+    slow_call_s: float = 0.5  # a longer call tells about the API server, not about the leader
 
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.act_s < self.lease_s:
             raise ValueError(
-                f"leader election: renew ({self.renew_s} s) must be shorter than act "
-                f"({self.act_s} s), and that shorter than lease ({self.lease_s} s)"
+                f"leader election: renewSeconds ({self.renew_s}) must be less than "
+                f"renewDeadlineSeconds ({self.act_s}), and that less than leaseSeconds "
+                f"({self.lease_s})"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What the Lease says. `process` tells two processes of one name apart; `version` is the
-    object's resourceVersion, `uid` is the object's own. No `holder`: somebody who led by it gave it
-    back in order."""
+    """Content of the Lease. `process` distinguishes two processes with one name. `version` is the
+    object's resourceVersion. An empty `holder` means that the last leader released the Lease."""
 
     holder: str
     process: str
@@ -54,7 +54,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a call began and when it ended, by the clock of the candidate."""
+    """Begin and end of a call by the candidate's clock."""
 
     began: float
     ended: float
@@ -62,20 +62,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One process. `term` counts the times that it became the leader: what was decided in one term
-    is not done in another."""
+    """One process. `term` counts how often it became the leader: actions that were decided in one
+    term are not executed in another."""
 
     identity: str
     process: str
     timing: ElectionTiming
     seen: LeaseRecord | None = None
     absent: bool = False  # the last read found no Lease
-    known_uid: str | None = None  # of the Lease that it saw last
+    known_uid: str | None = None  # of the Lease that it read or wrote last
     known_since: float = -inf
-    led_uid: str | None = None  # by which it led last
+    led_uid: str | None = None  # of the Lease by which it led last
     unchanged_s: float = 0.0
     last_read_ended: float | None = None
-    renewed_at: float | None = None  # when the last write began by which it leads
+    renewed_at: float | None = None  # begin of the last renewal by which it leads
     term: int = 0
 
     def leads(self, now: float) -> bool:
@@ -83,16 +83,16 @@ class Candidate:
 
     @property
     def holds(self) -> bool:
-        """The Lease bears its name, as far as it knows; it may be too old to act on."""
+        """It is the holder in the Lease that it saw last; its renewal may be too old to act."""
         return self.seen is not None and self._is_mine(self.seen)
 
     @property
     def has_led(self) -> bool:
-        """By the Lease that it holds."""
+        """It was the leader by the Lease that it holds."""
         return self.holds and self.led_uid == self.known_uid
 
     def wants_to_write(self) -> bool:
-        """Whether the next call is a write: to renew, or to take a Lease that is free."""
+        """Whether the next call is a write: to renew the Lease, or to take a free one."""
         return self.holds or self.absent or self._is_free()
 
     def _is_free(self) -> bool:
@@ -100,11 +100,11 @@ class Candidate:
             return False
         if not self.seen.holder:
             return True
-        claimed_s = min(self.seen.lease_s, _LONGEST_LEASE_S)  # by a holder of other settings
+        claimed_s = min(self.seen.lease_s, _LONGEST_LEASE_S)  # by a holder with other settings
         return self.unchanged_s >= max(self.timing.lease_s, claimed_s)
 
     def record_to_write(self) -> LeaseRecord:
-        """`version`: the one that must still stand; empty: the Lease is to be created."""
+        """`version`: the version to be replaced; empty if the Lease is to be created."""
         found = self.seen
         changes = found.transitions + (not self.holds) if found is not None else 0
         version = found.version if found is not None else ""
@@ -114,23 +114,23 @@ class Candidate:
         """Until the next call."""
         return self.timing.renew_s if self.holds else self.timing.retry_s
 
-    # --- what came of a call ----------------------------------------------------
+    # --- results of calls -------------------------------------------------------
 
     def after_read(self, record: LeaseRecord | None, span: Span) -> Candidate:
-        """`record` None: there is no Lease."""
+        """`record` is None if there is no Lease."""
         if record is None:
             return replace(
                 self, seen=None, absent=True, unchanged_s=0.0, last_read_ended=span.ended
             )
         known_since = span.ended if record.uid != self.known_uid else self.known_since
         if not record.holder:
-            known_since = -inf  # somebody has led by it, and ceased
+            known_since = -inf  # it was released: its leader has stopped
         same = self.seen is not None and self.seen.version == record.version
         unchanged_s = 0.0
         if same and self.last_read_ended is not None:
             quick = span.ended - span.began <= self.timing.slow_call_s
             until = span.ended if quick else span.began
-            # A gap longer than the pause was this process's own: it watched nobody then.
+            # In a gap longer than its own pause, this process did not watch the Lease.
             watched_s = min(until - self.last_read_ended, self.pause_s() + self.timing.slow_call_s)
             unchanged_s = self.unchanged_s + max(0.0, watched_s)
         kept = replace(
@@ -145,7 +145,7 @@ class Candidate:
         return kept if self._is_mine(record) else replace(kept, renewed_at=None)
 
     def after_write(self, written: LeaseRecord, span: Span) -> Candidate:
-        """The API server has stored it. `written` has the new version."""
+        """The API server has stored `written`, which has the new version."""
         kept = replace(
             self, seen=written, absent=False, unchanged_s=0.0, last_read_ended=span.ended
         )
@@ -159,13 +159,13 @@ class Candidate:
         )
 
     def after_conflict(self) -> Candidate:
-        """The Lease is not what it was thought to be (also if an own write was stored and its
-        answer lost): read it before anything else. What was renewed before counts on."""
+        """The Lease has changed (perhaps by an own write whose response was lost): it must be read
+        next. The earlier renewal still counts."""
         return replace(self, seen=None, absent=False, unchanged_s=0.0, last_read_ended=None)
 
     def after_failure(self, span: Span) -> Candidate:
-        """Nobody answered: how long the Lease has stood still is not known for this time. A holder
-        does not know either whether its write was stored; its old renewal counts on."""
+        """No response: the time of the call does not count as silence. A holder does not know
+        whether its write was stored; its earlier renewal still counts."""
         return replace(self, last_read_ended=span.ended)
 
     def _is_mine(self, record: LeaseRecord) -> bool:

@@ -1,7 +1,7 @@
-"""Kopf: it watches StreamTopology, and nothing else.
+"""Kopf's handlers: changes of StreamTopology objects go into the cache.
 
-`on.event` only: no finalizers, daemons or timers, which would hang deletion while the operator is
-down. Events mark dirty; the one loop reconciles.
+Only `on.event`: finalizers, daemons or timers would block a deletion while the operator is down.
+Handlers decide nothing; the control loop reconciles.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -35,11 +35,11 @@ def make_registry(cluster: ClusterCache) -> kopf.OperatorRegistry:
 
 def make_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.peering.standalone = True  # the Lease decides who acts
-    settings.posting.enabled = False  # Events are ours, with stable reasons
-    settings.scanning.disabled = True  # the CRD is there before Kopf starts
-    # A stalled connection is given up soon; the next watch goes on where it stopped, and costs no
-    # list.
+    settings.peering.standalone = True  # the leader election decides who acts
+    settings.posting.enabled = False  # the operator writes Events itself, with stable reasons
+    settings.scanning.disabled = True  # the CRD exists before Kopf starts
+    # A stalled connection is closed soon. The next watch continues at the last version, which
+    # needs no list.
     settings.watching.server_timeout = 5
     settings.watching.client_timeout = 8
     settings.watching.connect_timeout = 5

@@ -1,8 +1,8 @@
-"""One of the operator's replicas acts: the I/O around `election`.
+"""Leader election of the operator's replicas: the I/O around `election`.
 
-The others keep their mirrors warm. Who loses the Lease goes on as one of them, without a new
-process: what it decided as the leader is not done any more (`may_act`), and the control loop waits
-until it leads again.
+Only the leader acts; the others keep their caches up to date. A leader that loses the Lease goes on
+in the same process as one of the others: actions that it has decided are not executed any more
+(`may_act`), and the control loop waits until it leads again.
 
 Design: docs/design/kubernetes.md#leader.
 """
@@ -26,28 +26,28 @@ from rekindle_operator.lease import lease_body, lease_path, read_lease, released
 from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
-_TIMEOUT_S = (1.0, 1.0)  # a frozen API server must look like one that is away
-_AWAY_S = 2.0  # one late answer is no outage
+_TIMEOUT_S = (1.0, 1.0)  # a frozen API server counts as unreachable
+_OUTAGE_S = 2.0  # a single late response is no outage
 
 logger = logging.getLogger(__name__)
 
 
 def monotonic_s() -> float:
-    """Goes on while the machine sleeps, where the system has such a clock."""
+    """Includes the time that the machine sleeps, where the system has such a clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class Leader:
-    """`returned` is called when the API server answers again after it was away. Who is not `ready`
-    watches the Lease, so that it can take it without a further wait, and does not take it. Who
-    leads and is not `healthy` lets the Lease expire: another may not be stuck."""
+    """`on_api_recovered` is called when the API server responds again after an outage. A replica
+    that is not `ready` reads the Lease but does not take it. A leader that is not `healthy` lets
+    the Lease expire, so that another replica leads."""
 
     def __init__(
         self,
         api: client.ApiClient,
         election: Election,
-        returned: Callable[[], None],
+        on_api_recovered: Callable[[], None],
         ready: Callable[[], bool] = lambda: True,
         healthy: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = monotonic_s,
@@ -57,21 +57,21 @@ class Leader:
         self._ready = ready
         self._api = api
         self._election = election
-        self._returned = returned
+        self._on_api_recovered = on_api_recovered
         self._lock = threading.Lock()
         self._candidate = Candidate(election.identity, uuid.uuid4().hex, election.timing)
-        self._away_since: float | None = None
+        self._unreachable_since: float | None = None
         self._released = False
         self._thread: threading.Thread | None = None
         self._acquired = 0.0
         self._leading_event = threading.Event()
         self._pass_term: int | None = None
 
-    # --- asked by the control loop and the executor -----------------------------
+    # --- for the control loop and the executor ----------------------------------
 
     @property
     def leading(self) -> bool:
-        """Certainly: a process that was paused for longer than its Lease lasts is not."""
+        """False also if this process was paused for longer than its Lease lasts."""
         if not self._election.enabled:
             return True
         with self._lock:
@@ -88,15 +88,15 @@ class Leader:
             return self._candidate.term
 
     def begin_pass(self) -> int:
-        """What is decided from now on may be done as long as this term lasts; returns it."""
+        """Actions decided from now on may be executed while this term lasts. Returns the term."""
         self._pass_term = self.term
         return self._pass_term
 
     def may_act(self) -> bool:
-        """Asked before each action: what was decided in an earlier term changes nothing."""
+        """Checked before each action: what was decided in an earlier term is not executed."""
         return self.leading and self._pass_term == self.term
 
-    # --- life ---------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------
 
     def start(self) -> None:
         if not self._election.enabled:
@@ -106,13 +106,13 @@ class Leader:
         self._thread.start()
 
     def release(self) -> None:
-        """Let another replica lead at once; for an orderly end."""
+        """At shutdown: let another replica lead at once."""
         self._released = True
         self._leading_event.clear()
         LEADER.set(0)
         if self._thread is not None:
             self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be under way
-        # One that was made anew and has no leader yet is not free: an earlier leader may act still.
+        # A new Lease by which nobody has led must not be released: an earlier leader may still act.
         if self._candidate.seen is None or not self._candidate.has_led:
             return
         try:
@@ -126,21 +126,21 @@ class Leader:
             try:
                 self.step()
             except Exception:
-                logger.exception("leader election failed; it goes on")
+                logger.exception("leader election failed; it is tried again")
                 time.sleep(self._election.timing.retry_s)
             found_free = not before.wants_to_write() and self._candidate.wants_to_write()
             if not (found_free and self._ready()):
                 time.sleep(self._candidate.pause_s())
 
     def step(self) -> None:
-        """One call to the API server, and what follows from it."""
+        """Make one call to the API server and update the state."""
         before = self._candidate
         began = self._clock()
         try:
             after = self._call(before)
         except (ApiException, HTTPError) as error:
-            if self._away_since is None:
-                self._away_since = began
+            if self._unreachable_since is None:
+                self._unreachable_since = began
             after = before.after_failure(Span(began, self._clock()))
             if before.holds:
                 logger.warning("the Lease could not be renewed: %s", _reason(error))
@@ -164,15 +164,15 @@ class Leader:
         return before.after_read(None if raw is None else read_lease(raw), span)
 
     def _note_answer(self) -> None:
-        since, self._away_since = self._away_since, None
-        if since is not None and self._clock() - since > _AWAY_S:
-            self._returned()
+        since, self._unreachable_since = self._unreachable_since, None
+        if since is not None and self._clock() - since > _OUTAGE_S:
+            self._on_api_recovered()
 
     def _announce(self, before: Candidate, after: Candidate) -> None:
         led, leads = self._leading_event.is_set(), after.leads(self._clock())
         if leads and after.term != before.term:
-            silence = f", {before.unchanged_s:.1f} s after its holder's last renewal was seen"
-            logger.info("%s leads (term %d%s)", after.identity, after.term, silence)
+            silence = f", {before.unchanged_s:.1f} s after the last renewal of the previous holder"
+            logger.info("%s is the leader (term %d%s)", after.identity, after.term, silence)
             self._acquired = time.time()
         if leads and not led and not self._released:
             LEADER.set(1)
@@ -181,7 +181,9 @@ class Leader:
             LEADER.set(0)
             self._leading_event.clear()
             logger.warning(
-                "%s does not lead any more: %s", after.identity, _why_not(after, self._away_since)
+                "%s is no longer the leader: %s",
+                after.identity,
+                _why_not(after, self._unreachable_since),
             )
 
     # --- the API --------------------------------------------------------------------
@@ -202,7 +204,7 @@ class Leader:
         )
 
     def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """None: 404, or 409."""
+        """None for the statuses 404 and 409."""
         request = self._api.param_serialize(
             method,
             path,
@@ -219,10 +221,10 @@ class Leader:
         return dict(json.loads(text))
 
 
-def _why_not(candidate: Candidate, away_since: float | None) -> str:
+def _why_not(candidate: Candidate, unreachable_since: float | None) -> str:
     if candidate.seen is not None and candidate.seen.holder != candidate.identity:
-        return f"{candidate.seen.holder or 'nobody'} has the Lease"
-    if away_since is not None:
+        return f"{candidate.seen.holder or 'nobody'} holds the Lease"
+    if unreachable_since is not None:
         return "the API server does not answer"
     return "its Lease was not renewed in time"
 

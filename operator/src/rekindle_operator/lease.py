@@ -1,5 +1,6 @@
-"""The operator's election Lease as the API has it <-> `election.LeaseRecord`. Pure; standard
-library only, since the standby uses it too."""
+"""Conversion between the operator's Lease in the API and `election.LeaseRecord`. Pure.
+
+Standard library only: the watchdog uses it too."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def read_lease(raw: Mapping[str, Any]) -> LeaseRecord:
 def lease_body(
     namespace: str, name: str, record: LeaseRecord, now: float, acquired: float
 ) -> dict[str, Any]:
-    """To create (without version) or to replace on the condition that the version still stands.
-    `now`, `acquired`: seconds since 1970, for people; nobody's decisions depend on them."""
+    """Body to create the Lease (no version), or to replace it if its version is still the same.
+    `now`, `acquired`: seconds since 1970, for people; no decision depends on them."""
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": namespace,

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, and the health of its process, over HTTP.
+"""HTTP server of the operator: Prometheus metrics and health checks.
 
 Design: docs/operations.md#metrics-and-logs.
 """
@@ -18,32 +18,35 @@ from rekindle_operator.cluster.model import PodView, Snapshot
 
 RECONCILE_SECONDS = Histogram(
     "rekindle_operator_reconcile_seconds",
-    "One pass over the whole cluster, actions included",
+    "Duration of a reconcile pass over all topologies, with its actions",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
-RECONCILE_ERRORS = Counter("rekindle_operator_reconcile_errors", "Passes that raised")
-ACTIONS = Counter("rekindle_operator_actions", "Actions done, by kind", ["kind"])
-LEADER = Gauge("rekindle_operator_leader", "1 while this replica is the leader")
-PODS = Gauge("rekindle_operator_task_pods", "Task pods, by state", ["state"])
-NODES = Gauge("rekindle_operator_nodes", "Nodes, by state", ["state"])
+RECONCILE_ERRORS = Counter(
+    "rekindle_operator_reconcile_errors",
+    "Passes, or topologies of a pass, that failed with an exception",
+)
+ACTIONS = Counter("rekindle_operator_actions", "Executed actions by kind", ["kind"])
+LEADER = Gauge("rekindle_operator_leader", "1 while this replica is the leader, else 0")
+PODS = Gauge("rekindle_operator_task_pods", "Task pods by state", ["state"])
+NODES = Gauge("rekindle_operator_nodes", "Nodes by state", ["state"])
 QUERIES = Gauge(
-    "rekindle_operator_queries", "Queries of a topology, by state", ["topology", "state"]
+    "rekindle_operator_queries", "Queries of a topology by state", ["topology", "state"]
 )
 RECOVERY_SECONDS = Histogram(
     "rekindle_operator_recovery_seconds",
-    "From the loss until every query was live again",
+    "Time from the loss until all queries were live again",
     ["mode"],
     buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800),
 )
 
 MIRROR_AGE_SECONDS = Gauge(
     "rekindle_operator_mirror_age_seconds",
-    "Since the API server was last heard on the watch of a kind",
+    "Time since the last response or event of the API server for a kind of object",
     ["kind"],
 )
 REPORT_AGE_SECONDS = Gauge(
     "rekindle_operator_report_age_seconds",
-    "Since a topology's report was last known to be true",
+    "Time since the coordinator's report of a topology was last known to be true",
     ["topology"],
 )
 
@@ -51,7 +54,7 @@ _QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Fai
 
 
 def observe(snapshot: Snapshot) -> None:
-    """Gauges follow the snapshot; topologies that are gone leave no series."""
+    """Set gauges from the snapshot. Series of deleted topologies are removed."""
     states = Tally(_pod_state(p) for p in snapshot.pods if p.role == ROLE_TASK)
     for state in ("gated", "open", "bound", "ended"):
         PODS.labels(state).set(states[state])
@@ -83,7 +86,7 @@ def _pod_state(pod: PodView) -> str:
 
 
 def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
-    """/metrics, /livez and /readyz, from a thread of their own."""
+    """Serve /metrics, /livez and /readyz from a background thread."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -105,7 +108,7 @@ def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], b
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes are not worth a line each."""
+            """Requests are not logged."""
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET

@@ -1,4 +1,4 @@
-"""What can be set, with the reason beside each; parsed once, at the edge, from the environment."""
+"""Settings of the operator with their reasons, parsed once from the environment."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rekindle_operator.pod_policy import PodPolicy, parse_policy
 class Timing:
     """Seconds. Design: docs/design/recovery.md#loss, docs/design/recovery.md#gates."""
 
-    node_silent_s: float = 3.0  # every task of a node
-    kubelet_silent_s: float = 1.5  # a busy machine answers later than an idle one, within this
-    kubelet_routine_s: float = 10.0  # between two questions: they show who can be asked at all
-    kubelet_memory_s: float = 30.0  # its last answer says no more whether it can be asked
-    task_silent_s: float = 10.0  # one task alone: its node is fine, so a stall is likelier
-    report_late_s: float = 1.3  # a renewal is missing: the operator asks nodes and pods itself
-    pod_silent_s: float = 2.0  # which the operator asks itself; its kubelet is silent as well
-    report_fresh_s: float = 2.5  # two of the coordinator's renewals missed: nobody knows any more
+    node_silent_s: float = 3.0  # all tasks of a node are silent
+    kubelet_silent_s: float = 1.5  # a busy machine answers later than an idle one, but sooner
+    kubelet_routine_s: float = 10.0  # between two probes, which show whether probes work at all
+    kubelet_memory_s: float = 30.0  # an older answer does not show that probes work
+    task_silent_s: float = 10.0  # one task on a good node: a stall is more likely than a loss
+    report_late_s: float = 1.3  # a renewal is missing: the operator probes nodes and pods itself
+    pod_silent_s: float = 2.0  # to probes of the operator, while its kubelet is silent as well
+    report_fresh_s: float = 2.5  # two renewals of the coordinator missed: the report is outdated
     coordinator_silent_s: float = 6.0  # six renewals missed
-    coordinator_start_s: float = 60.0  # it runs, or cannot, and yet it never took its Lease
-    coordinator_pull_s: float = 300.0  # its node still prepares it: a large image over a slow line
+    coordinator_start_s: float = 60.0  # without taking its Lease
+    coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
-    trouble_s: float = 60.0  # containers wait with an error; kubelets try thrice in that time
-    preparation_s: float = 300.0  # no container is made: longer than a large image takes to pull
-    refusal_s: float = 120.0  # a pod that fails later than that had started, whatever is left of it
+    trouble_s: float = 60.0  # containers wait with an error; kubelets try three times meanwhile
+    preparation_s: float = 300.0  # no container is created: longer than pulling a large image
+    refusal_s: float = 120.0  # a pod that fails later than that had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
-    redundancy_hold_s: float = 60.0  # how long capacity is saved up for a query that waits
-    figures_s: float = 2.0  # between two writes of figures that change all the time
-    tick_s: float = 0.5  # what only time changes is looked at this often
-    resync_s: float = 30.0  # a plain list corrects what a watch may have missed
+    redundancy_hold_s: float = 60.0  # capacity is kept for a waiting query so long
+    figures_s: float = 2.0  # between two writes of numbers that change all the time
+    tick_s: float = 0.5  # between two passes without any change in the cluster
+    resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Election:
 
 @dataclass(frozen=True, slots=True)
 class PodDefaults:
-    """`image` runs tasks and coordinators unless `spec.image` says otherwise."""
+    """`image`: of tasks and coordinators, unless `spec.image` is set."""
 
     image: str = "rekindle/pipelines:0.1.0"
     pull_policy: str = "IfNotPresent"
-    # A class with preemptionPolicy Never: the API server refuses that policy in a pod whose
-    # class does not have it. Empty: the cluster's default class.
+    # It must have preemptionPolicy Never: the API server refuses that policy in a pod if its class
+    # has another one. Empty: the cluster's default class.
     priority_class: str = ""
     policy: PodPolicy = field(default_factory=PodPolicy)
 
@@ -66,10 +66,10 @@ class Settings:
     election: Election = field(default_factory=Election)
     pods: PodDefaults = field(default_factory=PodDefaults)
     limits: NamespaceLimits = field(default_factory=NamespaceLimits)
-    namespace: str | None = None  # None: all of them
+    namespace: str | None = None  # None: all namespaces
     ask_kubelets: bool = True
     own_node: str = ""  # the node of this replica
-    release: str = ""  # which the pods of its peers bear; empty: they are not looked after
+    release: str = ""  # label of the pods of its peers; empty: lost peers are not replaced
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
