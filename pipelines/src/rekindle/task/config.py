@@ -44,6 +44,11 @@ class TaskConfig:
         return self.identity.topology
 
     @property
+    def log_directory(self) -> Path:
+        """Of the task's output log."""
+        return self.data / "log" / self.uid / self.segment.stream / str(self.ref.partition)
+
+    @property
     def interval_us(self) -> int:
         return self.topology.spec.epoch_interval
 
