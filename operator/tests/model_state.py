@@ -61,6 +61,7 @@ class ModelState:
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
         self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
+        self.lags_s: dict[str, float] = {}  # query -> how far the coordinator reports it behind
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
         self.binding_delay_s = 0.0

@@ -76,3 +76,17 @@ def _written(cluster: ModelCluster) -> dict[str, Any]:
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     (written,) = (a for a in actions if isinstance(a, WriteStatus))
     return {c["type"]: c for c in written.status["conditions"]}
+
+
+def test_a_query_whose_sink_is_far_behind_is_not_live(running: ModelCluster) -> None:
+    query = next(iter(running.query_states()))
+    running.lags_s = {query: 14.0}
+    running.pass_time(1.0)
+    running.settle()
+    states = running.query_states()
+    assert states.pop(query) == "CatchingUp"
+    assert set(states.values()) == {"Live"}
+    running.lags_s = {query: 4.0}
+    running.pass_time(1.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}

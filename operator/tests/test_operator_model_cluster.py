@@ -202,6 +202,9 @@ class ModelCluster(ModelState):
             ]
             fence = self.coordinator(name).incarnation
             report = {"fence": fence, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
+            if self.lags_s:
+                lags = self.lags_s.items()
+                report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
             if view.data_plane != report and not view.deleting:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Slot, Topology
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
@@ -15,6 +15,10 @@ from rekindle_operator.reconcile.slots import SlotState
 
 _ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Unknown", "Waiting")
 _REASON_LIMIT = 400
+_LIVE_WITHIN_EPOCHS = 10
+"""How far the sink of a Live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
+its upstream starts, a task knows of nothing newer, and calls itself Live."""
+_LIVE_WITHIN_S = 5.0
 _OVER_SHARE = "the namespace has its share of the cluster, as the administrator limits it"
 
 
@@ -119,8 +123,12 @@ def _query(
     state = "Restoring" if worst == "Starting" else worst
     if context.suspended:
         return QueryHealth(query.name, query.priority, "Waiting", "spec.suspend is true")
-    short = [f"{names[s]}/{p}" for (s, p), stage in needed.items() if stage == worst]
     report = context.data.queries.get(query.name)
+    lag_s = report.lag_s if report and context.stale_since is None else None
+    short = [f"{names[s]}/{p}" for (s, p), stage in needed.items() if stage == worst]
+    if worst == "Live" and lag_s is not None and lag_s > _live_within_s(context.running.topology):
+        worst = state = "CatchingUp"
+        short = [f"the sink of {query.name}"]
     return QueryHealth(
         name=query.name,
         priority=query.priority,
@@ -131,8 +139,12 @@ def _query(
         if state == "Unknown"
         else _explain(worst, short, reasons),
         stable_epoch=report.stable_epoch if report else None,
-        lag_s=report.lag_s if report and context.stale_since is None else None,
+        lag_s=lag_s,
     )
+
+
+def _live_within_s(topology: Topology) -> float:
+    return max(_LIVE_WITHIN_S, _LIVE_WITHIN_EPOCHS * topology.spec.epoch_interval / 1e6)
 
 
 def report_age(context: ReconcileContext) -> str:
