@@ -99,7 +99,7 @@ def test_a_feature_is_refused_until_it_is_allowed(
 ) -> None:
     (problem,) = refused_by_policy(spec, PodPolicy())
     assert (problem.path, problem.reason) == (path, REASON)
-    assert f"podPolicy.allow with {feature} in the chart" in problem.hint
+    assert f"add {feature} to podPolicy.allow in the chart" in problem.hint
     others = frozenset(Feature) - {feature}
     assert refused_by_policy(spec, PodPolicy(allow=others)) == [problem]
     assert refused_by_policy(spec, PodPolicy(allow=frozenset({feature}))) == []
@@ -141,7 +141,7 @@ def named(value: Any, name: str) -> Any:
 def test_a_secret_is_refused_unless_it_is_for_topologies(spec: dict[str, Any], path: str) -> None:
     (problem,) = refused_by_policy(named(spec, "database"), PodPolicy())
     assert problem.path == path
-    assert "may not read the Secret database" in problem.message
+    assert "does not allow the Secret database" in problem.message
     assert refused_by_policy(named(spec, "database"), PodPolicy(secrets=("data*",))) == []
     assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy()) == []
     assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
@@ -163,7 +163,7 @@ def test_tokens_of_topologies_are_not_for_topologies() -> None:
 def test_a_service_account_is_refused_unless_listed(spec: dict[str, Any], path: str) -> None:
     (problem,) = refused_by_policy(spec, PodPolicy())
     assert problem.path == path
-    assert "podPolicy.serviceAccounts with deployer" in problem.hint
+    assert "add deployer to podPolicy.serviceAccounts" in problem.hint
     assert refused_by_policy(spec, PodPolicy(service_accounts=("deploy*",))) == []
 
 
@@ -262,7 +262,7 @@ def test_a_topology_of_too_many_tasks_is_refused_and_said(cluster: ModelCluster)
     assert not cluster.tasks()
     valid = cluster.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", REASON)
-    assert "8 tasks, and a topology may have 7" in valid["message"]
+    assert "needs 8 tasks; the limit for a topology is 7" in valid["message"]
 
 
 @pytest.mark.parametrize("name", ["", None])

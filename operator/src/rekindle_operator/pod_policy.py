@@ -1,9 +1,9 @@
-"""What a topology may ask of its pods, as far as the administrator allows it. Pure.
+"""What the administrator allows topologies to set for their pods. Pure.
 
-A topology's author needs no right to create pods: the operator creates them. So what an author
-may put in `podTemplate`, and which image, ServiceAccount and Secrets pods have, is limited here.
-The default is the Pod Security Standards' baseline and no Secret but those that are named for it.
-The check is of the spec as written, not of merged pods: each problem has the path of its field.
+The operator creates the pods, so the author of a topology needs no right to create pods. Therefore
+`podTemplate`, and the image, ServiceAccount and Secrets of pods, are restricted here. The default
+is the baseline of the Pod Security Standards, and only Secrets whose names end in `-rekindle`. The
+spec is checked as it was written, not the merged pods, so each problem has the path of its field.
 
 Design: docs/operations.md#what-topologies-may-ask-of-their-pods.
 """
@@ -22,7 +22,7 @@ REASON = "NotAllowed"
 
 
 class Feature(StrEnum):
-    """What is refused unless `PodPolicy.allow` names it."""
+    """Refused unless it is in `PodPolicy.allow`."""
 
     HOST_NETWORK = "HostNetwork"
     HOST_PID = "HostPID"
@@ -39,22 +39,22 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodPolicy:
-    """Names of ServiceAccounts and Secrets are globs. `images`: prefixes of names; none: any."""
+    """ServiceAccounts and Secrets are globs. `images`: allowed prefixes; if empty, all images."""
 
     allow: frozenset[Feature] = frozenset()
     service_accounts: tuple[str, ...] = ("default",)
-    # A suffix, because the Secrets of topologies' tokens begin with a name that an author chooses.
+    # A suffix: the Secrets of tokens begin with the topology's name, which its author chooses.
     secrets: tuple[str, ...] = ("*-rekindle",)
     images: tuple[str, ...] = ()
-    # One plan covers all topologies: thousands of tasks of one delay the recovery of every other.
+    # One plan covers all topologies: thousands of tasks in one delay the recovery of all others.
     max_tasks: int = 1024
 
 
 def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
-    """From the chart's value `podPolicy`. Raises ValueError for what is not known."""
+    """From the chart's value `podPolicy`. Raises ValueError for unknown keys and features."""
     known = {"allow", "serviceAccounts", "secrets", "images", "maxTasks"}
     if unknown := set(raw) - known:
-        raise ValueError(f"podPolicy has {sorted(unknown)}; known are {sorted(known)}")
+        raise ValueError(f"podPolicy: unknown keys {sorted(unknown)}; use {sorted(known)}")
     default = PodPolicy()
     return PodPolicy(
         allow=frozenset(Feature(name) for name in raw.get("allow") or ()),
@@ -69,14 +69,14 @@ def refused_by_size(tasks: int, policy: PodPolicy) -> list[Problem]:
     """`tasks`: of the whole topology, replicas included."""
     if tasks <= policy.max_tasks:
         return []
-    what = f"it would have {tasks} tasks, and a topology may have {policy.max_tasks} here"
-    hint = "ask for fewer partitions or replicas, or for podPolicy.maxTasks in the chart"
+    what = f"needs {tasks} tasks; the limit for a topology is {policy.max_tasks}"
+    hint = "use fewer partitions or replicas, or have podPolicy.maxTasks raised in the chart"
     return [Problem("spec", REASON, what, hint)]
 
 
 def refused_by_policy(spec: Mapping[str, Any], policy: PodPolicy) -> list[Problem]:
-    """All that the policy refuses in a topology's spec. What has the wrong shape is passed over:
-    the API server refuses it at the dry run."""
+    """Everything in a topology's spec that the policy refuses. Values of a wrong type are skipped:
+    the API server refuses them in the dry run."""
     return list(_Check(policy).of(spec))
 
 
@@ -89,7 +89,7 @@ _HOST = {
 _VOLUMES = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
 )
-"""Kinds of volumes that show a pod nothing of the node and nothing secret."""
+"""Kinds of volumes without access to the node or to Secrets."""
 _BASELINE_CAPABILITIES = frozenset(
     {
         *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD"),
@@ -114,7 +114,7 @@ class _Check:
         for field, feature in _HOST.items():
             if pod.get(field):
                 yield from self._feature(feature, f"{path}.{field}")
-        # An empty one, or null, would take the class away that preempts nobody.
+        # An empty value, or null, would remove the class that never preempts.
         if pod.keys() & {"priorityClassName", "priority", "preemptionPolicy"}:
             yield from self._feature(Feature.PRIORITY_CLASSES, f"{path}.priorityClassName")
         for field in ("serviceAccountName", "serviceAccount"):
@@ -178,33 +178,35 @@ class _Check:
 
     def _feature(self, feature: Feature, path: str) -> Iterator[Problem]:
         if feature not in self.policy.allow:
-            hint = f"the administrator can allow it: podPolicy.allow with {feature} in the chart"
-            yield Problem(path, REASON, "not allowed for topologies here", hint)
+            hint = f"an administrator can add {feature} to podPolicy.allow in the chart"
+            yield Problem(path, REASON, "the pod policy does not allow this", hint)
 
     def _account(self, name: Any, path: str) -> Iterator[Problem]:
         if name and not _matches(str(name), self.policy.service_accounts):
-            what = f"pods of topologies may not run as the ServiceAccount {name}"
+            what = f"the pod policy does not allow the ServiceAccount {name}"
             yield Problem(path, REASON, what, _hint("serviceAccounts", name))
 
     def _secret(self, name: Any, path: str) -> Iterator[Problem]:
         if name and not _matches(str(name), self.policy.secrets):
             names = ", ".join(self.policy.secrets) or "none"
-            what = f"pods of topologies may not read the Secret {name} (they may read: {names})"
+            what = f"the pod policy does not allow the Secret {name} (allowed: {names})"
             yield Problem(path, REASON, what, _hint("secrets", name))
 
     def _image(self, name: Any, path: str) -> Iterator[Problem]:
         prefixes = self.policy.images
         if name and prefixes and not any(_is_below(str(name), prefix) for prefix in prefixes):
-            what = f"the image {name} does not begin with {' or '.join(prefixes)}"
+            what = (
+                f"the pod policy does not allow the image {name} (allowed: {', '.join(prefixes)})"
+            )
             yield Problem(path, REASON, what, _hint("images", "its registry"))
 
 
 def _hint(value: str, name: Any) -> str:
-    return f"the administrator can allow it: podPolicy.{value} with {name} in the chart"
+    return f"an administrator can add {name} to podPolicy.{value} in the chart"
 
 
 def _is_below(image: str, prefix: str) -> bool:
-    """Not by letters alone: `registry.example` is no prefix of `registry.example.org/image`."""
+    """Up to a separator: `registry.example` is no prefix of `registry.example.org/image`."""
     rest = image.removeprefix(prefix)
     return image.startswith(prefix) and (
         not rest or prefix.endswith(("/", ":", "@")) or rest[0] in "/:@"

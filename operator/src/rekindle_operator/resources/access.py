@@ -1,8 +1,8 @@
-"""What a coordinator may do: its identity, its rights, its Lease; the topology's token. Pure.
+"""Access objects of a coordinator: its ServiceAccount, Role and Lease; the topology's token. Pure.
 
-The rights cannot follow labels, so they are those of the namespace; nothing but the Lease and the
-status of topologies may be written. The Lease is made here, owned and labelled, so that deleting
-the topology takes it along and the operator can watch it.
+RBAC cannot select by labels, so a coordinator may read pods and ConfigMaps of the whole namespace.
+It may write only its Lease and its topology's status. The operator creates the Lease, with owner
+and labels: it is deleted with the topology, and the operator watches it.
 
 Design: docs/design/kubernetes.md#objects.
 """
@@ -17,7 +17,7 @@ _READ = ["get", "list", "watch"]
 
 
 def coordinator_access(topology: TopologyView) -> list[Manifest]:
-    """ServiceAccount, Role and RoleBinding, in the order in which they are to be applied."""
+    """ServiceAccount, Role and RoleBinding, in the order to apply them."""
     name = names.coordinator_name(topology.name)
     rbac = "rbac.authorization.k8s.io"
     role: Manifest = {
@@ -59,8 +59,8 @@ def coordinator_access(topology: TopologyView) -> list[Manifest]:
 
 
 def token_secret(topology: TopologyView) -> Manifest:
-    """The Secret of the token that polls and Flight calls need, without its value. Pods get it by
-    reference; no role reads Secrets."""
+    """The Secret of the token for polls and Flight calls, without its value. Pods get it by
+    reference; no Role may read Secrets."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -71,7 +71,7 @@ def token_secret(topology: TopologyView) -> Manifest:
 
 
 def coordinator_lease(topology: TopologyView) -> Manifest:
-    """Without a holder: the coordinator takes it."""
+    """A Lease without a holder: the coordinator takes it."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

@@ -1,4 +1,4 @@
-"""What all made objects share: owner, labels, the record of a generation. Pure.
+"""What all created objects share: owner, labels; the record of a generation. Pure.
 
 Design: docs/design/kubernetes.md#objects.
 """
@@ -18,10 +18,10 @@ Manifest = dict[str, Any]
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
 TOKEN_KEY = "token"
-VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; file:// URLs of specs point below it
+VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; stores with file:// URLs are below it
 DATA_MOUNT = "/var/lib/rekindle-task"
 
-# The taint manager would evict after 300 s, in the middle of a recovery that is long under way.
+# By default, pods are evicted from a lost node after 300 s, which would disturb a recovery.
 TOLERATE_LOST_NODE = [
     {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
     for key in ("not-ready", "unreachable")
@@ -40,7 +40,7 @@ def owner_reference(topology: TopologyView) -> Manifest:
 
 
 def prometheus_annotations(port: int) -> Manifest:
-    """Annotations by which Prometheus finds a pod's metrics, as those of the operator's own."""
+    """Annotations by which Prometheus finds the metrics of a pod."""
     return {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(port),
@@ -64,11 +64,11 @@ def metadata(
 
 
 def generation_record(topology: TopologyView, default_image: str) -> Manifest:
-    """The immutable ConfigMap by which a generation is accepted: what tasks and coordinator run.
-    The image is part of it, so that an operator of another version replaces a lost pod by one that
-    runs what its neighbours run.
+    """The immutable ConfigMap of an accepted generation: what its tasks and coordinator run. It
+    contains the image, so that an operator of another version replaces a lost pod by one of the
+    same image.
 
-    The origin of epochs is the creation time, whatever the generation."""
+    The origin of epochs is the creation time of the topology in all generations."""
     record = {
         "name": topology.name,
         "uid": topology.uid,
@@ -90,14 +90,14 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
 
 
 def template_digest(parts: Mapping[str, Any]) -> str:
-    """Of what a pod is made from, without what names the one pod: tells whether it would be made
-    differently today."""
+    """Digest of what a pod is made from, except what identifies the single pod. A pod with another
+    digest is outdated."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def secure_pod() -> Manifest:
-    """The images' user has a number, which is what the kubelet can judge."""
+    """The images have a numeric user, as the kubelet needs it to check `runAsNonRoot`."""
     return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
@@ -106,7 +106,7 @@ def secure_container() -> Manifest:
 
 
 def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[Manifest]]:
-    """(volumes, mounts) of `checkpoint.volume`, a claim that every task can mount (RWX)."""
+    """(volumes, mounts) of `checkpoint.volume`, a claim that all tasks can mount (RWX)."""
     claim = checkpoint.get("volume")
     if not claim:
         return [], []
@@ -121,6 +121,6 @@ def token_variable(topology: TopologyView) -> Manifest:
 
 
 def store_credentials(checkpoint: Mapping[str, Any]) -> list[Manifest]:
-    """`envFrom` of `checkpoint.secretRef`: keys of the secret are the store's variables."""
+    """`envFrom` of `checkpoint.secretRef`: each key of the Secret becomes a variable."""
     secret = checkpoint.get("secretRef")
     return [{"secretRef": {"name": secret}}] if secret else []

@@ -1,8 +1,8 @@
 """The coordinator's pod. Pure.
 
-It is not gated and not part of any plan: the scheduler places it at once, anywhere but on a node
-that is known to be lost. One that no node took is made anew when it would be made differently: what
-it must avoid is as old as the pod.
+It has no scheduling gate and is not part of a plan: the scheduler places it at once, on any node
+that is not known to be lost. A coordinator pod that was not bound is replaced when its template
+changes, since the nodes that it avoids were fixed when it was created.
 
 Design: docs/design/recovery.md#replacement.
 """
@@ -45,8 +45,8 @@ def coordinator_pod(
     *,
     avoid: Iterable[str] = (),
 ) -> Manifest:
-    """`lost`: nodes that it must not be on; `avoid`: where its predecessors failed or fell silent.
-    Such a node may be well, and the only one with room: it comes last, but is not ruled out."""
+    """`lost`: nodes that are excluded. `avoid`: nodes on which its predecessors failed or fell
+    silent. They may be good, and the only ones with capacity, so they are used last."""
     spec = _spec(topology, lost, defaults)
     digest = template_digest(spec)
     container = spec["containers"][0]
@@ -72,14 +72,14 @@ def coordinator_pod(
 
 
 def coordinator_template(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> str:
-    """The digest that a coordinator made now would bear."""
+    """The template digest of a coordinator that would be created now."""
     return template_digest(_spec(topology, lost, defaults))
 
 
 def coordinator_shape(topology: TopologyView, defaults: PodDefaults) -> str:
-    """What nodes are remembered by that would not run it."""
+    """The shape of its pod, for nodes that refuse it."""
     spec = _spec(topology, (), defaults)
-    del spec["serviceAccountName"]  # the topology's own
+    del spec["serviceAccountName"]  # differs for each topology
     return shape_of(topology.namespace, spec)
 
 
@@ -123,7 +123,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
         spec["imagePullSecrets"] = list(secrets)
     template = topology.spec.get("podTemplate") or {}
     spec = with_shared(spec, template, TASK)
-    # matchFields takes one value a requirement; requirements of one term are ANDed.
+    # matchFields allows one value for each requirement; requirements of a term are ANDed.
     if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(lost))]):
         spec["affinity"] = {"nodeAffinity": nodes}
     return spec

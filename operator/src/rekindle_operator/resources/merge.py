@@ -1,8 +1,8 @@
 """Merging `podTemplate` into the pods that the operator renders. Pure.
 
-A strategic merge as `kubectl apply` users know it: objects merge by field, lists of named things by
-their key, tolerations and the like add up, other lists and scalars are the template's. What makes a
-task a task (its labels, identity variables, gate, anti-affinity) is put on afterwards and wins.
+A strategic merge like that of `kubectl patch`: objects are merged by field and keyed lists by key,
+tolerations and the like are appended, other lists and scalars are replaced by the template's. A
+task's own labels, variables, gate and anti-affinity are added afterwards and take precedence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _APPENDED = frozenset(
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A new object: `base` with `patch` over it. A null in the patch takes the field away."""
+    """A new object: `base` changed by `patch`. A null in the patch removes the field."""
     merged = dict(base)
     for key, value in patch.items():
         if value is None:
@@ -56,11 +56,11 @@ def _merge_value(key: str, old: Any, new: Any) -> Any:
 
 def _merge_list(old: list[Any], new: list[Any], key: str) -> list[Any]:
     merged = list(old)
-    places = {item.get(key): i for i, item in enumerate(merged) if isinstance(item, Mapping)}
+    index_of = {item.get(key): i for i, item in enumerate(merged) if isinstance(item, Mapping)}
     for item in new:
-        place = places.get(item.get(key)) if isinstance(item, Mapping) else None
-        if place is None:
+        index = index_of.get(item.get(key)) if isinstance(item, Mapping) else None
+        if index is None:
             merged.append(item)
         else:
-            merged[place] = merge(merged[place], item)
+            merged[index] = merge(merged[index], item)
     return merged

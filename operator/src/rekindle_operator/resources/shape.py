@@ -1,4 +1,4 @@
-"""What tells one kind of pod from another for scheduler and kubelet. Pure."""
+"""Digest of what the scheduler and kubelets see of a pod. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rekindle_operator.resources.common import template_digest
 
 
 def shape_of(namespace: str, spec: Mapping[str, Any], conf: Mapping[str, Any] | None = None) -> str:
-    """Pods of one shape are refused by the same nodes and fail in the same way. All of the spec
-    counts: a Secret, a volume, a variable, a probe or a command may be why a container does not
-    start, and then an edit that corrects it begins anew. `spec` is without what names one pod or
-    one topology (its gate, its record, its place among replicas); `conf`: Spark's."""
+    """Pods of one shape are refused by the same nodes and fail in the same way. The whole spec
+    counts: a Secret, a volume, a variable, a probe or a command may prevent a container's start,
+    and an edit that corrects it makes a new shape. `spec` lacks what identifies one pod or one
+    topology (its gate, its record, its replica); `conf`: Spark's configuration."""
     return template_digest({"namespace": namespace, "spec": spec, "conf": conf or {}})

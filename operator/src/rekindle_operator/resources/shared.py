@@ -1,9 +1,9 @@
-"""What the coordinator's pod takes from `podTemplate`, which is written for tasks. Pure.
+"""Parts of `podTemplate` that also apply to the coordinator's pod. Pure.
 
-It reads the same store from the same network, and is admitted by the same policies: so it takes
-where a pod may run, as whom, with which labels, variables, certificates and pull secrets. It does
-not take what is a task's alone: its account, resources, further containers, disks, the image's
-command, and how tasks spread.
+The template is written for tasks. The coordinator reads the same store from the same network, and
+the same policies admit it. So it takes from the template where a pod may run, its security context,
+labels, variables, certificates and pull secrets. It does not take the ServiceAccount, resources,
+further containers, disks, commands and topology spread of tasks.
 
 Design: docs/operations.md#the-coordinators-pod.
 """
@@ -40,7 +40,7 @@ def shared_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
 
 
 def with_shared(spec: Manifest, template: Mapping[str, Any], task: str) -> Manifest:
-    """`spec` of one container, with what it shares with the container `task` of the template."""
+    """`spec`, of one container, with the shared parts of the template and its container `task`."""
     given = template.get("spec") or {}
     containers = given.get("containers") or ()
     theirs: Mapping[str, Any] = next((c for c in containers if c.get("name") == task), {})
@@ -54,7 +54,7 @@ def with_shared(spec: Manifest, template: Mapping[str, Any], task: str) -> Manif
 
 
 def required_nodes(template: Mapping[str, Any], without: list[Manifest]) -> Manifest | None:
-    """Required node affinity: the template's terms, each with the requirements `without`."""
+    """Required node affinity: the template's terms, each extended by the requirements `without`."""
     given = (template.get("spec") or {}).get("affinity") or {}
     required = (given.get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = list(required.get("nodeSelectorTerms") or ())

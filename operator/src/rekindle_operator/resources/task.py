@@ -1,7 +1,7 @@
 """The pods of tasks, and the patch that opens their gates. Pure.
 
-A task pod is born gated: gates can be taken away, never added. Opening is one JSON patch that takes
-the gate away and requires the node that the plan packed for.
+A task pod is created with a scheduling gate: gates can be removed, but not added. Opening a gate is
+one JSON patch that removes it and requires the node that the plan has chosen.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -39,7 +39,7 @@ CONTAINER = "task"
 GRACE_S = 60
 _RECORD_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREPARED_SOURCES = 1024**3  # beside the log, on the same volume
+_PREPARED_SOURCES = 1024**3  # bytes, on the same volume as the output log
 
 
 def task_pod(
@@ -53,7 +53,7 @@ def task_pod(
     lost_at: float | None = None,
     attempt: int = 0,
 ) -> Manifest:
-    """`view` gives owner and spec of the accepted generation, `topology` the compiled segment."""
+    """`view`: owner and spec of the accepted generation. `topology`: the same, compiled."""
     segment = topology.segment(slot.segment)
     merged = _merged(view, topology, segment, generation, defaults)
     identity = {
@@ -82,7 +82,7 @@ def task_pod(
 
 
 def _shape(view: TopologyView, spec: Manifest) -> str:
-    """Without the record, whose name is another one in each generation."""
+    """Without the ConfigMap, whose name is different in each generation."""
     volumes = [v for v in spec["volumes"] if v["name"] != _RECORD_VOLUME]
     return shape_of(view.namespace, {**spec, "volumes": volumes}, view.spec.get("sparkConf"))
 
@@ -90,8 +90,8 @@ def _shape(view: TopologyView, spec: Manifest) -> str:
 def task_template(
     view: TopologyView, topology: Topology, segment: Segment, defaults: PodDefaults
 ) -> str:
-    """The digest of all that an edit can change for a task of the segment, which is fixed by its
-    id. Not the generation's number: an edit of a priority concerns no task."""
+    """Digest of all that an edit can change for tasks of this segment (its id covers the rest).
+    Without the generation's number: an edit of a priority, say, does not concern tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
     return template_digest({"pod": merged, "conf": view.spec.get("sparkConf") or {}})
 
@@ -159,7 +159,7 @@ def _base_spec(
 
 
 def _resources(view: TopologyView, segment: Segment) -> Manifest:
-    """Requests as the plan counts them; limits as the topology or the segment's nodes say."""
+    """Requests as in the plan. Limits are those of the segment's nodes, or the topology's."""
     requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory)}
     nodes = [n for kind in ("sources", "operators") for n in view.spec.get(kind) or ()]
     own = (n.get("resources") for n in nodes if n.get("name") in segment.nodes)
@@ -171,7 +171,7 @@ def _probes() -> Manifest:
     def get(path: str) -> Manifest:
         return {"httpGet": {"path": path, "port": CONTROL_PORT}}
 
-    # A JVM on a slow node takes its time; alive means the process only, never its inputs.
+    # A JVM starts slowly on a slow node. Liveness is about the process, not about its inputs.
     return {
         "startupProbe": get("/startupz") | {"periodSeconds": 2, "failureThreshold": 90},
         "livenessProbe": get("/livez")
@@ -201,11 +201,11 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
 
 
 def _memory(spec: Manifest) -> list[Manifest]:
-    """What the container may use, from which the task sizes its JVM and its calls. As a number, and
-    not by the downward API, which gives the node's memory where there is no limit."""
+    """REKINDLE_MEMORY: what the container may use, by which the task sizes its JVM and its calls.
+    The downward API would give the node's memory if there is no limit."""
     container = next(c for c in spec["containers"] if c["name"] == CONTAINER)
-    places = [place.get("resources") or {} for place in (container, spec)]
-    given = (place.get(part) or {} for part in ("limits", "requests") for place in places)
+    resources = [of.get("resources") or {} for of in (container, spec)]
+    given = (of.get(part) or {} for part in ("limits", "requests") for of in resources)
     text = next((amounts["memory"] for amounts in given if "memory" in amounts), None)
     if text is None:
         return []
@@ -213,7 +213,7 @@ def _memory(spec: Manifest) -> list[Manifest]:
 
 
 def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
-    """Not with other replicas of the partition; an older incarnation of itself does not bar."""
+    """Excludes nodes of other replicas of the partition, not of older incarnations of itself."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {
@@ -234,7 +234,7 @@ def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
 
 
 def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
-    """JSON patch; its tests make it void if the pod is not the one that was planned for."""
+    """JSON patch. Its tests fail if the pod or its gate is another one than planned."""
     index = pod.gates.index(names.GATE)
     return [
         {"op": "test", "path": "/metadata/uid", "value": pod.uid},
@@ -250,7 +250,7 @@ def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
 
 
 def pinned_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
-    """The node as a further requirement of each term: terms are ORed, so one alone would do."""
+    """Adds the node as a requirement to each term, since terms are ORed."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get(_REQUIRED) or {}
