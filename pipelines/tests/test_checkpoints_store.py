@@ -27,9 +27,9 @@ class FailingObjects:
         self._inner = inner
         self._fault = fault
 
-    def mark(self, name: str, data: bytes | None) -> bytes:
-        self._fault("mark", name)
-        return self._inner.mark(name, data)
+    def open_root(self, name: str, data: bytes | None) -> bytes:
+        self._fault("open_root", name)
+        return self._inner.open_root(name, data)
 
     def put(self, name: str, data: bytes) -> bool:
         self._fault("put", name)
@@ -129,7 +129,7 @@ def test_a_root_that_is_moved_away_fails_writes_until_it_is_back(tmp_path: Path)
 
 
 def test_who_may_not_create_a_store_waits_for_one(url: str) -> None:
-    with pytest.raises(StoreError, match="is not there"):
+    with pytest.raises(StoreError, match="does not exist"):
         Store(url, create=False)
     Store(url).put("x", b"1")
     assert Store(url, create=False).get("x") == b"1"
@@ -140,7 +140,7 @@ def test_another_store_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     store = Store(f"file://{root}")
     root.rename(tmp_path / "away")
     other = Store(f"file://{root}")
-    with pytest.raises(StoreError, match="another place stands"):
+    with pytest.raises(StoreError, match="was replaced"):
         store.put("y", b"1")
     assert other.put("y", b"1")
 

@@ -180,14 +180,14 @@ def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, p
 class Interrupted:
     """Objects in memory; before each operation others may do as much as they like."""
 
-    url = "memory://place"
+    url = "memory://root"
 
     def __init__(self, held: dict[str, bytes], meanwhile: Callable[[], None]) -> None:
         self._held = held
         self._meanwhile = meanwhile
 
-    def mark(self, name: str, data: bytes | None) -> bytes:
-        raise AssertionError("the place is open")
+    def open_root(self, marker: str, data: bytes | None) -> bytes:
+        raise AssertionError("the root is open already")
 
     def put(self, name: str, data: bytes) -> bool:
         self._meanwhile()

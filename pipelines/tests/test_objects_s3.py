@@ -49,7 +49,7 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_of_many_writers_one_wins(bucket: str) -> None:
     places = [open_objects(f"{bucket}/place") for _ in range(8)]
     for place in places:
-        place.mark("_marker.json", b"{}")
+        place.open_root("_marker.json", b"{}")
     with ThreadPoolExecutor(len(places)) as pool:
         won = list(pool.map(lambda n: places[n].put("a/x", str(n).encode()), range(len(places))))
     assert sum(won) == 1
@@ -62,7 +62,7 @@ def test_of_many_writers_one_wins(bucket: str) -> None:
 
 def test_what_goes_up_in_parts_is_conditional_too(bucket: str) -> None:
     place = open_objects(f"{bucket}/place")
-    place.mark("_marker.json", b"{}")
+    place.open_root("_marker.json", b"{}")
     big = b"x" * (60 * MIB)
     assert place.put("big", big)
     assert not place.put("big", big[:-1])

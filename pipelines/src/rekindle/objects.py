@@ -4,9 +4,9 @@ Sinks and the checkpoint store are built on one primitive, put-if-absent: whoeve
 and a reader sees all of an object or nothing, as FlameStream asks of a consumer. It knows nothing
 of epochs, manifests or tables.
 
-The place itself is marked by a small object at its root, written when the place is opened. On a
-local disk it is looked for before every put: a root that was moved away, or a volume that is no
-longer mounted, makes writes fail instead of silently growing a second, empty place.
+The root holds a marker, a small object that is written when the root is first opened. On a local
+disk it is read before every put: if the root was moved away, or its volume is no longer mounted,
+writes fail instead of silently filling a second, empty root.
 
 Design: docs/design/fencing.md#objects, docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -36,19 +36,19 @@ CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfs
 """Protocols whose fsspec file systems create a file only if it is absent, in one step."""
 
 
-class PlaceLost(OSError):
-    """The root of an opened place is gone, or another place stands where it was."""
+class StoreRootMissing(OSError):
+    """The root of an opened store or sink is gone, or another one is in its place."""
 
 
-_LASTING = (
+_PERMANENT = (
     FileExistsError,
     FileNotFoundError,
     NotADirectoryError,
     IsADirectoryError,
     PermissionError,
-    PlaceLost,
+    StoreRootMissing,
 )
-"""Errors that trying again at once does not cure."""
+"""Errors that an immediate retry does not cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Bounded exponential back-off for errors that may pass."""
+    """Bounded exponential back-off for transient errors."""
 
     attempts: int = 4
     first_s: float = 0.05
@@ -74,7 +74,7 @@ class Retry:
         for attempt in range(self.attempts):
             try:
                 return action()
-            except _LASTING:
+            except _PERMANENT:
                 raise
             except (OSError, TimeoutError):
                 if attempt == self.attempts - 1:
@@ -89,13 +89,13 @@ class Objects(Protocol):
 
     url: str
 
-    def mark(self, name: str, data: bytes | None) -> bytes:
-        """Open the place and give the marker that stands there. If there is none, `data` becomes
-        it, and the root is made; without `data` that is PlaceLost."""
+    def open_root(self, marker: str, data: bytes | None) -> bytes:
+        """The content of the root's marker, an object of this name. If there is none, the root is
+        created with `data` as its marker; without `data` that raises StoreRootMissing."""
         ...
 
     def put(self, name: str, data: bytes) -> bool:
-        """Create `name`; False if it exists. Raises PlaceLost, OSError."""
+        """Create `name`; False if it exists. Raises StoreRootMissing, OSError."""
         ...
 
     def get(self, name: str) -> bytes: ...
@@ -125,17 +125,19 @@ def split_url(url: str) -> tuple[str, str]:
     return ("file" if protocol == "local" else protocol), path
 
 
-def _standing(objects: Objects, marker: str) -> bytes:
+def _read_marker(objects: Objects, marker: str) -> bytes:
     try:
         return objects.get(marker)
     except FileNotFoundError as e:
-        raise PlaceLost(errno.ENOENT, f"{objects.url} is not there (it has no {marker})") from e
+        raise StoreRootMissing(
+            errno.ENOENT, f"{objects.url} does not exist (there is no {marker} in it)"
+        ) from e
 
 
 class LocalObjects:
-    """Objects as files: written beside their place, flushed to disk, then linked (POSIX `link` does
-    not replace). Temporaries are hidden, carry a random name, and are removed when 10 minutes old;
-    a writer so slow that it loses its temporary writes it again."""
+    """Objects as files: written under a temporary name in the same directory, flushed to disk, then
+    linked (POSIX `link` does not replace). Temporary files are hidden, have a random name, and are
+    removed when 10 minutes old; a slow writer that loses its temporary file repeats it."""
 
     def __init__(self, url: str, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.url = url
@@ -143,15 +145,15 @@ class LocalObjects:
         self._clock = clock
         self._marker: tuple[str, bytes] | None = None
 
-    def mark(self, name: str, data: bytes | None) -> bytes:
+    def open_root(self, marker: str, data: bytes | None) -> bytes:
         if data is not None:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._create(name, data)
-        self._marker = (name, _standing(self, name))
+            self._create(marker, data)
+        self._marker = (marker, _read_marker(self, marker))
         return self._marker[1]
 
     def put(self, name: str, data: bytes) -> bool:
-        self._check_place()
+        self._check_root()
         if (self.root / name).exists():
             return False
         return self._create(name, data)
@@ -163,7 +165,7 @@ class LocalObjects:
         return (self.root / name).exists()
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        self._check_place()
+        self._check_root()
         base = self.root / prefix.rpartition("/")[0]
         found = (self._info(path) for path in self._walk(base))
         return sorted(
@@ -175,7 +177,7 @@ class LocalObjects:
         (self.root / name).unlink(missing_ok=True)
 
     def remove_stale_temps(self, directory: str = "") -> int:
-        """Remove what dead writers left below a directory; how many files that were."""
+        """Remove the temporary files of dead writers below a directory; how many there were."""
         limit = self._clock() - STALE_TEMP_S
         removed = 0
         for path in (self.root / directory).rglob(f".*{TEMP_SUFFIX}"):
@@ -187,18 +189,20 @@ class LocalObjects:
                 continue
         return removed
 
-    def _check_place(self) -> None:
+    def _check_root(self) -> None:
         if self._marker is None:
             return
         name, data = self._marker
         try:
-            there = (self.root / name).read_bytes()
+            found = (self.root / name).read_bytes()
         except OSError as e:
-            raise PlaceLost(
+            raise StoreRootMissing(
                 errno.ENOENT, f"{self.url} is gone (its marker {name} cannot be read: {e.strerror})"
             ) from e
-        if there != data:
-            raise PlaceLost(errno.ESTALE, f"another place stands at {self.url}: {name} differs")
+        if found != data:
+            raise StoreRootMissing(
+                errno.ESTALE, f"{self.url} was replaced: its marker {name} differs"
+            )
 
     def _create(self, name: str, data: bytes) -> bool:
         path = self.root / name
@@ -241,7 +245,7 @@ class LocalObjects:
 
 
 def _make_below(root: Path, directory: Path) -> None:
-    """mkdir -p that never makes the root itself."""
+    """mkdir -p that never creates the root itself."""
     missing = []
     while directory != root and not directory.is_dir():
         missing.append(directory)
@@ -286,10 +290,10 @@ class RemoteObjects:
                 "object only if it is absent; upgrade it (s3fs: 2025.7 or newer)"
             )
 
-    def mark(self, name: str, data: bytes | None) -> bytes:
+    def open_root(self, marker: str, data: bytes | None) -> bytes:
         if data is not None:
-            self._create(name, data)
-        return _standing(self, name)
+            self._create(marker, data)
+        return _read_marker(self, marker)
 
     def put(self, name: str, data: bytes) -> bool:
         return self._create(name, data)

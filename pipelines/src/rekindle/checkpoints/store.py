@@ -51,7 +51,7 @@ class Store:
         except (OSError, ValueError, ImportError) as e:
             raise StoreError(f"checkpoint store {self.url} cannot be opened: {e}") from e
         marker = to_json({"store": uuid.uuid4().hex}) if create else None
-        there = self._call("cannot be opened", lambda: self._objects.mark(MARKER, marker))
+        there = self._call("cannot be opened", lambda: self._objects.open_root(MARKER, marker))
         self.id = _store_id(there)
 
     def put(self, name: str, data: bytes) -> bool:

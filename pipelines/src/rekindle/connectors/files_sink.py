@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rekindle.connectors.epoch_ranges import Definition, EpochRanges
 from rekindle.connectors.json_lines import NotJson, encode_lines, same_lines
 from rekindle.errors import SinkRefused
-from rekindle.objects import LocalObjects, Objects, PlaceLost, Retry, open_objects, to_json
+from rekindle.objects import LocalObjects, Objects, Retry, StoreRootMissing, open_objects, to_json
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.spec import FilesSinkSpec
@@ -179,14 +179,16 @@ def _same_rows(found: bytes, data: bytes, format: str) -> bool:
 
 
 def _is_lost(error: Exception) -> bool:
-    return isinstance(error, PlaceLost)
+    return isinstance(error, StoreRootMissing)
 
 
 def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
     """Open the place for a topology, or refuse it because it is another's."""
     try:
         objects = open_objects(url)
-        marker = retry.run(lambda: objects.mark(MARKER, to_json({"topologyUid": topology_uid})))
+        marker = retry.run(
+            lambda: objects.open_root(MARKER, to_json({"topologyUid": topology_uid}))
+        )
     except (OSError, ValueError, ImportError) as e:
         raise SinkRefused(f"query {query}: the sink {url} cannot be opened: {e}") from e
     try:
