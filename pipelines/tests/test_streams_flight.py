@@ -42,7 +42,7 @@ def batch(epoch: int, rows: int = 6) -> EpochBatch:
 
 @pytest.fixture
 def log(tmp_path: Path) -> OutputLog:
-    return OutputLog(tmp_path, "s", 0, SCHEMA, segment_bytes=2000)
+    return OutputLog(tmp_path, "s", 0, SCHEMA, file_bytes=2000)
 
 
 @pytest.fixture

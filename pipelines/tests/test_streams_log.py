@@ -98,7 +98,7 @@ def test_gaps_and_tentative_epochs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_reopened_log_goes_on(tmp_path: Path) -> None:
-    filled(tmp_path, 4, segment_bytes=1000).close()
+    filled(tmp_path, 4, file_bytes=1000).close()
     log = open_log(tmp_path)
     assert (log.base, log.last) == (0, 3)
     log.append(batch(4))
@@ -134,7 +134,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 
 def test_what_follows_damage_in_the_middle_is_dropped(tmp_path: Path) -> None:
-    filled(tmp_path, 9, segment_bytes=1000).close()
+    filled(tmp_path, 9, file_bytes=1000).close()
     paths = sorted(tmp_path.glob("*.log"))
     assert len(paths) > 2
     paths[1].write_bytes(b"garbage" * 100)
@@ -157,7 +157,7 @@ def test_a_log_starts_where_the_restore_point_says(tmp_path: Path) -> None:
 
 
 def test_whole_files_leave_below_the_floor(tmp_path: Path) -> None:
-    log = filled(tmp_path, 9, segment_bytes=1000)
+    log = filled(tmp_path, 9, file_bytes=1000)
     kept = log.read(4, 1 << 20)
     log.truncate(4)
     assert 0 < log.base <= 5

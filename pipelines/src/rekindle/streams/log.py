@@ -1,11 +1,11 @@
 """The output log: the newest epochs of one stream partition, on local disk.
 
 It is a bounded cache, not a source of truth: whatever it loses is computed again, to the bit, so it
-is never fsynced. Each read checks the record's checksum. Damage found at reopening, torn tail or
-flipped bit, cuts it there; damage found later stands in `damage`, and its owner reopens the log. It
-knows no network and no engine. Who may truncate is decided elsewhere; here an epoch at or above the
-floor never leaves (invariant I5): over budget, whole segment files go to the spill, or appends
-fail.
+is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
+opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
+`damage` is set and the owner reopens the log. It knows no network and no engine. Who may truncate
+is decided elsewhere; an epoch at or above the floor is never removed (invariant I5): over budget,
+whole files are spilled to the checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -27,11 +27,11 @@ import pyarrow as pa
 from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.log_files import LogFile, load_log_files, new_log_file
 from rekindle.streams.records import Record
-from rekindle.streams.segments import Segment, new_segment, take_over
 
-SEGMENT_BYTES = 16 << 20
-SEGMENT_EPOCHS = 1024
+LOG_FILE_BYTES = 16 << 20
+LOG_FILE_EPOCHS = 1024
 READ_EPOCHS = 256
 """Epochs of one read at most: empty ones have no bytes to bound it by."""
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Spill(Protocol):
-    """Where segment files go that the local budget has no room for (the checkpoint store)."""
+    """Holds the files that exceed the local budget (the checkpoint store)."""
 
     def put(self, name: str, data: bytes) -> object: ...
     def get(self, name: str) -> bytes: ...
@@ -67,7 +67,7 @@ class OutputLog:
         budget: int | None = None,
         spill: Spill | None = None,
         spill_prefix: str = "",
-        segment_bytes: int = SEGMENT_BYTES,
+        file_bytes: int = LOG_FILE_BYTES,
     ) -> None:
         self.stream = stream
         self.partition = partition
@@ -76,29 +76,29 @@ class OutputLog:
         self._budget = budget
         self._spill = spill
         self._spill_prefix = spill_prefix
-        self._segment_bytes = min(segment_bytes, max(1, budget // 8)) if budget else segment_bytes
-        # Taken in this order. The store, which may be slow, is spoken to under the first at most.
+        self._file_bytes = min(file_bytes, max(1, budget // 8)) if budget else file_bytes
+        # Locks, acquired in this order. Calls of the store, which may be slow, hold only the first.
         self._appending = threading.Lock()  # held by the one appender
         self._writing = threading.Lock()  # held by whoever changes files
         self._changed = threading.Condition()  # held to look at or change the index
         self._closed = False
         self._floor = NO_EPOCH
         self.damage: str | None = None
-        """What a read found; the log has to be opened again, which cuts it there."""
+        """Damage that a read found; the log has to be reopened, which truncates it there."""
         self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
         directory.mkdir(parents=True, exist_ok=True)
-        self._segments, damage = take_over(directory, with_spilled=spill is not None)
+        self._files, damage = load_log_files(directory, with_spilled=spill is not None)
         if damage:
             _log.warning("output log cut: %s; the epochs from there are computed again", damage)
-        self._next = self._segments[-1].last + 1 if self._segments else 0
+        self._next = self._files[-1].last + 1 if self._files else 0
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------
 
     @property
     def base(self) -> int:
         """Lowest epoch that can be read; `last + 1` if there is none."""
         with self._changed:
-            return self._segments[0].first if self._segments else self._next
+            return self._files[0].first if self._files else self._next
 
     @property
     def last(self) -> int:
@@ -109,10 +109,10 @@ class OutputLog:
     def local_bytes(self) -> int:
         """Bytes on local disk."""
         with self._changed:
-            return sum(s.size for s in self._segments if s.spilled is None)
+            return sum(s.size for s in self._files if s.spilled is None)
 
     def results(self, from_epoch: int) -> dict[int, Result]:
-        """What it holds, from an epoch on."""
+        """Digest and watermark of each epoch that it holds, from an epoch on."""
         with self._changed:
             epochs = range(max(self.base, from_epoch), self._next)
             found = {e: self._find(e) for e in epochs}
@@ -135,24 +135,24 @@ class OutputLog:
         with self._changed:
             if from_epoch < self.base:
                 raise BelowFloor(
-                    f"epoch {from_epoch} of stream {self.stream}/{self.partition} has left the "
-                    f"log, which begins at {self.base}; read from another replica, or restore "
-                    f"from a later epoch"
+                    f"epoch {from_epoch} of stream {self.stream}/{self.partition} is no longer in "
+                    f"the log, which begins at {self.base}; read from another replica, or "
+                    f"restore from a later epoch"
                 )
-            found: list[tuple[Segment, Record]] = []
+            found: list[tuple[LogFile, Record]] = []
             size = 0
             for epoch in range(from_epoch, min(self._next, from_epoch + READ_EPOCHS)):
-                segment = self._segment_of(epoch)
-                record = segment.find(epoch)
+                file = self._file_of(epoch)
+                record = file.find(epoch)
                 size += record.size
                 if found and size > max_bytes:
                     break
-                found.append((segment, record))
+                found.append((file, record))
             local = {id(s): s.map(r) for s, r in found if s.spilled is None}  # the last is longest
         fetched = {id(s): self._fetch(s) for s, _ in found if id(s) not in local}
         return [self._checked(s, r, (local | fetched)[id(s)]) for s, r in found]
 
-    # -- what changes it -------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------
 
     def start_at(self, epoch: int, *, keep: bool = True) -> None:
         """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
@@ -161,7 +161,7 @@ class OutputLog:
         with self._appending, self._writing, self._changed:
             if keep and self._next >= epoch:
                 return
-            gone, self._segments = self._segments, []
+            gone, self._files = self._files, []
             self._remove_files(gone)
             self._next = epoch
         self._remove_spilled(gone)
@@ -179,28 +179,28 @@ class OutputLog:
                 return False
             if batch.epoch > self._next:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
-            self._make_room()
+            self._free_budget()
             with self._writing:
                 if self.damage is not None:  # a file that was removed must not begin anew
                     raise LogCorrupt(self.damage)
-                segment = self._writable(batch.epoch)
-                record, pieces = records.encode(batch, segment.size)
-                segment.write(record, pieces)
+                file = self._writable(batch.epoch)
+                record, pieces = records.encode(batch, file.size)
+                file.write(record, pieces)
                 with self._changed:
-                    segment.index.append(record)
-                    if len(segment.index) == 1:
-                        self._segments.append(segment)
+                    file.index.append(record)
+                    if len(file.index) == 1:
+                        self._files.append(file)
                     self._next = batch.epoch + 1
                     self._changed.notify_all()
         return True
 
     def truncate(self, floor: int) -> None:
-        """Epochs at or below `floor` may leave; whole segment files do."""
-        gone: list[Segment] = []
+        """Epochs at or below `floor` may leave; whole files do."""
+        gone: list[LogFile] = []
         with self._writing, self._changed:
             self._floor = max(self._floor, floor)
-            while self._segments and self._segments[0].last <= floor:
-                gone.append(self._segments.pop(0))
+            while self._files and self._files[0].last <= floor:
+                gone.append(self._files.pop(0))
             self._remove_files(gone)
             self._changed.notify_all()
         self._remove_spilled(gone)
@@ -208,62 +208,61 @@ class OutputLog:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            for segment in self._segments:
-                segment.forget()
+            for file in self._files:
+                file.unmap()
             self._changed.notify_all()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- private ---------------------------------------------------------------------------------
 
-    def _segment_of(self, epoch: int) -> Segment:
-        starts = [s.first for s in self._segments]
-        return self._segments[bisect_right(starts, epoch) - 1]
+    def _file_of(self, epoch: int) -> LogFile:
+        return self._files[bisect_right(self._files, epoch, key=lambda f: f.first) - 1]
 
     def _find(self, epoch: int) -> Record:
-        return self._segment_of(epoch).find(epoch)
+        return self._file_of(epoch).find(epoch)
 
-    def _fetch(self, segment: Segment) -> pa.Buffer:
-        """The bytes of a spilled segment; without the lock, for it takes the network's time."""
+    def _fetch(self, file: LogFile) -> pa.Buffer:
+        """The bytes of a spilled file; without the lock, for it takes the network's time."""
         assert self._spill is not None
-        assert segment.spilled is not None
+        assert file.spilled is not None
         fetched = self._fetched
-        if fetched is None or fetched[0] != segment.spilled:
+        if fetched is None or fetched[0] != file.spilled:
             fetched = self._fetched = (
-                segment.spilled,
-                pa.py_buffer(self._spill.get(segment.spilled)),
+                file.spilled,
+                pa.py_buffer(self._spill.get(file.spilled)),
             )
         return fetched[1]
 
-    def _checked(self, segment: Segment, record: Record, data: pa.Buffer) -> EpochBatch:
+    def _checked(self, file: LogFile, record: Record, data: pa.Buffer) -> EpochBatch:
         """The epoch, if its bytes are those that were written. What came over the network wrong is
         fetched once more."""
         sound = records.is_sound(memoryview(data), record)
-        if not sound and segment.spilled is not None:
+        if not sound and file.spilled is not None:
             self._fetched = None
-            data = self._fetch(segment)
+            data = self._fetch(file)
             sound = records.is_sound(memoryview(data), record)
         if not sound:
-            raise LogCorrupt(self._damaged(segment, record))
+            raise LogCorrupt(self._damaged(file, record))
         rows = records.decode(data.slice(record.payload, record.length), self.schema)
         return EpochBatch(
             self.stream, self.partition, record.epoch, record.watermark, rows, record.digest
         )
 
-    def _damaged(self, segment: Segment, record: Record) -> str:
+    def _damaged(self, file: LogFile, record: Record) -> str:
         """Make sure that the log ends before the record when it is opened the next time."""
-        where = segment.spilled or segment.path
-        said = (
+        where = file.spilled or file.path
+        message = (
             f"epoch {record.epoch} of stream {self.stream}/{self.partition} is damaged in {where} "
-            f"at offset {record.start}; the task starts again, cuts its output log there and "
-            f"computes it again"
+            f"at offset {record.start}; the task restarts, truncates its output log there and "
+            f"computes the epoch again"
         )
         with self._writing, self._changed:
-            if segment.spilled is not None and segment in self._segments:
-                # Spilled bytes are not looked at when a log is opened, so the file goes now, and
-                # those after it: a log without its first files would begin at a later epoch.
-                for later in self._segments[self._segments.index(segment) :]:
+            if file.spilled is not None and file in self._files:
+                # Spilled bytes are not checked when a log is opened, so the file is removed now,
+                # and those after it: a log without its first files would begin at a later epoch.
+                for later in self._files[self._files.index(file) :]:
                     later.path.unlink(missing_ok=True)
-            self.damage = self.damage or said
-        return said
+            self.damage = self.damage or message
+        return message
 
     def _compare(self, batch: EpochBatch) -> None:
         with self._changed:
@@ -274,60 +273,60 @@ class OutputLog:
             raise Diverged(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
                 f"with another result: digest {mine.digest} and watermark {mine.watermark} in the "
-                f"log, now {batch.digest} and {batch.watermark}; look for a function in the "
-                f"operator that is not deterministic"
+                f"log, now {batch.digest} and {batch.watermark}; does the operator use a function "
+                f"that is not deterministic?"
             )
 
-    def _writable(self, epoch: int) -> Segment:
-        if self._segments:
-            newest = self._segments[-1]
-            full = newest.size >= self._segment_bytes or len(newest.index) >= SEGMENT_EPOCHS
+    def _writable(self, epoch: int) -> LogFile:
+        if self._files:
+            newest = self._files[-1]
+            full = newest.size >= self._file_bytes or len(newest.index) >= LOG_FILE_EPOCHS
             if newest.spilled is None and not full:
                 return newest
-            newest.forget()
-        return new_segment(self._directory, epoch)
+            newest.unmap()
+        return new_log_file(self._directory, epoch)
 
-    def _make_room(self) -> None:
+    def _free_budget(self) -> None:
         """Keep local bytes below the budget: spill the oldest file, or refuse."""
         if self._budget is None:
             return
         while self.local_bytes >= self._budget:
             with self._changed:
-                local = [s for s in self._segments if s.spilled is None]
+                local = [s for s in self._files if s.spilled is None]
             if self._spill is None or not local:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
-                    f"budget of {self._budget} bytes and epochs from {self._floor + 1} are still "
-                    f"needed; raise logBudget or bring back the consumers that hold them"
+                    f"budget of {self._budget} bytes, and consumers still need its epochs from "
+                    f"{self._floor + 1} on; raise logBudget or restart these consumers"
                 )
-            self._spill_segment(local[0], self._spill)
+            self._spill_file(local[0], self._spill)
 
-    def _spill_segment(self, segment: Segment, spill: Spill) -> None:
-        # Unique: an object of an earlier life may be there and is never replaced.
-        name = f"{self._spill_prefix}{segment.path.stem}-{uuid.uuid4().hex[:12]}"
+    def _spill_file(self, file: LogFile, spill: Spill) -> None:
+        # Unique: an earlier process may have written an object, which is never replaced.
+        name = f"{self._spill_prefix}{file.path.stem}-{uuid.uuid4().hex[:12]}"
         with self._writing:
-            if segment not in self._segments:
+            if file not in self._files:
                 return
-            data = segment.path.read_bytes()
+            data = file.path.read_bytes()
         spill.put(name, data)
         with self._writing:
-            kept = segment in self._segments
+            kept = file in self._files
             if kept:
-                note = segment.note_spilled(name)
+                index = file.write_spilled_index(name)
                 with self._changed:
-                    segment.leave(note, name)
+                    file.replace_by_index(index, name)
         if not kept:  # truncated meanwhile
             self._discard(name)
 
-    def _remove_files(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            segment.path.unlink(missing_ok=True)
+    def _remove_files(self, files: list[LogFile]) -> None:
+        for file in files:
+            file.path.unlink(missing_ok=True)
 
-    def _remove_spilled(self, segments: list[Segment]) -> None:
+    def _remove_spilled(self, files: list[LogFile]) -> None:
         """To be called without locks: it takes the network's time."""
-        for segment in segments:
-            if segment.spilled is not None:
-                self._discard(segment.spilled)
+        for file in files:
+            if file.spilled is not None:
+                self._discard(file.spilled)
 
     def _discard(self, name: str) -> None:
         if self._fetched is not None and self._fetched[0] == name:

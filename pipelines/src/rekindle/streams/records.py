@@ -1,4 +1,4 @@
-"""One epoch as bytes in a segment file of the output log, and the scan that finds where they end.
+"""One epoch as bytes in a file of the output log, and the scan that finds where they end.
 
     0   magic "RKL1"
     4   u32 length of the JSON header (padded with blanks)

@@ -1,8 +1,8 @@
 """The files of an output log: consecutive epochs each, on local disk or spilled to a store.
 
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
-`<first epoch>.spilled`, the name and the index of a file that went to the store. Knows no budget
-and no floor; `streams.log` holds whatever lock is needed.
+`<first epoch>.spilled`, the name and the index of a file that was moved to the store. Knows no
+budget and no floor; `streams.log` holds whatever lock is needed.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -22,7 +22,7 @@ from rekindle.streams import records
 from rekindle.streams.records import Record
 
 
-class Segment:
+class LogFile:
     """One file: `<first epoch>.log`; or, spilled, its index `<first epoch>.spilled`."""
 
     def __init__(self, path: Path, index: list[Record], spilled: str | None = None) -> None:
@@ -53,8 +53,8 @@ class Segment:
                 self._mapped = file.read_buffer()
         return self._mapped
 
-    def forget(self) -> None:
-        """Give back the mapping; the next read makes it anew."""
+    def unmap(self) -> None:
+        """Release the mapping; the next read maps the file again."""
         self._mapped = None
 
     def write(self, record: Record, pieces: Iterable[bytes | pa.Buffer]) -> None:
@@ -70,62 +70,63 @@ class Segment:
                 os.truncate(self.path, record.start)
                 raise
 
-    def note_spilled(self, name: str) -> Path:
-        """Write the index that will stand for the file, which still exists; its path."""
-        note = self.path.with_suffix(".spilled")
-        whole = note.with_suffix(".tmp")
-        whole.write_text(json.dumps({"name": name, "index": [asdict(r) for r in self.index]}))
-        whole.replace(note)
-        return note
+    def write_spilled_index(self, name: str) -> Path:
+        """Write the index that is to replace the file, which still exists; the index's path."""
+        index = self.path.with_suffix(".spilled")
+        temp = index.with_suffix(".tmp")
+        temp.write_text(json.dumps({"name": name, "index": [asdict(r) for r in self.index]}))
+        temp.replace(index)
+        return index
 
-    def leave(self, note: Path, name: str) -> None:
-        """Remove the file: its bytes are object `name` of the store, its index is `note`."""
+    def replace_by_index(self, index: Path, name: str) -> None:
+        """Remove the file: its bytes are object `name` of the store, its index is in `index`."""
         self.spilled = name
-        self.forget()
+        self.unmap()
         self.path.unlink(missing_ok=True)
-        self.path = note
+        self.path = index
 
 
-def new_segment(directory: Path, epoch: int) -> Segment:
-    """An empty segment that is to begin with `epoch`."""
+def new_log_file(directory: Path, epoch: int) -> LogFile:
+    """An empty file that will begin with `epoch`."""
     path = directory / f"{epoch:012d}.log"
     path.unlink(missing_ok=True)
-    return Segment(path, [])
+    return LogFile(path, [])
 
 
-def take_over(directory: Path, *, with_spilled: bool) -> tuple[list[Segment], str | None]:
-    """Segments that a former process left, in order and without a gap, and the damage that ended
-    them. What follows damage is removed. `with_spilled`: whether their store can be read."""
+def load_log_files(directory: Path, *, with_spilled: bool) -> tuple[list[LogFile], str | None]:
+    """The files that an earlier process left, in order and without a gap, and the damage after
+    them, if any. What follows damage is removed. `with_spilled`: whether there is a store to read
+    spilled files from."""
     for path in sorted(directory.iterdir()):
-        half = path.suffix == ".spilled" and path.with_suffix(".log").exists()
-        if half or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
+        incomplete = path.suffix == ".spilled" and path.with_suffix(".log").exists()
+        if incomplete or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
             path.unlink()
-    segments: list[Segment] = []
+    files: list[LogFile] = []
     damage: str | None = None
     for path in sorted(p for p in directory.iterdir() if p.suffix in (".log", ".spilled")):
         if damage is None:
-            segment, damage = _load(path, with_spilled)
-            if segment.index and segments and segment.first != segments[-1].last + 1:
+            file, damage = _load(path, with_spilled)
+            if file.index and files and file.first != files[-1].last + 1:
                 damage = f"{path} does not follow the file before it"
-            elif segment.index:
-                segments.append(segment)
+            elif file.index:
+                files.append(file)
                 continue
         path.unlink()
-    return segments, damage
+    return files, damage
 
 
-def _load(path: Path, with_spilled: bool) -> tuple[Segment, str | None]:
+def _load(path: Path, with_spilled: bool) -> tuple[LogFile, str | None]:
     if path.suffix == ".spilled":
         if not with_spilled:
-            return Segment(path, []), f"{path} is in a store that is not given"
+            return LogFile(path, []), f"{path} was spilled, and no store is configured"
         try:
-            note = json.loads(path.read_text())
-            index = [Record(**fields) for fields in note["index"]]
-            return Segment(path, index, note["name"]), None
+            spilled = json.loads(path.read_text())
+            index = [Record(**fields) for fields in spilled["index"]]
+            return LogFile(path, index, spilled["name"]), None
         except (ValueError, KeyError, TypeError) as error:
-            return Segment(path, []), f"{path} is no index: {error}"
+            return LogFile(path, []), f"{path} is not a valid index: {error}"
     if not path.stat().st_size:
-        return Segment(path, []), None
+        return LogFile(path, []), None
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
@@ -133,6 +134,6 @@ def _load(path: Path, with_spilled: bool) -> tuple[Segment, str | None]:
     ):
         index, damage = records.scan(view)
     if damage is None:
-        return Segment(path, index), None
+        return LogFile(path, index), None
     os.truncate(path, index[-1].end if index else 0)
-    return Segment(path, index), f"{damage} of {path}"
+    return LogFile(path, index), f"{damage} of {path}"
