@@ -394,7 +394,7 @@ def test_an_incarnation_cannot_be_taken_back(world: World, nodes: list[str], fli
     wait_for("it runs", lambda: _is_running(world))
     slots = [s | {"incarnation": 0} for s in world.status("flights")["slots"]]
     body = {"status": {"slots": slots}}
-    with pytest.raises(ApiException, match="never falls"):
+    with pytest.raises(ApiException, match="cannot decrease"):
         world.custom.patch_namespaced_custom_object_status(
             names.GROUP, names.VERSION, "default", names.PLURAL, "flights", body
         )

@@ -250,7 +250,7 @@ def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: Mode
     running.settle()
     valid = running.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
-    assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: not allowed")
+    assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: the pod policy")
     assert set(running.configs) == {"flights-g1"}
     assert running.tasks() == before
 

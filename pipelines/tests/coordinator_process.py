@@ -116,7 +116,7 @@ class FakeApi:
             return web.json_response({"message": "a webhook is away"}, status=500)
         fence = self.topology["status"].get("dataPlane", {}).get("fence", 0)
         if body["status"]["dataPlane"]["fence"] < fence:
-            return web.json_response({"message": "the fence never falls"}, status=422)
+            return web.json_response({"message": "the fence cannot decrease"}, status=422)
         self.applied.append((dict(request.query), body))
         self.topology["status"] = body["status"]
         return web.json_response(self.topology)

@@ -76,7 +76,7 @@ it needs neither `escalate` nor `bind`. */ -}}
   resources: [streamtopologies/status]
   verbs: [get, patch, update]
 - apiGroups: [rekindle.dev]
-  resources: [streamtopologies/finalizers] # owner references that block deletion
+  resources: [streamtopologies/finalizers] # needed to set owner references that block deletion
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
@@ -85,12 +85,12 @@ it needs neither `escalate` nor `bind`. */ -}}
   resources: [configmaps]
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
-  resources: [secrets] # the topologies' tokens: made, never read
+  resources: [secrets] # tokens of topologies: created, never read
   verbs: [create]
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, create, patch]
-- apiGroups: [coordination.k8s.io] # the coordinators'
+- apiGroups: [coordination.k8s.io] # Leases of coordinators
   resources: [leases]
   verbs: [get, list, watch, create, patch, update]
 - apiGroups: [rbac.authorization.k8s.io]
@@ -110,7 +110,7 @@ it needs neither `escalate` nor `bind`. */ -}}
   resources: [leases]
   resourceNames: [{{ include "rekindle.fullname" . }}-operator]
   verbs: [get, patch, update]
-- apiGroups: [""] # a right on pods cannot be limited to those of a label
+- apiGroups: [""] # RBAC cannot select pods by label
   resources: [pods]
   verbs: [get, delete]
 - apiGroups: [events.k8s.io]
