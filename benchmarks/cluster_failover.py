@@ -29,9 +29,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, NodeShape, wait_for
+from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, NodeShape
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
 
 ROUNDS = 3
 BURST_NODES = 9

@@ -16,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.harness.usage import Usage, usage
+from rekindle_testing.waiting import wait_for
 
 YEAR_S = 365 * 86_400
 EVERY = 25

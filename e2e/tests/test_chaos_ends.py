@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle_testing.harness.cluster import ROOT, wait_for
+from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(200)]
 

@@ -17,9 +17,10 @@ import pytest
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster, wait_for
+from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rekindle_testing.embedded.components import Settings
-from rekindle_testing.harness.cluster import OPERATOR_LEASE, SYSTEM, EmbeddedCluster, wait_for
+from rekindle_testing.harness.cluster import OPERATOR_LEASE, SYSTEM, EmbeddedCluster
+from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.failures, pytest.mark.timeout(600)]
 

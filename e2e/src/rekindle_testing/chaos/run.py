@@ -24,16 +24,11 @@ from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StaleClaim
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import Supervisor
-from rekindle_testing.harness.cluster import (
-    MOUNT,
-    ROOT,
-    DeadlineError,
-    EmbeddedCluster,
-    NodeShape,
-    wait_for,
-)
+from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster, NodeShape
 from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import DeadlineError, wait_for
 
 BUILD = ROOT / "build" / "chaos"
 NODES = 5

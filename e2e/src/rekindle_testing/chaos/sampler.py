@@ -19,11 +19,7 @@ from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.chaos.progress import Progress, StaleClaim
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import JsonApi
-from rekindle_testing.harness.cluster import (
-    NAMESPACE,
-    OPERATOR_LEASE,
-    SYSTEM,
-)
+from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_LEASE, SYSTEM
 from rekindle_testing.harness.log_keeper import LogKeeper
 
 Json = dict[str, Any]

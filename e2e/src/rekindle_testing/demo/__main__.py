@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rekindle_testing.demo.screen import Screen
 from rekindle_testing.demo.story import Story
-from rekindle_testing.harness.cluster import ROOT, EmbeddedCluster, NodeShape
+from rekindle_testing.harness.cluster import EmbeddedCluster, NodeShape
+from rekindle_testing.paths import ROOT
 
 
 def main() -> int:

@@ -23,10 +23,11 @@ from rekindle.topology.model import Topology
 from rekindle_testing.demo.screen import Screen
 from rekindle_testing.demo.verdict import failures, result
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.sinks import longest_pause, written
+from rekindle_testing.waiting import wait_for
 
 NAME = "flights"
 T = TypeVar("T")

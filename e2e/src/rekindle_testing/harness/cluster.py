@@ -13,13 +13,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from kubernetes import client, config
 
@@ -29,8 +28,9 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.process_node.host import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_helm, ensure_java
 from rekindle_testing.harness.archive import ensure_cds_archive
+from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
-ROOT = Path(__file__).resolve().parents[4]
 MOUNT = "/var/lib/rekindle"
 NAMESPACE = "default"
 SYSTEM = "rekindle-system"
@@ -39,24 +39,6 @@ OPERATOR_IMAGE = "rekindle/operator:dev"
 PIPELINES_IMAGE = "rekindle/pipelines:dev"
 
 Report = Callable[[str], None]
-T = TypeVar("T")
-
-
-class DeadlineError(AssertionError):
-    """What was waited for did not come in time; says what was seen last."""
-
-
-def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float, every_s: float = 0.1) -> T:
-    """Poll until `probe` returns something truthy; raises `DeadlineError` naming `what`."""
-    end = time.monotonic() + timeout_s
-    last: object = None
-    while True:
-        last = probe()
-        if last:
-            return last
-        if time.monotonic() > end:
-            raise DeadlineError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
-        time.sleep(every_s)
 
 
 @dataclass(frozen=True, slots=True)

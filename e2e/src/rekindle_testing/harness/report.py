@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parents[4] / "build" / "bench"
+from rekindle_testing.paths import ROOT
+
+BENCH = ROOT / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import Any
 
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
-from rekindle_testing.harness.cluster import EmbeddedCluster, wait_for
+from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.waiting import wait_for
 
 
 class Run:

@@ -1,0 +1,28 @@
+"""Waiting for a condition with a deadline: the only way in which tests and their tools wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class DeadlineError(AssertionError):
+    """What was waited for did not come in time; says what was seen last."""
+
+
+def wait_for(
+    what: str, probe: Callable[[], T | None], timeout_s: float = 10.0, every_s: float = 0.05
+) -> T:
+    """Poll until `probe` returns something truthy, and return that; raises `DeadlineError` naming
+    `what`."""
+    end = time.monotonic() + timeout_s
+    while True:
+        last = probe()
+        if last:
+            return last
+        if time.monotonic() > end:
+            raise DeadlineError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
+        time.sleep(every_s)
