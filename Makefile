@@ -6,7 +6,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures demo chaos bench clean lock
+.PHONY: setup tools lint unit test failures cluster demo chaos bench clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -30,6 +30,9 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 
 failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
 	$(PY) -m pytest -m failures
+
+cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
+	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))
 
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m rekindle_testing.demo

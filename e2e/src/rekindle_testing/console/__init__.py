@@ -1,0 +1,1 @@
+"""`make cluster`: an embedded cluster with Rekindle that stays, and takes commands."""

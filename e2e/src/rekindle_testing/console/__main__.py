@@ -1,0 +1,154 @@
+"""`make cluster`: an embedded cluster with Rekindle installed, until Ctrl-C or `quit`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rekindle_testing.console.commands import CommandError
+from rekindle_testing.console.interrupts import (
+    Interrupted,
+    Interruption,
+    end_children,
+    interrupt_main_thread,
+    interruptible,
+)
+from rekindle_testing.console.session import Session
+from rekindle_testing.console.sockets import runtime_directory, serve
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_helm
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.waiting import DeadlineError
+
+_PROMPT = "rekindle-cluster> "
+_VOLUME = "rekindle"  # which the example's checkpoint store asks for
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5, help="machines to begin with")
+    options = parser.parse_args(arguments)
+    ready = threading.Event()
+    try:
+        with interruptible() as interruption:
+            try:
+                with tempfile.TemporaryDirectory(prefix="rekindle-cluster-") as directory:
+                    _run(Path(directory), options.nodes, ready, interruption)
+            finally:
+                end_children()
+    except Interrupted as interrupted:
+        print("\nthe cluster has ended", flush=True)
+        # It was meant to stay until then, so it is no failure.
+        return 0 if ready.is_set() else 128 + interrupted.number
+    except (EmbeddedError, DeadlineError, RuntimeError) as error:
+        print(f"rekindle-cluster: {error}", file=sys.stderr)
+        return 1
+    print("the cluster has ended", flush=True)
+    return 0
+
+
+def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Interruption) -> None:
+    runtime = runtime_directory()
+    with EmbeddedCluster(directory, nodes=nodes, report=_say) as cluster:
+        _say("copying the example's input, 336,776 flights")
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume(_VOLUME)
+        _say("helm install rekindle")
+        cluster.install()
+        programs = _link_programs(directory / "bin")
+        session = Session(cluster)
+
+        def end_if_asked() -> None:
+            if session.ended:
+                interrupt_main_thread()
+
+        with serve(runtime, session.execute, end_if_asked):
+            print(
+                hints(cluster.control_plane.kubeconfig, programs, list(cluster.nodes)), flush=True
+            )
+            ready.set()
+            if _has_terminal():
+                _prompt(session)
+                interruption.ignore()
+            else:
+                threading.Event().wait()  # for a signal
+
+
+def _link_programs(directory: Path) -> Path:
+    """A folder for PATH with the programs that a person needs, and no others."""
+    directory.mkdir()
+    (directory / "kubectl").symlink_to(ensure_control_plane().kubectl)
+    (directory / "helm").symlink_to(ensure_helm())
+    for name in ("rekindle", "rekindle-cluster"):
+        (directory / name).symlink_to(Path(sys.executable).parent / name)
+    return directory
+
+
+def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
+    """What to do next."""
+    steps = (
+        (f"kubectl apply -f {_shown(flights.TOPOLOGY)}", "a year of flights, a day each second"),
+        ("kubectl get topo -w", "its queries: how many are Live"),
+        ("rekindle status flights --watch", "queries and tasks, with phases and lag"),
+        ("rekindle-cluster status", "nodes and topologies"),
+        (f"rekindle-cluster kill {' '.join(nodes[:2])}", "lose machines: any, as many as you like"),
+        ("kubectl describe topo flights", "what is lost, the recovery plan, Events"),
+        ("rekindle-cluster add-node 2", "capacity returns"),
+        ("rekindle-cluster help", "freeze, thaw, cut, heal"),
+    )
+    width = max(len(step) for step, _ in steps)
+    return "\n".join(
+        (
+            "",
+            f"The cluster is ready: {len(nodes)} nodes, Rekindle installed. In another terminal:",
+            "",
+            f"  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH",
+            "",
+            *(f"  {step:<{width}}  # {said}" for step, said in steps),
+            "",
+            "The commands of rekindle-cluster work here, too. Ctrl-C ends everything.",
+            "",
+        )
+    )
+
+
+def _shown(path: Path) -> str:
+    """From the current folder, if it is below that."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _has_terminal() -> bool:
+    """Whether a person types here: not for a pipe, nor for a job in the background."""
+    return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+
+
+def _prompt(session: Session) -> None:
+    import readline  # noqa: F401 — history and editing for input()
+
+    while not session.ended:
+        try:
+            line = input(_PROMPT)
+        except EOFError:
+            return
+        if not line.strip():
+            continue
+        try:
+            print(session.execute(line))
+        except CommandError as error:
+            print(error)
+        except Exception as error:  # of the cluster, which goes on
+            print(f"failed: {error}")
+
+
+def _say(text: str) -> None:
+    print(f"rekindle-cluster: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

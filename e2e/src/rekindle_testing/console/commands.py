@@ -1,0 +1,169 @@
+"""What a person may ask of a running cluster: from a line of text to a command that can be done.
+
+Pure: knows the names of the machines and what was done to them, not the machines.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_ADDED = 9
+
+
+@dataclass(frozen=True, slots=True)
+class AddNodes:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    pass
+
+
+Command = AddNodes | Kill | Freeze | Thaw | Cut | Heal | Status | Help | Quit
+
+# Command, arguments, meaning.
+USAGE = (
+    ("add-node", "[COUNT]", "start machines; returns when they are Ready"),
+    ("kill", "NODE...", "as if the power went: all processes and the disk are gone"),
+    ("freeze", "NODE...", "connections stay open, nothing answers"),
+    ("thaw", "[NODE...]", "go on after a freeze; all frozen nodes if none is named"),
+    ("cut", "NODE...", "drop all packets between these nodes and everything else"),
+    ("heal", "[NODE...]", "end a cut; all nodes that are cut off if none is named"),
+    ("status", "", "nodes, and topologies"),
+    ("help", "", "this list"),
+    ("quit", "", "end the cluster and everything on it"),
+)
+_NAMES = tuple(name for name, _, _ in USAGE)
+_PLAIN: dict[str, Command] = {"status": Status(), "help": Help(), "quit": Quit()}
+
+
+class CommandError(ValueError):
+    """A line that cannot be done; the message says why and what can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The cluster's nodes: those that run, and what was done to them."""
+
+    running: tuple[str, ...]
+    killed: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
+
+
+def usage() -> str:
+    """All commands, one a line."""
+    left = [f"{name} {arguments}".rstrip() for name, arguments, _ in USAGE]
+    width = max(map(len, left))
+    return "\n".join(
+        f"{row:<{width}}  {said}" for row, (_, _, said) in zip(left, USAGE, strict=True)
+    )
+
+
+def parse_command(line: str, machines: Machines) -> Command:
+    """Raises `CommandError` for what is no command, or cannot be done to these machines."""
+    name, *arguments = line.split() or [""]
+    match name:
+        case "add-node":
+            return AddNodes(_count(arguments))
+        case "kill":
+            return Kill(_nodes(name, arguments, machines))
+        case "freeze":
+            nodes = _nodes(name, arguments, machines)
+            _refuse(nodes, machines.frozen, "frozen already")
+            return Freeze(nodes)
+        case "thaw":
+            return Thaw(_affected(name, arguments, machines, machines.frozen, "frozen"))
+        case "cut":
+            nodes = _nodes(name, arguments, machines)
+            _refuse(nodes, machines.cut, "cut off already")
+            return Cut(nodes)
+        case "heal":
+            return Heal(_affected(name, arguments, machines, machines.cut, "cut off"))
+        case "status" | "help" | "quit":
+            if arguments:
+                raise CommandError(f"{name} takes no arguments, got: {' '.join(arguments)}")
+            return _PLAIN[name]
+        case _:
+            near = difflib.get_close_matches(name, _NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(_NAMES)}"
+            raise CommandError(f"unknown command {name!r}; {hint}")
+
+
+def _count(arguments: Sequence[str]) -> int:
+    text = arguments[0] if arguments else "1"
+    if len(arguments) > 1 or not text.isdecimal() or not 1 <= int(text) <= MAX_ADDED:
+        raise CommandError(
+            f"add-node takes a number of nodes from 1 to {MAX_ADDED}, got: {' '.join(arguments)}"
+        )
+    return int(text)
+
+
+def _nodes(command: str, names: Sequence[str], machines: Machines) -> tuple[str, ...]:
+    """Names of nodes that run, each once."""
+    running = f"running: {', '.join(machines.running) or 'none'}"
+    if not names:
+        raise CommandError(f"{command} needs the name of a node; {running}")
+    for name in names:
+        if name in machines.killed:
+            raise CommandError(f"{name} was killed; {running}")
+        if name not in machines.running:
+            raise CommandError(f"there is no node {name}; {running}")
+    return tuple(dict.fromkeys(names))
+
+
+def _affected(
+    command: str, names: Sequence[str], machines: Machines, affected: frozenset[str], said: str
+) -> tuple[str, ...]:
+    """Those of `affected` that are named; all of them if none is."""
+    if not affected:
+        raise CommandError(f"no node is {said}")
+    nodes = _nodes(command, names or sorted(affected), machines)
+    for node in nodes:
+        if node not in affected:
+            raise CommandError(f"{node} is not {said}; {said}: {', '.join(sorted(affected))}")
+    return nodes
+
+
+def _refuse(nodes: Sequence[str], affected: frozenset[str], said: str) -> None:
+    for node in nodes:
+        if node in affected:
+            raise CommandError(f"{node} is {said}")

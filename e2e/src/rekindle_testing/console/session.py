@@ -1,0 +1,136 @@
+"""Does commands to an embedded cluster. Any thread may ask; one command changes it at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, assert_never
+
+from rekindle_testing.console.commands import (
+    AddNodes,
+    Command,
+    Cut,
+    Freeze,
+    Heal,
+    Help,
+    Kill,
+    Machines,
+    Quit,
+    Status,
+    Thaw,
+    parse_command,
+    usage,
+)
+from rekindle_testing.console.table import table
+from rekindle_testing.harness.cluster import EmbeddedCluster
+
+_READY_S = 60.0
+_API_S = 5.0
+
+
+class Session:
+    """`execute` returns what was done, in words. `ended` is true after `quit`."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._killed: set[str] = set()
+        self._frozen: set[str] = set()
+        self._cut: set[str] = set()
+        self.ended = False
+
+    def execute(self, line: str) -> str:
+        """Raises `CommandError`, and errors of the cluster."""
+        with self._lock:
+            command = parse_command(line, self._machines())
+            said, joining = self._do(command)
+        # Without the lock: what is slow must not hold up the next command.
+        for name in joining:
+            node = self._cluster.nodes.get(name)
+            if node is not None:
+                node.wait_ready(_READY_S)
+        return said if not isinstance(command, Status) else self._status()
+
+    def _machines(self) -> Machines:
+        return Machines(
+            tuple(self._cluster.nodes),
+            frozenset(self._killed),
+            frozenset(self._frozen),
+            frozenset(self._cut),
+        )
+
+    def _do(self, command: Command) -> tuple[str, list[str]]:
+        """What was done, and the nodes that join."""
+        nodes = self._cluster.nodes
+        match command:
+            case AddNodes(count):
+                joining = [self._cluster.launch_node().name for _ in range(count)]
+                return f"{', '.join(joining)}: Ready", joining
+            case Kill(names):
+                self._cluster.kill_nodes(list(names))
+                self._killed.update(names)
+                self._frozen.difference_update(names)
+                self._cut.difference_update(names)
+                return f"{', '.join(names)}: killed", []
+            case Freeze(names):
+                for name in names:
+                    nodes[name].freeze()
+                    self._frozen.add(name)
+                return f"{', '.join(names)}: frozen", []
+            case Thaw(names):
+                for name in names:
+                    nodes[name].thaw()
+                    self._frozen.discard(name)
+                return f"{', '.join(names)}: running again", []
+            case Cut(names):
+                for name in names:
+                    nodes[name].partition()
+                    self._cut.add(name)
+                return f"{', '.join(names)}: cut off", []
+            case Heal(names):
+                for name in names:
+                    nodes[name].heal()
+                    self._cut.discard(name)
+                return f"{', '.join(names)}: connected again", []
+            case Status():
+                return "", []
+            case Help():
+                return usage(), []
+            case Quit():
+                self.ended = True
+                return "the cluster ends", []
+            case _:
+                assert_never(command)
+
+    def _status(self) -> str:
+        core = self._cluster.core
+        nodes: list[Any] = core.list_node(_request_timeout=_API_S).items
+        pods: list[Any] = core.list_pod_for_all_namespaces(_request_timeout=_API_S).items
+        ready = {node.metadata.name: _is_ready(node) for node in nodes}
+        count = Counter(pod.spec.node_name for pod in pods)
+        rows = [("NODE", "MACHINE", "KUBERNETES", "PODS")]
+        rows += [
+            (
+                name,
+                self._done_to(name),
+                "Ready" if ready.get(name) else "NotReady",
+                str(count[name]),
+            )
+            for name in (*self._cluster.nodes, *sorted(self._killed & ready.keys()))
+        ]
+        topologies = self._cluster.control_plane.kubectl("get", "topo", "-A").strip()
+        return f"{table(rows)}\n\n{topologies or 'no topologies'}"
+
+    def _done_to(self, name: str) -> str:
+        if name in self._killed:
+            return "killed"
+        done = [
+            said
+            for said, names in (("frozen", self._frozen), ("cut off", self._cut))
+            if name in names
+        ]
+        return ", ".join(done) or "running"
+
+
+def _is_ready(node: Any) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or [])
