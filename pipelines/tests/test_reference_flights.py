@@ -18,7 +18,7 @@ from rekindle.topology.load import load_topology
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 DAYS = int(os.environ.get("REKINDLE_TEST_DAYS", "15"))
-EPOCH = pd.Timedelta(days=2.5)  # speedup 216000 of one second
+EPOCH = pd.Timedelta(days=1)  # speedup 86400 of one second
 
 pytestmark = pytest.mark.spark
 
