@@ -231,10 +231,10 @@ def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
         made.close()
 
 
-def last_wish(cluster: Cluster, slot: Slot) -> PollRequest:
-    wish = cluster.fleet.tasks[slot].wish
-    assert wish is not None
-    return wish
+def last_poll(cluster: Cluster, slot: Slot) -> PollRequest:
+    poll = cluster.fleet.tasks[slot].last_poll
+    assert poll is not None
+    return poll
 
 
 def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> None:
@@ -285,7 +285,7 @@ def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None
     others = [s for s in cluster.fleet.tasks if s != slot]
     assert all(time.monotonic() - cluster.fleet.heard_at[s] < 1.0 for s in others)
     for other in others:
-        for upstream in last_wish(cluster, other).upstreams:
+        for upstream in last_poll(cluster, other).upstreams:
             if upstream.stream == reader_streams and upstream.partition == slot.partition:
                 assert [e.suspected for e in upstream.endpoints] == [False, True]
     cluster.fleet.tasks[slot].frozen = False
@@ -299,7 +299,7 @@ def all_are_routed(cluster: Cluster) -> bool:
     return all(
         len(upstream.endpoints) == replicas[upstream.stream, upstream.partition]
         for slot in cluster.fleet.tasks
-        for upstream in last_wish(cluster, slot).upstreams
+        for upstream in last_poll(cluster, slot).upstreams
     )
 
 
@@ -317,23 +317,23 @@ def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -
     cluster.processes[0].send_signal(signal.SIGKILL)
     cluster.processes[0].wait()
     tasks = cluster.fleet.tasks
-    before = {s: last_wish(cluster, s) for s in tasks}
+    before = {s: last_poll(cluster, s) for s in tasks}
     started = {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()}
-    told = {s: cluster.fleet.polls(s) for s in tasks}
+    given = {s: cluster.fleet.polls(s) for s in tasks}
     epoch = cluster.data_plane()["checkpoint"]["epoch"]
     cluster.start_coordinator(2)
     wait_for(lambda: cluster.data_plane().get("fence") == 2)
     wait_for(lambda: cluster.data_plane()["checkpoint"]["epoch"] > epoch)
     assert {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()} == started
     for slot, task in tasks.items():
-        for poll in task.polls[told[slot] :]:
+        for poll in task.polls[given[slot] :]:
             if not poll.ask_only:
                 assert poll.restore is None
                 assert poll.sinks == before[slot].sinks
                 assert routes(poll) == routes(before[slot])
     for slot in tasks:  # a floor may come later, never be taken back
         least = before[slot].floor or 0
-        wait_for(lambda s=slot, f=least: (last_wish(cluster, s).floor or 0) >= f)
+        wait_for(lambda s=slot, f=least: (last_poll(cluster, s).floor or 0) >= f)
     assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
 
 
@@ -390,8 +390,8 @@ def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
 
 
 def last_committed(cluster: Cluster) -> int:
-    wishes = (t.wish for t in cluster.fleet.tasks.values())
-    return max((w.committed.epoch for w in wishes if w and w.committed), default=-1)
+    polls = (t.last_poll for t in cluster.fleet.tasks.values())
+    return max((p.committed.epoch for p in polls if p and p.committed), default=-1)
 
 
 def lease_time(cluster: Cluster) -> str:

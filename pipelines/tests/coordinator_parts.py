@@ -115,7 +115,7 @@ class FakeTask:
     sunk: int = -1
     frozen: bool = False
     saved: dict[int, CheckpointDone] = field(default_factory=dict)
-    wish: PollRequest | None = None
+    last_poll: PollRequest | None = None
     polls: list[PollRequest] = field(default_factory=list)
     lie: str = ""  # what is wrong with all that it computes from now on
     lie_from: int = 0  # epochs before are right
@@ -137,10 +137,10 @@ class FakeTask:
         boot = self.boot
         if not poll.ask_only and not self.deaf:
             self.obey(poll)
-        return self.answer() if boot == self.boot else None
+        return self.response() if boot == self.boot else None
 
     def obey(self, poll: PollRequest) -> None:
-        self.wish = poll
+        self.last_poll = poll
         if poll.recompute == self.boot_id:
             self.reboot()
             self.log_base, self.log_last, self.logged = 0, -1, {}
@@ -173,9 +173,9 @@ class FakeTask:
         self.logged[self.position] = digest
         self.log_last = max(self.log_last, self.position)
 
-    def answer(self) -> PollResponse:
-        assert self.wish is not None or self.fence
-        asked = self.wish.digests_of if self.wish else ()
+    def response(self) -> PollResponse:
+        assert self.last_poll is not None or self.fence
+        asked = self.last_poll.digests_of if self.last_poll else ()
         epochs = (*sorted(asked), *range(self.position - 15, self.position + 1))
         said = {e: self.computed[e] for e in epochs if e in self.computed}
         return PollResponse(
@@ -197,13 +197,13 @@ class FakeTask:
             chained={e: chain for e, (_, chain) in said.items()},
             contradiction=self.took_back,
             checkpoints=tuple(self.saved[e] for e in sorted(self.saved)),
-            sinks=tuple(self._progress(s) for s in self.wish.sinks) if self.wish else (),
+            sinks=tuple(self._progress(s) for s in self.last_poll.sinks) if self.last_poll else (),
         )
 
     def _progress(self, assigned: SinkAssignment) -> SinkProgress:
         durable = max(assigned.from_epoch - 1, self.position - self.sink_lag)
-        if self.wish is not None and self.wish.sinks_through is not None:
-            durable = min(durable, max(self.sunk, self.wish.sinks_through))
+        if self.last_poll is not None and self.last_poll.sinks_through is not None:
+            durable = min(durable, max(self.sunk, self.last_poll.sinks_through))
         self.sunk = max(self.sunk, durable)
         return SinkProgress(assigned=assigned, durable=durable)
 
@@ -211,7 +211,7 @@ class FakeTask:
         """The container restarts: same incarnation, nothing in memory, the log is still there."""
         self.boot += 1
         self.phase, self.restored_from, self.position = "Waiting", None, -1
-        self.saved, self.wish, self.fence = {}, None, 0
+        self.saved, self.last_poll, self.fence = {}, None, 0
         self.computed, self.sunk = {}, -1
         self.frozen = False
 

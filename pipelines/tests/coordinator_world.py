@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from coordinator_parts import FakeTask, Part, make_generation
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.checkpoints.sinks import owed
+from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import (
     ApplyStatus,
-    Assembly,
     CollectGarbage,
     Effect,
     Event,
@@ -28,6 +27,7 @@ from rekindle.coordinator.model import (
     PollFailed,
     PollNow,
     ReadNewestManifest,
+    StateMigration,
     StoreFailed,
     Ticked,
     WriteManifest,
@@ -60,9 +60,9 @@ class World:
         self.zombie: Coordinator | None = None
         self.held: list[tuple[Coordinator, Effect]] = []
         self.hold_writes = False
-        self.allow_assemblies = False
-        self.assemblies: list[Assembly] = []
-        self.stillborn: set[Slot] = set()
+        self.allow_migrations = False
+        self.migrations: list[StateMigration] = []
+        self.failed_to_start: set[Slot] = set()
         self.sunk: dict[tuple[Partition, SinkAssignment], int] = {}
         self.start_coordinator()
 
@@ -90,13 +90,13 @@ class World:
                 t.incarnation,
                 address(s),
                 runs=True,
-                started=s not in self.stillborn,
+                started=s not in self.failed_to_start,
             )
             for s, t in self.tasks.items()
         )
 
     def list_pods(self) -> None:
-        self.tell(PodsListed(self.pods()))
+        self.feed(PodsListed(self.pods()))
 
     def start_coordinator(self, linger: bool = False) -> None:
         """Kill -9 the coordinator and start its next incarnation; the old one may linger."""
@@ -106,12 +106,12 @@ class World:
                 self.held = []
         self.fence += 1
         self.coordinator = Coordinator(self.fence, wall_s=0.0)
-        self.tell(GenerationSeen(self.generation))
+        self.feed(GenerationSeen(self.generation))
         self.list_pods()
 
     # --- the coordinator's shell ---
 
-    def tell(self, event: Event, to: Coordinator | None = None) -> None:
+    def feed(self, event: Event, to: Coordinator | None = None) -> None:
         who = to or self.coordinator
         self.perform(who, who.step(event, self.now))
 
@@ -120,13 +120,13 @@ class World:
             match effect:
                 case WriteManifest() if self.hold_writes:
                     self.held.append((who, effect))
-                case WriteManifest(manifest=manifest, assemblies=assemblies):
-                    assert self.allow_assemblies or not assemblies
-                    self.assemblies += assemblies
+                case WriteManifest(manifest=manifest, migrations=migrations):
+                    assert self.allow_migrations or not migrations
+                    self.migrations += migrations
                     self.write(who, manifest)
                 case ReadNewestManifest():
                     newest = self.store[-1] if self.store else None
-                    self.tell(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
+                    self.feed(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
                 case ApplyStatus() if who is self.coordinator:
                     self.statuses.append(effect)
                 case GiveUp(reason=reason):
@@ -139,13 +139,13 @@ class World:
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:
         if not self.store_up:
-            self.tell(StoreFailed("down"), who)
+            self.feed(StoreFailed("down"), who)
         elif manifest.seq != len(self.store):
-            self.tell(ManifestRaceLost(manifest.seq), who)
+            self.feed(ManifestRaceLost(manifest.seq), who)
         else:
             self.store.append(manifest)
             assert not self.unwritten()
-            self.tell(ManifestWritten(manifest), who)
+            self.feed(ManifestWritten(manifest), who)
 
     def release_writes(self) -> None:
         held, self.held = self.held, []
@@ -158,28 +158,28 @@ class World:
         poll, task = who.poll_for(slot), self.tasks.get(slot)
         if poll is None:
             return
-        answer = None if task is None or task.frozen else task.poll(poll)
+        response = None if task is None or task.frozen else task.poll(poll)
         incarnation = poll.task.incarnation
-        if answer is None:
-            self.tell(PollFailed(slot, incarnation, "silence"), who)
+        if response is None:
+            self.feed(PollFailed(slot, incarnation, "silence"), who)
         else:
-            for sink in answer.sinks:
+            for sink in response.sinks:
                 key = (partition_of(slot), sink.assigned)
                 self.sunk[key] = max(sink.durable, self.sunk.get(key, NO_EPOCH))
-            self.tell(PollAnswered(slot, incarnation, answer), who)
+            self.feed(PollAnswered(slot, incarnation, response), who)
 
     def round(self, seconds: float = 0.25) -> None:
         """One polling interval."""
         self.now += seconds
         for slot in list(self.tasks):
             self.poll(slot)
-        self.tell(Ticked())
+        self.feed(Ticked())
 
-    def tell_tick(self) -> None:
-        self.tell(Ticked())
+    def tick(self) -> None:
+        self.feed(Ticked())
 
-    def answer_of(self, task: FakeTask) -> PollAnswered:
-        return PollAnswered(task.slot, task.incarnation, task.answer())
+    def response_of(self, task: FakeTask) -> PollAnswered:
+        return PollAnswered(task.slot, task.incarnation, task.response())
 
     def change_generation(self, generation: Generation, linger: bool = False) -> None:
         """A new ConfigMap; pods of segments that are gone are deleted, or linger."""
@@ -189,7 +189,7 @@ class World:
         slots = set(generation.topology.slots())
         self.tasks = {s: t for s, t in self.tasks.items() if linger or s in slots}
         self.list_pods()
-        self.tell(GenerationSeen(generation))
+        self.feed(GenerationSeen(generation))
 
     def complete_checkpoint(self, who: Coordinator) -> None:
         """Let it see a complete checkpoint, whoever else has seen it."""
@@ -197,8 +197,8 @@ class World:
             done = CheckpointDone(
                 epoch=task.position, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
-            who.committer.reported(task.slot, [done])
-        self.tell(Ticked(), who)
+            who.committer.entries_saved(task.slot, [done])
+        self.feed(Ticked(), who)
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
@@ -223,7 +223,7 @@ class World:
                 task.phase = "Live"
                 return
             task.take(self.read(task, task.position + 1))
-            if (task.position + 1) % self.every == 0 and task.wish and task.wish.saver:
+            if (task.position + 1) % self.every == 0 and task.last_poll and task.last_poll.saver:
                 task.save()
 
     def can_take(self, task: FakeTask, epoch: int) -> bool:
@@ -242,9 +242,9 @@ class World:
         """The replica that a task reads: the first one that it was told of and that has the epoch;
         one that was told of none for this stream reads nothing."""
         having = [t for t in self.serving(source) if t.log_base <= epoch <= t.log_last]
-        told = task.wish.upstreams if task.wish is not None else ()
+        given = task.last_poll.upstreams if task.last_poll is not None else ()
         name = self.graph.streams.get(source.segment)
-        routes = [u for u in told if (u.stream, u.partition) == (name, source.index)]
+        routes = [u for u in given if (u.stream, u.partition) == (name, source.index)]
         if not routes:
             return next(iter(having), None)
         order = [e.address.rpartition(":")[0] for u in routes for e in u.endpoints]
@@ -301,7 +301,7 @@ class World:
         return [
             f"{partition.key} is committed at {newest.entries[partition.key][0].epoch}: {sink}"
             for partition in self.graph.partitions
-            for sink in owed(self.graph, newest, partition.segment)
+            for sink in assigned_sinks(self.graph, newest, partition.segment)
             if self.sunk.get((partition, sink), sink.from_epoch - 1)
             < newest.entries[partition.key][0].epoch
         ]
@@ -330,6 +330,6 @@ def started(epochs: int = 10) -> World:
     return world
 
 
-def wishes(world: World) -> dict[Slot, PollRequest]:
+def next_polls(world: World) -> dict[Slot, PollRequest]:
     found = {s: world.coordinator.poll_for(s) for s in world.tasks}
     return {s: p for s, p in found.items() if p is not None}

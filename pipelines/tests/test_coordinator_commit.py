@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 from coordinator_parts import Part
-from coordinator_world import World, started, wishes
+from coordinator_world import World, next_polls, started
 
-from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemSaid
+from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemChanged
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 
@@ -91,7 +91,7 @@ def test_a_replica_whose_container_never_starts_pins_nothing_for_ever() -> None:
     world = halves()
     world.kill(B1)
     world.start_task(B1).frozen = True
-    world.stillborn = {B1}
+    world.failed_to_start = {B1}
     world.list_pods()
     world.run(100)
     assert len(world.store[-1].entries["s1/0"]) <= 2
@@ -132,25 +132,25 @@ def test_the_lowest_live_replica_saves() -> None:
 
 
 def savers(world: World) -> set[str]:
-    return {s.key for s, p in wishes(world).items() if p.saver}
+    return {s.key for s, p in next_polls(world).items() if p.saver}
 
 
 def test_a_restarted_coordinator_tells_running_tasks_the_same() -> None:
     world = started()
-    before = wishes(world)
+    before = next_polls(world)
     boots = {s: (t.incarnation, t.boot, t.restored_from) for s, t in world.tasks.items()}
-    told = {s: len(t.polls) for s, t in world.tasks.items()}
+    given = {s: len(t.polls) for s, t in world.tasks.items()}
     world.start_coordinator()
     world.rounds(6)
-    assert no_floor(wishes(world)) == no_floor(before)
+    assert no_floor(next_polls(world)) == no_floor(before)
     world.run(1)  # a log that grows proves where its task stands
-    after = wishes(world)
+    after = next_polls(world)
     assert {s: comparable(p) for s, p in after.items()} == {
         s: comparable(p) for s, p in before.items()
     }
     for slot, task in world.tasks.items():
         assert (task.incarnation, task.boot, task.restored_from) == boots[slot]
-        for poll in task.polls[told[slot] :]:
+        for poll in task.polls[given[slot] :]:
             assert poll.ask_only or no_floor({slot: poll}) == no_floor({slot: before[slot]})
     assert world.store[-1].entries == world.store[-2].entries
     assert world.store[-1].fence == 2
@@ -169,11 +169,11 @@ def test_a_restarted_coordinator_gives_no_floor_before_all_readers_were_heard() 
     world.tasks[BOTH].frozen = True
     world.start_coordinator()
     world.rounds(20)
-    told = wishes(world)
-    assert told[Slot("left", 0, 0)].floor is None
+    given = next_polls(world)
+    assert given[Slot("left", 0, 0)].floor is None
     world.tasks[BOTH].frozen = False
     world.run(2)
-    assert wishes(world)[Slot("left", 0, 0)].floor is not None
+    assert next_polls(world)[Slot("left", 0, 0)].floor is not None
 
 
 def test_a_restarted_coordinator_waits_at_most_three_seconds_for_the_silent() -> None:
@@ -195,7 +195,7 @@ def test_a_task_keeps_its_restore_point_while_a_newer_checkpoint_is_committed() 
     assert given == 7
     world.run_but(BOTH, 10)
     assert world.store[-1].epoch > given
-    assert wishes(world)[Slot("left", 0, 0)].floor == given
+    assert next_polls(world)[Slot("left", 0, 0)].floor == given
 
 
 def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
@@ -221,7 +221,7 @@ def test_a_task_that_obeys_a_newer_coordinator_ends_this_one() -> None:
     world = started()
     task = world.tasks[BOTH]
     task.fence = 7
-    world.tell(world.answer_of(task))
+    world.feed(world.response_of(task))
     assert world.gave_up
 
 
@@ -266,9 +266,9 @@ def test_status_is_said_at_most_every_two_seconds_while_nothing_happens() -> Non
 
 def test_problems_of_the_shell_are_part_of_the_status_until_they_are_over() -> None:
     world = started()
-    world.tell(ProblemSaid("generation", "topology.json is broken"))
+    world.feed(ProblemChanged("generation", "topology.json is broken"))
     assert "topology.json is broken" in world.statuses[-1].data_plane["problems"]
-    world.tell(ProblemSaid("generation", None))
+    world.feed(ProblemChanged("generation", None))
     assert not world.statuses[-1].data_plane["problems"]
 
 
@@ -286,7 +286,7 @@ def test_the_lag_of_a_query_is_an_age() -> None:
 
 def test_the_restore_point_is_not_repeated_to_a_task_that_has_started() -> None:
     world = started()
-    assert all(p.restore is None for p in wishes(world).values())
+    assert all(p.restore is None for p in next_polls(world).values())
     world.start_task(BOTH)
     world.round()
     poll = world.coordinator.poll_for(BOTH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from coordinator_parts import Part, make_generation
-from coordinator_world import DIAMOND, World, started, wishes
+from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,8 +191,8 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
 
 def test_an_answer_of_an_older_release_has_digests_alone() -> None:
     ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
-    answer = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
-    assert claims_of(answer) == {3: Claim(None, "d", None)}
+    response = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
+    assert claims_of(response) == {3: Claim(None, "d", None)}
 
 
 # --- the coordinator ---
@@ -259,7 +259,7 @@ def test_sinks_wait_while_replicas_disagree() -> None:
         world.work(slot, 1)
     world.round()
     world.round()
-    polls = wishes(world)
+    polls = next_polls(world)
     held = {s: polls[s].sinks_through for s in (*REPLICAS, BOTH, Slot("left", 1, 0))}
     assert held == {
         REPLICAS[0]: agreed,
@@ -272,16 +272,16 @@ def test_sinks_wait_while_replicas_disagree() -> None:
 @pytest.mark.parametrize("liar", [0, 1])
 def test_a_replica_that_was_wrong_writes_no_sink_any_more(liar: int) -> None:
     world = lied(liar)
-    polls = wishes(world)
-    told = [polls[slot].sinks_through for slot in (REPLICAS[liar], REPLICAS[1 - liar])]
-    assert told == [-1, None]
+    polls = next_polls(world)
+    given = [polls[slot].sinks_through for slot in (REPLICAS[liar], REPLICAS[1 - liar])]
+    assert given == [-1, None]
 
 
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].lie = "!"
     world.run(1)
-    routes = {(u.stream, u.partition): u.endpoints for u in wishes(world)[BOTH].upstreams}
+    routes = {(u.stream, u.partition): u.endpoints for u in next_polls(world)[BOTH].upstreams}
     assert routes["op-left", 0] == ()
     assert len(routes["op-left", 1]) == 2
 
@@ -292,7 +292,7 @@ def test_sinks_and_checkpoints_go_on_once_it_is_decided() -> None:
     liar.lie = ""
     before = world.store[-1].epoch
     world.run(16)
-    polls = wishes(world)
+    polls = next_polls(world)
     assert {p.sinks_through for p in polls.values()} == {None}
     assert world.store[-1].epoch > before
     assert world.statuses[-1].data_plane["inconsistent"] == []
@@ -336,7 +336,7 @@ def test_an_operator_that_is_not_deterministic_is_named() -> None:
 def edited(replicas: int, edit: str) -> World:
     """Replicas disagree, and then the topology is edited."""
     world = started()
-    world.allow_assemblies = True
+    world.allow_migrations = True
     world.tasks[REPLICAS[1]].lie = "!"
     world.run(1)
     assert world.statuses[-1].data_plane["inconsistent"]
@@ -358,7 +358,7 @@ def edited(replicas: int, edit: str) -> World:
 def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit: str) -> None:
     world = edited(replicas, edit)
     assert world.statuses[-1].data_plane["inconsistent"] == []
-    assert {poll.sinks_through for poll in wishes(world).values()} == {None}
+    assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].epoch > world.head - 8
     assert world.tasks[Slot(f"both{edit}", 0, 0)].position > world.head - 4
 

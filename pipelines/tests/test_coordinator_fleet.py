@@ -94,12 +94,12 @@ class Fleet:
                 return web.Response(status=410)
             if not self._identity.accepts(request.headers.get("Authorization")):
                 return web.Response(status=401, text="no token")
-            answer = task.poll(message)
-            if answer is None:
+            response = task.poll(message)
+            if response is None:
                 return web.json_response({"fence": task.fence}, status=409)
             self.heard_at[slot] = time.monotonic()
-            answer = answer.model_copy(update={"topology": self._identity.topology})
-            return web.Response(text=answer.model_dump_json(), content_type="application/json")
+            response = response.model_copy(update={"topology": self._identity.topology})
+            return web.Response(text=response.model_dump_json(), content_type="application/json")
 
         app = web.Application()
         app.router.add_post("/v1/poll", poll)
@@ -122,7 +122,7 @@ class Fleet:
             every = self.topology.spec.checkpoint_every
             while task.position < self.head:
                 task.take()
-                if (task.position + 1) % every == 0 and task.wish and task.wish.saver:
+                if (task.position + 1) % every == 0 and task.last_poll and task.last_poll.saver:
                     task.saved[task.position] = self._save(task)
             task.phase = "Live"
 

@@ -9,8 +9,8 @@ from coordinator_parts import Part
 from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemSaid
-from rekindle.coordinator.tasks.membership import LEAST_SILENCE_S, Membership
+from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
 
 SRC = Slot("src", 0, 0)
@@ -44,7 +44,7 @@ def test_a_frozen_task_is_suspected_within_two_seconds_and_heard_again() -> None
     frozen_at = world.now
     while LEFT not in suspected(world):
         world.round(0.1)
-    assert LEAST_SILENCE_S < world.now - frozen_at < 2.0
+    assert MIN_SILENCE_S < world.now - frozen_at < 2.0
     assert suspected(world) == {LEFT}
     world.tasks[LEFT].frozen = False
     world.round()
@@ -103,7 +103,7 @@ def test_an_irregular_history_makes_suspicion_slower_but_bounded() -> None:
         world.round(0.25)
     task = world.coordinator.membership.get(LEFT)
     assert task is not None
-    assert LEAST_SILENCE_S < task.tolerated_silence_s() <= 5.0
+    assert MIN_SILENCE_S < task.tolerated_silence_s() <= 5.0
 
 
 def test_a_coordinator_that_its_own_network_cuts_off_flips_nothing_and_says_so() -> None:
@@ -120,7 +120,7 @@ def test_a_coordinator_that_its_own_network_cuts_off_flips_nothing_and_says_so()
         world.now += 0.25
         for slot in heard:
             world.poll(slot)
-        world.tell_tick()
+        world.tick()
     after = world.coordinator.poll_for(reader)
     assert not suspected(world)
     assert before is not None
@@ -173,16 +173,16 @@ def test_what_a_replaced_incarnation_says_counts_no_more() -> None:
     world = started()
     stale = world.tasks[LEFT]
     world.start_task(LEFT)
-    world.tell(world.answer_of(stale))
+    world.feed(world.response_of(stale))
     task = world.coordinator.membership.get(LEFT)
     assert task is not None
-    assert task.answer is None
+    assert task.response is None
 
 
 def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     world = started()
     pod = Pod("left-new", LEFT, 9, address(LEFT), True, False)
-    world.tell(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
+    world.feed(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
     del world.tasks[LEFT]
     world.rounds(20)
     assert LEFT not in suspected(world)
@@ -194,8 +194,8 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     for _ in range(40):
         world.round()
     assert not suspected(world)
-    world.tell(GenerationSeen(world.generation))
-    world.tell_tick()
+    world.feed(GenerationSeen(world.generation))
+    world.tick()
     assert not world.statuses, "it has heard nobody, and says nothing yet"
     world.round()
     assert {t["phase"] for t in world.statuses[-1].data_plane["tasks"]} == {"Live"}
@@ -206,6 +206,6 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
 
 def test_a_coordinator_that_cannot_ask_says_why() -> None:
     world = succeeded()
-    world.tell(ProblemSaid("generation", "flights-g1 cannot be read"))
-    world.tell_tick()
+    world.feed(ProblemChanged("generation", "flights-g1 cannot be read"))
+    world.tick()
     assert world.statuses[-1].data_plane["problems"] == ["flights-g1 cannot be read"]

@@ -176,7 +176,7 @@ def test_probes_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as scene:
             await all_live(scene)
-            await until(lambda: scene.process.core.committer.claimed.epoch >= 4)
+            await until(lambda: scene.process.core.committer.own_manifest.epoch >= 4)
             async with aiohttp.ClientSession(f"http://127.{scene.net}.251:8080") as session:
                 for path in ("/livez", "/startupz", "/readyz"):
                     assert (await session.get(path)).status == 200

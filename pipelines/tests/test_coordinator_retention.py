@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.checkpoints.retention import Standings, floors, keep_entries
+from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
 from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
@@ -45,7 +45,7 @@ def act(world: World, action: str, number: int) -> None:
             world.release_epoch(1 + number % 5)
         case "tick":
             world.now += 0.25 * (number % 8)
-            world.tell(Ticked())
+            world.feed(Ticked())
         case "round":
             world.round()
         case "run":
@@ -170,7 +170,7 @@ def test_a_log_that_outlived_its_boot_says_nothing_of_the_inputs_that_are_needed
 def test_a_floor_is_the_least_of_its_readers_holds() -> None:
     graph = build_graph(make_topology(DIAMOND))
     manifest = manifest_of({"src/0": [7], "left/0": [7], "left/1": [7, 3], "right/0": [7]})
-    found = floors(graph, manifest, Standings(positions={Partition("right", 0): (5,)}))
+    found = floors(graph, manifest, Progress(positions={Partition("right", 0): (5,)}))
     assert found[Partition("src", 0)] == 3
     assert Partition("left", 0) not in found, "its reader `both` is not in the manifest"
 
@@ -178,14 +178,14 @@ def test_a_floor_is_the_least_of_its_readers_holds() -> None:
 def test_no_floor_where_a_reader_may_run_unheard() -> None:
     graph = build_graph(make_topology(DIAMOND))
     manifest = manifest_of({p.key: [7] for p in graph.partitions})
-    found = floors(graph, manifest, Standings(unknown=frozenset({Partition("left", 1)})))
+    found = floors(graph, manifest, Progress(unknown=frozenset({Partition("left", 1)})))
     assert Partition("src", 0) not in found
     assert found[Partition("left", 0)] == 7
 
 
 def test_a_stream_that_only_sinks_read_is_held_by_its_own_entry() -> None:
     graph = build_graph(make_topology([Part("src", query=True)]))
-    found = floors(graph, manifest_of({"src/0": [11]}), Standings())
+    found = floors(graph, manifest_of({"src/0": [11]}), Progress())
     assert found == {Partition("src", 0): 11}
 
 
@@ -193,7 +193,7 @@ def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
     graph = build_graph(make_topology([Part("a"), Part("b", ("a",)), Part("c", ("b",))]))
     a, b, c = (Partition(n, 0) for n in "abc")
     available = {a: refs(15, 11, 7), b: refs(15, 7), c: refs(11, 7)}
-    kept = keep_entries(graph, available, {}, Standings(positions={b: (7,)}))
+    kept = keep_entries(graph, available, {}, Progress(positions={b: (7,)}))
     assert epochs(kept["c/0"]) == [11]
     assert epochs(kept["b/0"]) == [15, 7], "7 is its newest entry at or before c's 11"
     assert epochs(kept["a/0"]) == [15, 7]
@@ -202,7 +202,7 @@ def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
 def test_an_entry_that_is_being_loaded_is_kept() -> None:
     graph = build_graph(make_topology([Part("a")]))
     a = Partition("a", 0)
-    kept = keep_entries(graph, {a: refs(15, 11, 7)}, {}, Standings(restoring={a: (7,)}))
+    kept = keep_entries(graph, {a: refs(15, 11, 7)}, {}, Progress(restoring={a: (7,)}))
     assert epochs(kept["a/0"]) == [15, 7]
 
 

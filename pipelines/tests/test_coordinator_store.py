@@ -14,7 +14,7 @@ import pytest
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
 from rekindle.coordinator.edge.store import CheckpointStore
-from rekindle.coordinator.model import Assembly, Partition, WriteManifest
+from rekindle.coordinator.model import Partition, StateMigration, WriteManifest
 from rekindle.engine.model import State
 from rekindle.errors import StoreError
 
@@ -96,16 +96,16 @@ def test_an_entry_is_assembled_from_those_of_an_older_segmentation(
 ) -> None:
     sources = [save(url, "a", "op-a", 3), save(url, "b", "op-b", 3)]
     names = tuple(s.object for s in sources if s.object)
-    assembly = Assembly(Partition("ab", 0), 3, ("op-a", "op-b", "op-new"), names)
-    wish = manifest(0, {"ab/0": (EntryRef(3, None, ""),)})
-    written = run(store.write(WriteManifest(wish, assemblies=(assembly,))))
+    migration = StateMigration(Partition("ab", 0), 3, ("op-a", "op-b", "op-new"), names)
+    last_poll = manifest(0, {"ab/0": (EntryRef(3, None, ""),)})
+    written = run(store.write(WriteManifest(last_poll, migrations=(migration,))))
     assert written is not None
     (ref,) = written.entries["ab/0"]
     assert ref.object is not None
     entry, state = StateStore(Store(url), UID).load(ref.object)
     assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
     assert state.buckets["op-b"][0].to_pydict() == {"a": [3]}
-    again = run(store.write(WriteManifest(wish, assemblies=(assembly,))))
+    again = run(store.write(WriteManifest(last_poll, migrations=(migration,))))
     assert again == written, "whoever assembles it makes the same object"
     run(store.collect_garbage(1))
     assert run(store.unusable([ref.object])) == {}

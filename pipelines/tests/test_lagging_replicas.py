@@ -46,7 +46,7 @@ class Reader:
         self.now += 0.25
         for slot, (lag_s, epochs, phase) in zip(self._slots, replicas, strict=True):
             ref = TaskRef(segment="src", partition=0, replica=slot.replica, incarnation=1)
-            answer = PollResponse(
+            response = PollResponse(
                 task=ref,
                 boot_id="b",
                 fence=1,
@@ -56,7 +56,7 @@ class Reader:
             )
             task = self._members.get(slot)
             assert task is not None
-            self._members.answered(task, answer, self.now)
+            self._members.answered(task, response, self.now)
         serving = serving_replicas(self._members, lambda _: False)
         (upstream,) = upstreams(Slot("out", 0, 0), self._graph, serving, lambda t: t.suspected)
         before = self.choice.current

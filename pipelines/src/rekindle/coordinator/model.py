@@ -90,7 +90,7 @@ class PodsListed:
 class PollAnswered:
     slot: Slot
     incarnation: int
-    answer: PollResponse
+    response: PollResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class GarbageCollected:
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemSaid:
+class ProblemChanged:
     """The shell's own trouble, by subject; None when it is over."""
 
     subject: str
@@ -176,7 +176,7 @@ Event = (
     | EntriesRefused
     | StoreFailed
     | GarbageCollected
-    | ProblemSaid
+    | ProblemChanged
     | Ticked
 )
 
@@ -185,7 +185,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Assembly:
+class StateMigration:
     """Make the entry of a new segmentation out of entries of an old one."""
 
     partition: Partition
@@ -207,7 +207,7 @@ class WriteManifest:
 
     manifest: Manifest
     fresh: tuple[str, ...] = ()
-    assemblies: tuple[Assembly, ...] = ()
+    migrations: tuple[StateMigration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,12 @@ class Claim:
         return bool(mine == yours)
 
 
-def claims_of(answer: PollResponse) -> dict[int, Claim]:
+def claims_of(response: PollResponse) -> dict[int, Claim]:
     """What an answer says, by epoch."""
-    states = {done.epoch: done.digest for done in answer.checkpoints}
-    epochs = {*answer.chained, *answer.digests, *states}
+    states = {done.epoch: done.digest for done in response.checkpoints}
+    epochs = {*response.chained, *response.digests, *states}
     return {
-        e: Claim(answer.chained.get(e), answer.digests.get(e), states.get(e))
+        e: Claim(response.chained.get(e), response.digests.get(e), states.get(e))
         for e in sorted(epochs)
     }
 

@@ -21,7 +21,7 @@ from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.coordinator.tasks.routes import Judge
+from rekindle.coordinator.tasks.routes import TaskPredicate
 from rekindle.protocol import CheckpointDone, PollResponse
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
@@ -30,7 +30,7 @@ _WAIT_EPOCHS = 16
 """How far a replica may stand behind another one whose checkpoint waits for its agreement."""
 
 
-class Quarantine:
+class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
         self._sound_through: dict[Partition, int] = {}
@@ -62,17 +62,17 @@ class Quarantine:
     def observed(
         self,
         slot: Slot,
-        answer: PollResponse,
+        response: PollResponse,
         tasks: Membership,
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
         """Compare what a task says; True if this changed what is known of anybody."""
-        by = Computation(slot, answer.task.incarnation, answer.boot_id)
-        changed = self.comparison.observed(by, claims_of(answer), answer.restored_from)
-        if answer.contradiction is not None:
-            changed |= self.comparison.took_back(by, answer.contradiction.epoch)
-        for done in answer.checkpoints:
+        by = Computation(slot, response.task.incarnation, response.boot_id)
+        changed = self.comparison.observed(by, claims_of(response), response.restored_from)
+        if response.contradiction is not None:
+            changed |= self.comparison.took_back(by, response.contradiction.epoch)
+        for done in response.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.found:
                 self.comparison.contradicted(slot, by.incarnation, done.epoch)
                 changed = True
@@ -83,7 +83,7 @@ class Quarantine:
         self._spread(tasks, graph, committer)
         return True
 
-    def ask_again(self, tasks: Membership, is_suspected: Judge, now: float) -> None:
+    def ask_again(self, tasks: Membership, is_suspected: TaskPredicate, now: float) -> None:
         """Have disputed partitions computed once more."""
         for partition in self.comparison.disputes:
             alive = [
@@ -99,7 +99,7 @@ class Quarantine:
         slot: Slot,
         done: Sequence[CheckpointDone],
         replicas: Mapping[Partition, list[Task]],
-        is_suspected: Judge,
+        is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
         """Which of a task's checkpoints may be committed: none of a doubted replica, none that
         another Live replica has not agreed with, unless that one is far behind."""
@@ -110,10 +110,10 @@ class Quarantine:
         kept = [d for d in done if through is None or d.epoch <= through]
         agreed = self.comparison.agreed(partition)
         others = [
-            t.answer.stable_epoch
+            t.response.stable_epoch
             for t in replicas.get(partition, ())
-            if t.slot != slot and t.answer and t.phase == "Live" and not is_suspected(t)
-            if t.answer.chained
+            if t.slot != slot and t.response and t.phase == "Live" and not is_suspected(t)
+            if t.response.chained
         ]
         return [
             d
@@ -132,15 +132,15 @@ class Quarantine:
         tasks = tuple(tasks)
         disputes = [_said(d, generation) for d in self.comparison.disputes.values()]
         disputes += [
-            f"{_where(task.partition, generation)}: {task.answer.contradiction.message}"
+            f"{_where(task.partition, generation)}: {task.response.contradiction.message}"
             for task in tasks
-            if task.answer is not None and task.answer.contradiction is not None
+            if task.response is not None and task.response.contradiction is not None
         ]
         conflicts = {
             f"query {sink.assigned.query}: {sink.conflict}"
             for task in tasks
-            if task.answer is not None
-            for sink in task.answer.sinks
+            if task.response is not None
+            for sink in task.response.sinks
             if sink.conflict is not None
         }
         return (*disputes, *sorted(conflicts))
@@ -175,9 +175,9 @@ class Quarantine:
 
 
 def _computation(task: Task) -> list[Computation]:
-    if task.answer is None or not task.pod.runs:
+    if task.response is None or not task.pod.runs:
         return []
-    return [Computation(task.slot, task.pod.incarnation, task.answer.boot_id)]
+    return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]
 
 
 def _said(dispute: Dispute, generation: Generation | None) -> str:

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.checkpoints.new_generation import evolve
-from rekindle.coordinator.checkpoints.retention import Refs, Standings, keep_entries
+from rekindle.coordinator.checkpoints.new_generation import start_generation
+from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
 from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
@@ -41,10 +41,10 @@ from rekindle.topology.model import Slot
 
 _BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _STALLED_S = 30.0
-_CLEAN_EVERY_S = 10.0  # it lists the whole store
-_CLEAN_AT_LEAST_EVERY_S = 60.0  # entries are saved also while none can be committed
-_PATIENCE = 3  # checkpoint intervals for which a checkpoint waits for a partition
-_LATE = 2  # ... after which all replicas save, since the one that should seems not to
+_GARBAGE_INTERVAL_S = 10.0  # it lists the whole store
+_MAX_GARBAGE_INTERVAL_S = 60.0  # entries are saved also while none can be committed
+_WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
+_ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, since the one that should seems not to
 
 
 _NO_MANIFEST = (
@@ -60,20 +60,20 @@ class _Store(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class CommitInputs:
     """What a proposal is made from. `running`: partitions that a checkpoint waits for; `started`:
     tasks that have been given a restore point."""
 
     generation: Generation
     graph: Graph
-    standings: Standings
+    progress: Progress
     running: frozenset[Partition]
     head_epoch: int
     started: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SavedEntry:
     """An entry that is saved and not yet committed, and which replica says so."""
 
     slot: Slot
@@ -86,14 +86,14 @@ class Committer:
         self._store = _Store.UNREAD
         self._retry_at = 0.0
         self._failures = 0
-        self._reported: dict[Partition, dict[int, Report]] = {}
+        self._saved: dict[Partition, dict[int, SavedEntry]] = {}
         self._refused: set[str] = set()
         self._last_commit: float | None = None
-        self._began = 0.0
-        self._cleaned_at = float("-inf")
-        self._evolution_problems: tuple[str, ...] = ()
-        self._failure: str | None = None
-        self._garbage: str | None = None
+        self._write_began = 0.0
+        self._garbage_collected_at = float("-inf")
+        self._generation_problems: tuple[str, ...] = ()
+        self._store_problem: str | None = None
+        self._garbage_problem: str | None = None
         self.newest: Manifest | None = None
         self.store_id: str | None = None
         self.duration_s: float | None = None
@@ -101,24 +101,26 @@ class Committer:
     # --- what others may rely on ---
 
     @property
-    def claimed(self) -> Manifest | None:
+    def own_manifest(self) -> Manifest | None:
         """The newest manifest that this coordinator knows of, once one carries its fence."""
         newest = self.newest
         return newest if newest is not None and newest.fence == self._fence else None
 
     @property
-    def settled(self) -> Manifest | None:
+    def restorable_manifest(self) -> Manifest | None:
         """The manifest to restore from; None while a newer one may be under way."""
-        return self.claimed if self._store is _Store.READY else None
+        return self.own_manifest if self._store is _Store.READY else None
 
-    def problems(self, scene: Scene | None, now: float) -> list[str]:
-        found = [*self._evolution_problems]
-        found += [text for text in (self._failure, self._garbage) if text]
-        if scene is not None and self._last_commit is not None and self.claimed is not None:
-            patience = max(_STALLED_S, 3 * scene.generation.checkpoint_interval_s)
-            if scene.running and now - self._last_commit > patience:
-                late = [p.key for p in self._behind(scene)]
-                found.append(f"no checkpoint since epoch {self.claimed.epoch}: waiting for {late}")
+    def problems(self, inputs: CommitInputs | None, now: float) -> list[str]:
+        found = [*self._generation_problems]
+        found += [text for text in (self._store_problem, self._garbage_problem) if text]
+        if inputs is not None and self._last_commit is not None and self.own_manifest is not None:
+            patience = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
+            if inputs.running and now - self._last_commit > patience:
+                late = [p.key for p in self._behind(inputs)]
+                found.append(
+                    f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
+                )
         return found
 
     # --- events ---
@@ -133,17 +135,17 @@ class Committer:
             return []
         if manifest.fence > self._fence:
             return [GiveUp(f"manifest {manifest.seq} was written by coordinator {manifest.fence}")]
-        self._adopt(manifest, now)
+        self._set_newest(manifest, now)
         return []
 
     def manifest_written(self, manifest: Manifest, retain: int, now: float) -> list[Effect]:
         self._store = _Store.READY
         self._recovered()
-        self._adopt(manifest, now)
-        self.duration_s = now - self._began
-        if now - self._cleaned_at < _CLEAN_EVERY_S:
+        self._set_newest(manifest, now)
+        self.duration_s = now - self._write_began
+        if now - self._garbage_collected_at < _GARBAGE_INTERVAL_S:
             return []
-        self._cleaned_at = now
+        self._garbage_collected_at = now
         return [CollectGarbage(retain)]
 
     def race_lost(self) -> list[Effect]:
@@ -153,40 +155,40 @@ class Committer:
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
         """Their replicas have to save again; the partitions keep what they have until then."""
         self._refused |= set(objects)
-        for partition, known in self._reported.items():
+        for partition, known in self._saved.items():
             kept = {e: r for e, r in known.items() if r.ref.object not in self._refused}
-            self._reported[partition] = kept
+            self._saved[partition] = kept
         return self.store_failed(message, now)
 
     def store_failed(self, message: str, now: float) -> list[Effect]:
         self._store = _Store.UNREAD
         self._retry_at = now + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
         self._failures += 1
-        self._failure = f"checkpoint store: {message}"
+        self._store_problem = f"checkpoint store: {message}"
         return []
 
     def garbage_collected(self, problem: str | None) -> None:
-        self._garbage = f"checkpoint store: clean-up: {problem}" if problem else None
+        self._garbage_problem = f"checkpoint store: clean-up: {problem}" if problem else None
 
-    def reported(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
+    def entries_saved(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
         """Entries that a replica has saved. They stay known when that replica dies."""
         partition = partition_of(slot)
         least = self._newest_committed(partition)
-        known = self._reported.setdefault(partition, {})
+        known = self._saved.setdefault(partition, {})
         for entry in done:
             if entry.epoch > least and entry.object not in self._refused:
                 ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
-                known.setdefault(entry.epoch, Report(slot, ref))
+                known.setdefault(entry.epoch, SavedEntry(slot, ref))
 
     def distrust(self, slot: Slot) -> None:
         """Do not commit what a diverged replica has saved."""
-        known = self._reported.get(partition_of(slot), {})
-        self._reported[partition_of(slot)] = {e: r for e, r in known.items() if r.slot != slot}
+        known = self._saved.get(partition_of(slot), {})
+        self._saved[partition_of(slot)] = {e: r for e, r in known.items() if r.slot != slot}
 
     def withhold(self, partition: Partition, after: int) -> None:
         """Forget entries that were saved after an epoch from which on replicas disagree."""
-        known = self._reported.get(partition, {})
-        self._reported[partition] = {e: r for e, r in known.items() if e <= after}
+        known = self._saved.get(partition, {})
+        self._saved[partition] = {e: r for e, r in known.items() if e <= after}
 
     def contradicts(self, slot: Slot, done: CheckpointDone) -> bool:
         """Whether a replica has saved another state than the committed one of that epoch."""
@@ -196,113 +198,115 @@ class Committer:
 
     # --- proposals ---
 
-    def step(self, scene: Scene | None, now: float) -> list[Effect]:
+    def step(self, inputs: CommitInputs | None, now: float) -> list[Effect]:
         """Read or write what is due. `scene` is None while too little is known to write."""
         if self._store is _Store.UNREAD and now >= self._retry_at:
             self._store = _Store.BUSY
             return [ReadNewestManifest()]
-        if self._store is not _Store.READY or scene is None:
+        if self._store is not _Store.READY or inputs is None:
             return []
-        if self.newest is None and scene.started:
-            return self.store_failed(_NO_MANIFEST.format(task=scene.started[0]), now)
-        proposal = self._propose(scene, now)
+        if self.newest is None and inputs.started:
+            return self.store_failed(_NO_MANIFEST.format(task=inputs.started[0]), now)
+        proposal = self._propose(inputs, now)
         if proposal is None:
-            return self._clean(scene.generation.topology.spec.checkpoint.retain, now)
+            return self._collect_garbage_when_due(
+                inputs.generation.topology.spec.checkpoint.retain, now
+            )
         self._store = _Store.BUSY
-        self._began = now
+        self._write_began = now
         return [proposal]
 
-    def _clean(self, retain: int, now: float) -> list[Effect]:
-        if self.claimed is None or now - self._cleaned_at < _CLEAN_AT_LEAST_EVERY_S:
+    def _collect_garbage_when_due(self, retain: int, now: float) -> list[Effect]:
+        if self.own_manifest is None or now - self._garbage_collected_at < _MAX_GARBAGE_INTERVAL_S:
             return []
-        self._cleaned_at = now
+        self._garbage_collected_at = now
         return [CollectGarbage(retain)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the tasks of this generation can be told where they start."""
-        return self.claimed is not None and self.claimed.generation == generation.number
+        return self.own_manifest is not None and self.own_manifest.generation == generation.number
 
-    def _propose(self, scene: Scene, now: float) -> WriteManifest | None:
-        if not self.covers(scene.generation):
-            return self._claim(scene)
+    def _propose(self, inputs: CommitInputs, now: float) -> WriteManifest | None:
+        if not self.covers(inputs.generation):
+            return self._first_manifest(inputs)
         assert self.newest is not None
-        epoch = max(self.newest.epoch, self._complete_epoch(scene))
-        available = self._available(scene, epoch)
+        epoch = max(self.newest.epoch, self._complete_epoch(inputs))
+        available = self._available(inputs, epoch)
         progressed = any(
             refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
         )
         waited = now - (self._last_commit or 0.0)
-        patient = waited >= scene.generation.checkpoint_interval_s
+        patient = waited >= inputs.generation.checkpoint_interval_s
         if epoch == self.newest.epoch and not (progressed and patient):
             return None
-        kept = keep_entries(scene.graph, available, self.newest.entries, scene.standings)
+        kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
         fresh = {r.object for refs in kept.values() for r in refs if r.object is not None}
         fresh -= {r.object for refs in self.newest.entries.values() for r in refs}
-        manifest = replace(self._next(scene), epoch=epoch, entries=kept)
+        manifest = replace(self._next(inputs), epoch=epoch, entries=kept)
         return WriteManifest(manifest, fresh=tuple(sorted(fresh)))
 
-    def _claim(self, scene: Scene) -> WriteManifest:
-        evolution = evolve(self.newest, scene.generation, scene.graph, scene.head_epoch)
-        self._evolution_problems = evolution.problems
-        manifest = replace(self._next(scene), entries=evolution.entries, queries=evolution.queries)
-        return WriteManifest(manifest, assemblies=evolution.assemblies)
+    def _first_manifest(self, inputs: CommitInputs) -> WriteManifest:
+        started = start_generation(self.newest, inputs.generation, inputs.graph, inputs.head_epoch)
+        self._generation_problems = started.problems
+        manifest = replace(self._next(inputs), entries=started.entries, queries=started.queries)
+        return WriteManifest(manifest, migrations=started.migrations)
 
-    def _next(self, scene: Scene) -> Manifest:
+    def _next(self, inputs: CommitInputs) -> Manifest:
         newest = self.newest
         return Manifest(
             seq=newest.seq + 1 if newest else 0,
             epoch=newest.epoch if newest else NO_EPOCH,
-            generation=scene.generation.number,
+            generation=inputs.generation.number,
             fence=self._fence,
             time="",
             entries=newest.entries if newest else {},
             queries=newest.queries if newest else {},
         )
 
-    def _complete_epoch(self, scene: Scene) -> int:
+    def _complete_epoch(self, inputs: CommitInputs) -> int:
         """A partition that is starved, or whose sink is refused, is waited for a while only: it
         says that it is Live for as long as it hears of no newer epoch."""
-        best = [self._newest_entry(p) for p in scene.running]
-        patience = _PATIENCE * scene.generation.checkpoint_every
+        best = [self._newest_entry(p) for p in inputs.running]
+        patience = _WAIT_INTERVALS * inputs.generation.checkpoint_every
         leader = max(best, default=NO_EPOCH)
         return min((epoch for epoch in best if epoch >= leader - patience), default=NO_EPOCH)
 
     def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
         """Whether a partition that stands at `epoch` has delivered no entry for long."""
-        return self._newest_entry(partition) < epoch - _LATE * every
+        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * every
 
-    def _behind(self, scene: Scene) -> list[Partition]:
-        epoch = self._complete_epoch(scene)
-        return sorted(p for p in scene.running if self._newest_entry(p) == epoch)
+    def _behind(self, inputs: CommitInputs) -> list[Partition]:
+        epoch = self._complete_epoch(inputs)
+        return sorted(p for p in inputs.running if self._newest_entry(p) == epoch)
 
     def _newest_entry(self, partition: Partition) -> int:
-        reported: Mapping[int, Report] = self._reported.get(partition, {})
-        return max((self._newest_committed(partition), *reported))
+        saved: Mapping[int, SavedEntry] = self._saved.get(partition, {})
+        return max((self._newest_committed(partition), *saved))
 
     def _newest_committed(self, partition: Partition) -> int:
         refs = self.newest.entries.get(partition.key) if self.newest else None
         return refs[0].epoch if refs else NO_EPOCH
 
-    def _available(self, scene: Scene, epoch: int) -> dict[Partition, Refs]:
+    def _available(self, inputs: CommitInputs, epoch: int) -> dict[Partition, Refs]:
         assert self.newest is not None
         found: dict[Partition, Refs] = {}
-        for partition in scene.graph.partitions:
-            saved = self._reported.get(partition, {}).values()
+        for partition in inputs.graph.partitions:
+            saved = self._saved.get(partition, {}).values()
             fresh = [r.ref for r in saved if r.ref.epoch <= epoch]
             refs = [*fresh, *self.newest.entries[partition.key]]
             found[partition] = tuple(sorted(refs, key=lambda r: -r.epoch))
         return found
 
-    def _adopt(self, manifest: Manifest, now: float) -> None:
+    def _set_newest(self, manifest: Manifest, now: float) -> None:
         advanced = self.newest is None or manifest.epoch > self.newest.epoch
         if advanced or self._last_commit is None or self._progressed(manifest):
             self._last_commit = now
         if self.newest is not None and manifest.generation != self.newest.generation:
-            self._reported = {}  # another generation's sinks have other epochs
+            self._saved = {}  # another generation's sinks have other epochs
         self.newest = manifest
-        for partition, known in self._reported.items():
+        for partition, known in self._saved.items():
             least = self._newest_committed(partition)
-            self._reported[partition] = {e: r for e, r in known.items() if e > least}
+            self._saved[partition] = {e: r for e, r in known.items() if e > least}
 
     def _progressed(self, manifest: Manifest) -> bool:
         old: Mapping[str, Refs] = self.newest.entries if self.newest else {}
@@ -310,7 +314,7 @@ class Committer:
 
     def _recovered(self) -> None:
         self._failures = 0
-        self._failure = None
+        self._store_problem = None
 
 
 def rfc3339(wall_s: float) -> str:

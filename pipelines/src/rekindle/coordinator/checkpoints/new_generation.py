@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
 from rekindle.coordinator.checkpoints.retention import Refs, oldest
-from rekindle.coordinator.model import Assembly, Generation, Partition
+from rekindle.coordinator.model import Generation, Partition, StateMigration
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
@@ -24,15 +24,15 @@ from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
-_HEARD_WITHIN_S = 2.0
+_NOTICE_S = 2.0
 """By then the first manifest is written and the tasks that go on have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evolution:
+class GenerationStart:
     entries: Mapping[str, Refs]
     queries: Mapping[str, QueryStart]
-    assemblies: tuple[Assembly, ...]
+    migrations: tuple[StateMigration, ...]
     problems: tuple[str, ...]
 
 
@@ -41,7 +41,7 @@ def boundary_at_or_after(epoch: int, every: int) -> int:
     return -(-(epoch + 1) // every) * every - 1
 
 
-def starts_at(epoch: int) -> EntryRef:
+def empty_entry(epoch: int) -> EntryRef:
     """Start empty after `epoch`."""
     return EntryRef(epoch=epoch, object=None, digest=EMPTY_DIGEST)
 
@@ -57,27 +57,27 @@ def query_start(query: QuerySpec, generation: Generation, epoch: int) -> QuerySt
     return QueryStart(epoch, query.identity, definition, generation.number)
 
 
-def evolve(
+def start_generation(
     previous: Manifest | None, generation: Generation, graph: Graph, head_epoch: int
-) -> Evolution:
+) -> GenerationStart:
     """`head_epoch`: the newest epoch that any task has heard of."""
     if previous is None:
-        return Evolution(
-            entries={p.key: (starts_at(NO_EPOCH),) for p in graph.partitions},
+        return GenerationStart(
+            entries={p.key: (empty_entry(NO_EPOCH),) for p in graph.partitions},
             queries={
                 q.name: query_start(q, generation, NO_EPOCH + 1)
                 for q in generation.topology.spec.queries
             },
-            assemblies=(),
+            migrations=(),
             problems=(),
         )
     # So far ahead of everybody that a sink which a task is to give up does not pass it before.
-    ahead = max(head_epoch, previous.epoch) + math.ceil(_HEARD_WITHIN_S / generation.interval_s)
+    ahead = max(head_epoch, previous.epoch) + math.ceil(_NOTICE_S / generation.interval_s)
     start = boundary_at_or_after(ahead, generation.checkpoint_every)
-    return _Evolver(previous, generation, graph, start).run()
+    return _Starter(previous, generation, graph, start).run()
 
 
-class _Evolver:
+class _Starter:
     def __init__(
         self, previous: Manifest, generation: Generation, graph: Graph, start: int
     ) -> None:
@@ -86,27 +86,29 @@ class _Evolver:
         self._graph = graph
         self._start = start
         self._entries: dict[str, Refs] = {}
-        self._assemblies: list[Assembly] = []
+        self._assemblies: list[StateMigration] = []
         self._problems: list[str] = []
 
-    def run(self) -> Evolution:
+    def run(self) -> GenerationStart:
         for partition in self._graph.partitions:
             refs = self._previous.entries.get(partition.key)
-            self._entries[partition.key] = self._readable(partition, refs or self._begin(partition))
-        return Evolution(
+            self._entries[partition.key] = self._readable_entries(
+                partition, refs or self._first_entries(partition)
+            )
+        return GenerationStart(
             entries=self._entries,
             queries=self._query_starts(),
-            assemblies=tuple(a for a in self._assemblies if self._keeps(a)),
+            migrations=tuple(a for a in self._assemblies if self._keeps(a)),
             problems=tuple(dict.fromkeys(self._problems)),  # once for all partitions of a source
         )
 
-    def _keeps(self, assembly: Assembly) -> bool:
-        return any(r.epoch == assembly.epoch for r in self._entries[assembly.partition.key])
+    def _keeps(self, migration: StateMigration) -> bool:
+        return any(r.epoch == migration.epoch for r in self._entries[migration.partition.key])
 
-    def _begin(self, partition: Partition) -> Refs:
+    def _first_entries(self, partition: Partition) -> Refs:
         ancestors = self._ancestors(partition)
         if ancestors:
-            refs = self._assemble(partition, ancestors)
+            refs = self._migrate(partition, ancestors)
             if refs:
                 return refs
             names = ", ".join(ancestors)
@@ -121,9 +123,9 @@ class _Evolver:
                 "are not read"
             )
         above = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
-        return (starts_at(max(self._start, *above) if above else self._start),)
+        return (empty_entry(max(self._start, *above) if above else self._start),)
 
-    def _readable(self, partition: Partition, refs: Refs) -> Refs:
+    def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
         """Only entries from which its inputs, re-cut as they may be, can be read again."""
         bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
         base = max(bases, default=NO_EPOCH)
@@ -135,7 +137,7 @@ class _Evolver:
             f"were re-cut and cannot give what follows epoch {refs[0].epoch}; if it stalls, "
             "delete its pods"
         )
-        return (starts_at(base),)
+        return (empty_entry(base),)
 
     def _ancestors(self, partition: Partition) -> dict[str, Refs]:
         """Entries of partitions that ran some of its operators in an older segmentation."""
@@ -148,7 +150,7 @@ class _Evolver:
                 found[key] = refs
         return found
 
-    def _assemble(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
+    def _migrate(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
         operators = self._generation.lineage[partition.segment]
         # One that has never begun has no state, whatever the epoch.
         begun = [refs for refs in ancestors.values() if any(ref.object for ref in refs)]
@@ -162,8 +164,8 @@ class _Evolver:
             objects = [refs[epoch].object for refs in by_epoch]
             sources = tuple(o for o in objects if o is not None)
             if sources:
-                self._assemblies.append(Assembly(partition, epoch, operators, sources))
-            kept.append(starts_at(epoch))
+                self._assemblies.append(StateMigration(partition, epoch, operators, sources))
+            kept.append(empty_entry(epoch))
         return tuple(kept)
 
     def _query_starts(self) -> dict[str, QueryStart]:

@@ -25,7 +25,7 @@ Refs = tuple[EntryRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Standings:
+class Progress:
     """Where the incarnations of each partition stand, which entries they are about to load, and
     whose may run unheard."""
 
@@ -53,17 +53,17 @@ def oldest(refs: Refs) -> EntryRef:
     return refs[-1]
 
 
-def hold(partition: Partition, manifest: Manifest, standings: Standings) -> int | None:
+def hold(partition: Partition, manifest: Manifest, progress: Progress) -> int | None:
     """None: not known, so that nothing its inputs hold may go."""
     refs = manifest.entries.get(partition.key)
-    if not refs or partition in standings.unknown:
+    if not refs or partition in progress.unknown:
         return None
-    return min((oldest(refs).epoch, *standings.positions.get(partition, ())))
+    return min((oldest(refs).epoch, *progress.positions.get(partition, ())))
 
 
-def floors(graph: Graph, manifest: Manifest, standings: Standings) -> dict[Partition, int]:
+def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partition, int]:
     """The floor of each partition's stream; absent where everything must stay."""
-    holds = {p: hold(p, manifest, standings) for p in graph.partitions}
+    holds = {p: hold(p, manifest, progress) for p in graph.partitions}
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
         # A stream that only sinks read is held by its own restore point, up to which they have all.
@@ -75,7 +75,7 @@ def floors(graph: Graph, manifest: Manifest, standings: Standings) -> dict[Parti
 
 
 def keep_entries(
-    graph: Graph, available: Mapping[Partition, Refs], previous: Mapping[str, Refs], at: Standings
+    graph: Graph, available: Mapping[Partition, Refs], previous: Mapping[str, Refs], at: Progress
 ) -> dict[str, Refs]:
     """Choose what the next manifest keeps out of `available` (newest first, `previous` included).
 

@@ -17,7 +17,7 @@ from rekindle.protocol import CheckpointDone, PollResponse, SinkAssignment
 from rekindle.topology.spec import QuerySpec
 
 
-def owed(graph: Graph, manifest: Manifest, segment: str) -> tuple[SinkAssignment, ...]:
+def assigned_sinks(graph: Graph, manifest: Manifest, segment: str) -> tuple[SinkAssignment, ...]:
     """The same for each partition of a segment. `manifest` is of the graph's generation."""
     return tuple(
         _assignment(query, manifest.queries[query.name]) for query in graph.queries.get(segment, ())
@@ -34,14 +34,14 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
     )
 
 
-def durable_epoch(answer: PollResponse, assigned: SinkAssignment) -> int:
+def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
     """The newest epoch that needs no more writing; nothing was written for an assignment that the
     task has not heard of, be it another one of the same query."""
-    found = (s.durable for s in answer.sinks if s.assigned == assigned)
+    found = (s.durable for s in response.sinks if s.assigned == assigned)
     return next(found, assigned.from_epoch - 1)
 
 
-def committable(answer: PollResponse, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
+def committable(response: PollResponse, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
     """What a task has saved up to the epoch that all its sinks have."""
-    through = [durable_epoch(answer, assigned) for assigned in sinks]
-    return [done for done in answer.checkpoints if all(done.epoch <= e for e in through)]
+    through = [durable_epoch(response, assigned) for assigned in sinks]
+    return [done for done in response.checkpoints if all(done.epoch <= e for e in through)]

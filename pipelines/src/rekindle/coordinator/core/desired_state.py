@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.agreement.containment import Quarantine
-from rekindle.coordinator.checkpoints.sinks import durable_epoch, owed
+from rekindle.coordinator.agreement.containment import Containment
+from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
-from rekindle.coordinator.tasks.routes import Judge, saver, upstreams
+from rekindle.coordinator.tasks.routes import TaskPredicate, saver, upstreams
 from rekindle.protocol import PollRequest, RestorePoint, TaskRef
 
 
@@ -32,7 +32,7 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequ
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DesiredState:
     """What all wishes are made of: the newest manifest of ours, who serves, the streams' floors,
     and what is in doubt."""
 
@@ -40,11 +40,11 @@ class Told:
     manifest: Manifest
     replicas: dict[Partition, list[Task]]
     floors: Mapping[Partition, int]
-    is_suspected: Judge
+    is_suspected: TaskPredicate
     falls_behind: Callable[[Task], bool]
-    doubts: Quarantine
+    containment: Containment
 
-    def wish(self, task: Task) -> dict[str, object]:
+    def fields_of(self, task: Task) -> dict[str, object]:
         """The fields of `PollRequest` beyond its address."""
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
@@ -53,22 +53,22 @@ class Told:
             # Only to one that has none: its next boot must not find an old one in a late poll.
             "restore": task.assigned if task.phase == "Waiting" else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
-            "sinks": owed(self.graph, self.manifest, task.partition.segment),
+            "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
             "floor": self._floor(task),
             # One that is about to catch up saves from its first checkpoint epoch on.
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
-            "sinks_through": self.doubts.sound_through(task.slot),
-            "digests_of": self.doubts.disputed_epochs(task.partition),
-            "recompute": self.doubts.must_restart(task.slot),
+            "sinks_through": self.containment.sound_through(task.slot),
+            "digests_of": self.containment.disputed_epochs(task.partition),
+            "recompute": self.containment.must_restart(task.slot),
         }
 
     def _floor(self, task: Task) -> int | None:
         """The stream's floor, but never beyond what this task's own sinks still have to write."""
         floor = self.floors.get(task.partition)
-        if floor is None or task.answer is None:
+        if floor is None or task.response is None:
             return None
-        for assigned in owed(self.graph, self.manifest, task.partition.segment):
-            floor = min(floor, durable_epoch(task.answer, assigned))
+        for assigned in assigned_sinks(self.graph, self.manifest, task.partition.segment):
+            floor = min(floor, durable_epoch(task.response, assigned))
         return floor if floor >= 0 else None

@@ -14,22 +14,22 @@ from collections.abc import Iterable
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
 
-STOP_S = 3.0
+STOP_TIMEOUT_S = 3.0
 """How long a claim waits for those that answer and go on writing."""
 _WRITING = frozenset({"CatchingUp", "Live"})
 
 
-def is_replaced(task: Task, graph: Graph) -> bool:
+def is_obsolete(task: Task, graph: Graph) -> bool:
     return task.partition not in graph.readers
 
 
-def still_write(tasks: Iterable[Task], graph: Graph) -> bool:
+def still_writing(tasks: Iterable[Task], graph: Graph) -> bool:
     """Whether some of them that can be reached have sinks. One that ends takes no new epochs."""
     return any(
-        task.answer is not None
-        and task.answer.sinks
+        task.response is not None
+        and task.response.sinks
         and task.phase in _WRITING
         and not task.suspected
-        and is_replaced(task, graph)
+        and is_obsolete(task, graph)
         for task in tasks
     )

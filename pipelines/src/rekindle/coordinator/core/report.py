@@ -19,11 +19,11 @@ from rekindle.coordinator.checkpoints.committer import rfc3339
 from rekindle.coordinator.model import ApplyStatus, Generation, Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.coordinator.tasks.routes import Judge
+from rekindle.coordinator.tasks.routes import TaskPredicate
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 
-PACE_S = 2.0
+REPORT_INTERVAL_S = 2.0
 _HEADS = 4096
 _PROBLEMS = 32
 
@@ -54,7 +54,7 @@ class HeadHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReportInputs:
     """All that status tells of. `wall_s` is the Unix time when `now` was zero."""
 
     fence: int
@@ -68,26 +68,26 @@ class View:
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
     store_id: str | None
-    is_suspected: Judge
+    is_suspected: TaskPredicate
 
 
-def build_status(view: View, now: float) -> dict[str, Any]:
+def build_report(inputs: ReportInputs, now: float) -> dict[str, Any]:
     status: dict[str, Any] = {
-        "fence": view.fence,
-        "tasks": [_task(t, view) for t in sorted(view.membership, key=lambda t: t.slot)],
-        "diverged": list(view.diverged),
-        "inconsistent": [_bounded(said) for said in view.inconsistent[:_PROBLEMS]],
-        "problems": [_bounded(p) for p in view.problems[:_PROBLEMS]],
+        "fence": inputs.fence,
+        "tasks": [_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)],
+        "diverged": list(inputs.diverged),
+        "inconsistent": [_bounded(said) for said in inputs.inconsistent[:_PROBLEMS]],
+        "problems": [_bounded(p) for p in inputs.problems[:_PROBLEMS]],
     }
-    if view.generation is not None:
-        status["generation"] = view.generation.number
-    if view.heads.head != NO_EPOCH:
-        status["headEpoch"] = view.heads.head
-    if view.manifest is not None and view.store_id is not None:
-        status["store"] = view.store_id  # what the next coordinator looks for
-    if view.manifest is not None and view.manifest.epoch != NO_EPOCH:
-        status["checkpoint"] = _checkpoint(view.manifest)
-    status["queries"] = _queries(view, now)
+    if inputs.generation is not None:
+        status["generation"] = inputs.generation.number
+    if inputs.heads.head != NO_EPOCH:
+        status["headEpoch"] = inputs.heads.head
+    if inputs.manifest is not None and inputs.store_id is not None:
+        status["store"] = inputs.store_id  # what the next coordinator looks for
+    if inputs.manifest is not None and inputs.manifest.epoch != NO_EPOCH:
+        status["checkpoint"] = _checkpoint(inputs.manifest)
+    status["queries"] = _queries(inputs, now)
     return status
 
 
@@ -101,8 +101,8 @@ def _checkpoint(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _task(task: Task, view: View) -> dict[str, Any]:
-    suspected = view.is_suspected(task)
+def _task(task: Task, inputs: ReportInputs) -> dict[str, Any]:
+    suspected = inputs.is_suspected(task)
     entry: dict[str, Any] = {
         "slot": task.slot.key,
         "incarnation": task.pod.incarnation,
@@ -111,18 +111,20 @@ def _task(task: Task, view: View) -> dict[str, Any]:
         "suspected": suspected,
     }
     if suspected and task.suspected_since is not None:
-        entry["suspectedSince"] = rfc3339(view.wall_s + task.suspected_since)
+        entry["suspectedSince"] = rfc3339(inputs.wall_s + task.suspected_since)
         entry["silentSeconds"] = round(task.silence_s, 1)
-    answer = task.answer
-    if answer is None:
+    response = task.response
+    if response is None:
         return entry
-    entry["stableEpoch"] = answer.stable_epoch
-    if answer.restored_from is not None:
-        entry["restoredFrom"] = answer.restored_from
-    if answer.problem is not None:
-        entry["problem"] = _bounded(_problem_text(answer.problem.operator, answer.problem.message))
-        if answer.problem.refused is not None:
-            entry["refused"] = answer.problem.refused
+    entry["stableEpoch"] = response.stable_epoch
+    if response.restored_from is not None:
+        entry["restoredFrom"] = response.restored_from
+    if response.problem is not None:
+        entry["problem"] = _bounded(
+            _problem_text(response.problem.operator, response.problem.message)
+        )
+        if response.problem.refused is not None:
+            entry["refused"] = response.problem.refused
     return entry
 
 
@@ -134,57 +136,57 @@ def _bounded(text: str) -> str:
     return text if len(text) <= 1024 else text[:1023] + "…"
 
 
-def _queries(view: View, now: float) -> list[dict[str, Any]]:
-    if view.generation is None or view.graph is None:
+def _queries(inputs: ReportInputs, now: float) -> list[dict[str, Any]]:
+    if inputs.generation is None or inputs.graph is None:
         return []
     rows: list[dict[str, Any]] = []
-    for segment in view.generation.topology.segments:
+    for segment in inputs.generation.topology.segments:
         for query in segment.queries:
-            stable = _stable_epoch(query, segment, view)
-            lag = view.heads.age_s(stable, now, view.generation.interval_s)
+            stable = _stable_epoch(query, segment, inputs)
+            lag = inputs.heads.age_s(stable, now, inputs.generation.interval_s)
             rows.append({"name": query, "stableEpoch": stable, "lagSeconds": round(lag, 1)})
     return sorted(rows, key=lambda row: str(row["name"]))
 
 
-def _stable_epoch(query: str, segment: Segment, view: View) -> int:
+def _stable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     """What is durable in every partition, by whichever replica wrote it. A checkpoint covers what
     sinks have (I2), so that a partition without tasks is as far as its newest entry."""
-    best = [_checkpointed(segment.id, index, view) for index in range(segment.partitions)]
-    for task in view.membership:
+    best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]
+    for task in inputs.membership:
         where = task.partition
-        if where.segment == segment.id and where.index < len(best) and task.answer is not None:
-            durable = [s.durable for s in task.answer.sinks if s.assigned.query == query]
+        if where.segment == segment.id and where.index < len(best) and task.response is not None:
+            durable = [s.durable for s in task.response.sinks if s.assigned.query == query]
             best[where.index] = max([best[where.index], *durable])
     return min(best, default=NO_EPOCH)
 
 
-def _checkpointed(segment: str, index: int, view: View) -> int:
+def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
     """The epoch of a partition's newest entry; one of another generation may be of a query that
     did not exist yet, or read something else."""
-    manifest, generation = view.manifest, view.generation
+    manifest, generation = inputs.manifest, inputs.generation
     if manifest is None or generation is None or manifest.generation != generation.number:
         return NO_EPOCH
     refs = manifest.entries.get(Partition(segment, index).key, ())
     return refs[0].epoch if refs else NO_EPOCH
 
 
-class StatusPace:
+class ReportPacer:
     """Decides when a status is worth an API call."""
 
     def __init__(self) -> None:
-        self._said: Mapping[str, Any] | None = None
-        self._looked_at = 0.0
+        self._reported: Mapping[str, Any] | None = None
+        self._built_at = 0.0
         self._urgent = True
 
-    def hurry(self) -> None:
+    def mark_urgent(self) -> None:
         self._urgent = True
 
     def due(self, now: float) -> bool:
-        return self._urgent or now - self._looked_at >= PACE_S
+        return self._urgent or now - self._built_at >= REPORT_INTERVAL_S
 
     def offer(self, status: Mapping[str, Any], now: float) -> Iterable[ApplyStatus]:
-        self._urgent, self._looked_at = False, now
-        if status == self._said:
+        self._urgent, self._built_at = False, now
+        if status == self._reported:
             return ()
-        self._said = status
+        self._reported = status
         return (ApplyStatus(status),)

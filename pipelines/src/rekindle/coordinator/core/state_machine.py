@@ -14,13 +14,13 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from rekindle.coordinator.agreement.containment import Quarantine
-from rekindle.coordinator.checkpoints.committer import Committer, Scene, rfc3339
-from rekindle.coordinator.checkpoints.retention import Standings, floors, oldest
-from rekindle.coordinator.checkpoints.sinks import committable, owed
-from rekindle.coordinator.core.desired_state import Told, ask_only
-from rekindle.coordinator.core.obsolete import STOP_S, is_replaced, still_write
-from rekindle.coordinator.core.report import HeadHistory, StatusPace, View, build_status
+from rekindle.coordinator.agreement.containment import Containment
+from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer, rfc3339
+from rekindle.coordinator.checkpoints.retention import Progress, floors, oldest
+from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
+from rekindle.coordinator.core.desired_state import DesiredState, ask_only
+from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
+from rekindle.coordinator.core.report import HeadHistory, ReportInputs, ReportPacer, build_report
 from rekindle.coordinator.model import (
     Effect,
     EntriesRefused,
@@ -38,7 +38,7 @@ from rekindle.coordinator.model import (
     PollAnswered,
     PollFailed,
     PollNow,
-    ProblemSaid,
+    ProblemChanged,
     StoreFailed,
     Ticked,
     WriteManifest,
@@ -46,14 +46,14 @@ from rekindle.coordinator.model import (
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
-from rekindle.coordinator.tasks.routes import running, serving_replicas, uncompared
+from rekindle.coordinator.tasks.routes import mixed_engines, running, serving_replicas
 from rekindle.protocol import PollRequest, PollResponse, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
-SETTLE_S = 3.0
+DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not answer."""
-_PROOF_S = 0.5
+_PROOF_MARGIN_S = 0.5
 """A peer must be this much further than a silent task's last word to prove that it lives."""
 
 
@@ -66,19 +66,19 @@ class Coordinator:
         self._topology = topology
         self.membership = Membership()
         self.committer = Committer(fence)
-        self.quarantine = Quarantine()
+        self.containment = Containment()
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
         self._pods_are_known = False
-        self._asking_since: float | None = None
+        self._polling_since: float | None = None
         self._settled = False
-        self._told_since = 0.0  # since when replaced tasks of this generation could be told
+        self._obsolete_since = 0.0  # since when replaced tasks of this generation could be told
         self._isolated = False
         self._fenced = False
         self._heads = HeadHistory()
-        self._pace = StatusPace()
-        self._said: dict[str, str] = {}
+        self._pacer = ReportPacer()
+        self._problems: dict[str, str] = {}
         # Derived once a tick, not for each of the polls.
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
@@ -100,16 +100,16 @@ class Coordinator:
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:
-        found = [*self._said.values(), *self.membership.refusals()]
+        found = [*self._problems.values(), *self.membership.refusals()]
         if self._isolated:
             silent = sum(t.suspected for t in self.membership)
             found.append(
                 f"the coordinator does not hear {silent} of {len(list(self.membership))} tasks, "
                 "though their peers read them: its own network is the suspect"
             )
-        found += self.committer.problems(self._scene(), now)
-        found += self.quarantine.problems(self._generation)
-        found += uncompared(self._replicas).values()
+        found += self.committer.problems(self._commit_inputs(), now)
+        found += self.containment.problems(self._generation)
+        found += mixed_engines(self._replicas).values()
         return tuple(found)
 
     # --- events ---
@@ -122,11 +122,11 @@ class Coordinator:
         if self._fenced:
             return effects
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
-            scene = None if self._waits_for_replaced(now) else self._scene()
-            effects += [self._dated(e, now) for e in self.committer.step(scene, now)]
+            inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
+            effects += [self._with_time(e, now) for e in self.committer.step(inputs, now)]
         # What keeps it from settling is said too: a generation that cannot be read, for one.
-        if (self._settled or self._said) and self._pace.due(now):
-            effects += self._pace.offer(build_status(self._view(now), now), now)
+        if (self._settled or self._problems) and self._pacer.due(now):
+            effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
         return effects
 
     def _handle(self, event: Event, now: float) -> list[Effect]:
@@ -134,22 +134,22 @@ class Coordinator:
             case Ticked():
                 return self._ticked(now)
             case PollAnswered():
-                return self._answered(event, now)
+                return self._poll_answered(event, now)
             case PollFailed():
                 if self.membership.poll_failed(event):
-                    self._pace.hurry()
+                    self._pacer.mark_urgent()
                 return []
             case PodsListed():
                 return self._pods_listed(event, now)
             case GenerationSeen(generation=generation):
                 return self._generation_seen(generation, now)
             case ManifestRead(manifest=manifest, store=store):
-                self._pace.hurry()
+                self._pacer.mark_urgent()
                 return self.committer.manifest_read(manifest, now, store)
             case ManifestWritten(manifest=manifest):
-                self._pace.hurry()
+                self._pacer.mark_urgent()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
-                self._derive()
+                self._update_derived()
                 # Now, since the next manifest may be on its way before anybody answers again.
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]
             case ManifestRaceLost():
@@ -163,55 +163,55 @@ class Coordinator:
                 return []
             case FenceRaised(by=by):
                 return [GiveUp(f"a newer coordinator is in charge: {by}")]
-            case ProblemSaid(subject=subject, message=message):
-                return self._problem_said(subject, message)
+            case ProblemChanged(subject=subject, message=message):
+                return self._problem_changed(subject, message)
         assert_never(event)
 
     def _ticked(self, now: float) -> list[Effect]:
-        silent = self.membership.ticked(now) if self._asking_since is not None else []
+        silent = self.membership.ticked(now) if self._polling_since is not None else []
         isolated = self._isolated
         self._isolated = coordinator_is_isolated(
-            self.membership, self._readable(), self._proof_margin()
+            self.membership, self._readable_replicas(), self._proof_margin()
         )
         if silent or isolated != self._isolated:
-            self._pace.hurry()
+            self._pacer.mark_urgent()
         self._settle(now)
         if self._settled:
-            self.quarantine.ask_again(self.membership, self.is_suspected, now)
-        self._derive()
+            self.containment.ask_again(self.membership, self.is_suspected, now)
+        self._update_derived()
         return [PollNow(slot) for task in silent for slot in self._reader_slots(task)]
 
-    def _answered(self, event: PollAnswered, now: float) -> list[Effect]:
-        task, answer = self.membership.find(event.slot, event.incarnation), event.answer
+    def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
+        task, response = self.membership.find(event.slot, event.incarnation), event.response
         if task is None or not task.pod.runs:
             return []
-        if answer.fence > self.fence:
-            return [GiveUp(f"{event.slot.key} obeys coordinator {answer.fence}")]
-        if self.membership.answered(task, answer, now):
-            self._pace.hurry()
+        if response.fence > self.fence:
+            return [GiveUp(f"{event.slot.key} obeys coordinator {response.fence}")]
+        if self.membership.answered(task, response, now):
+            self._pacer.mark_urgent()
             self._settle(now)
-            self._derive()
+            self._update_derived()
         if self._is_source(event.slot):
-            self._heads.advanced(answer.head_epoch, now)
-        self._compare(event.slot, answer)
+            self._heads.advanced(response.head_epoch, now)
+        self._compare(event.slot, response)
         return self._assign_restore(task)
 
-    def _compare(self, slot: Slot, answer: PollResponse) -> None:
+    def _compare(self, slot: Slot, response: PollResponse) -> None:
         partition = partition_of(slot)
-        mixed = bool(uncompared({partition: self._replicas.get(partition, ())}))
-        if not mixed and self.quarantine.observed(
-            slot, answer, self.membership, self._graph, self.committer
+        mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
+        if not mixed and self.containment.observed(
+            slot, response, self.membership, self._graph, self.committer
         ):
-            self._pace.hurry()
-            self._derive()
+            self._pacer.mark_urgent()
+            self._update_derived()
         # Not before it is written down what is owed: the task says it again until then.
-        manifest, graph = self.committer.claimed, self._graph
+        manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
-            sinks = owed(graph, manifest, slot.segment)
-            done = committable(answer, sinks)
+            sinks = assigned_sinks(graph, manifest, slot.segment)
+            done = committable(response, sinks)
             others = {} if mixed else self._replicas
-            sound = self.quarantine.sound(slot, done, others, self.is_suspected)
-            self.committer.reported(slot, sound)
+            sound = self.containment.sound(slot, done, others, self.is_suspected)
+            self.committer.entries_saved(slot, sound)
 
     def _assign_restore(self, task: Task) -> list[Effect]:
         """A restore point for a task that has just said that it has none, and for no other.
@@ -219,8 +219,8 @@ class Coordinator:
         It is the oldest entry kept for its partition, so that it can regenerate all that its
         readers may need. Once given it stays for this boot: the task holds it from now on.
         """
-        manifest = self.committer.settled
-        waits = task.answer is not None and task.answer.phase == "Waiting"
+        manifest = self.committer.restorable_manifest
+        waits = task.response is not None and task.response.phase == "Waiting"
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
         refs = manifest.entries.get(task.partition.key)
@@ -229,7 +229,7 @@ class Coordinator:
         entry = oldest(refs)
         task.assigned = RestorePoint(epoch=entry.epoch, object=entry.object)
         task.position = entry.epoch
-        self._derive()
+        self._update_derived()
         return [PollNow(task.slot)]
 
     def _pods_listed(self, event: PodsListed, now: float) -> list[Effect]:
@@ -237,78 +237,80 @@ class Coordinator:
         self.membership.pods_listed(event.pods, now)
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
         for slot, _ in before - after:
-            self.quarantine.comparison.forget(slot)
+            self.containment.comparison.forget(slot)
         if before != after:
-            self._pace.hurry()
+            self._pacer.mark_urgent()
         self._pods_are_known = True
-        self._begin_to_ask(now)
-        self._derive()
+        self._begin_polling(now)
+        self._update_derived()
         return []
 
     def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
             self._graph = build_graph(generation.topology)
-            self.quarantine.configured(generation)
-            self._told_since = now
-            self._pace.hurry()
-            self._begin_to_ask(now)
-            self._derive()
+            self.containment.configured(generation)
+            self._obsolete_since = now
+            self._pacer.mark_urgent()
+            self._begin_polling(now)
+            self._update_derived()
         return []
 
-    def _begin_to_ask(self, now: float) -> None:
+    def _begin_polling(self, now: float) -> None:
         """Without pods and a generation nobody can be polled, and nobody has been silent."""
-        if self._asking_since is None and self._pods_are_known and self._generation is not None:
-            self._asking_since = now
-            self.membership.asked_from(now)
+        if self._polling_since is None and self._pods_are_known and self._generation is not None:
+            self._polling_since = now
+            self.membership.polling_started(now)
 
-    def _problem_said(self, subject: str, message: str | None) -> list[Effect]:
-        if self._said.get(subject) != message:
-            self._pace.hurry()
-        self._said.pop(subject, None)
+    def _problem_changed(self, subject: str, message: str | None) -> list[Effect]:
+        if self._problems.get(subject) != message:
+            self._pacer.mark_urgent()
+        self._problems.pop(subject, None)
         if message is not None:
-            self._said[subject] = message
+            self._problems[subject] = message
         return []
 
     # --- what is derived ---
 
     def _settle(self, now: float) -> None:
         """Known enough to tell tasks what to do: all that may run were heard, or time is up."""
-        if self._settled or self._asking_since is None:
+        if self._settled or self._polling_since is None:
             return
-        waited = now - self._asking_since >= SETTLE_S
+        waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S
         self._settled = waited or not any(t.unknown and t.pod.started for t in self.membership)
-        self._told_since = now
+        self._obsolete_since = now
 
-    def _derive(self) -> None:
-        self.quarantine.derive(self._graph)
-        self._replicas = serving_replicas(self.membership, self.quarantine.comparison.is_doubted)
-        manifest, graph = self.committer.claimed, self._graph
+    def _update_derived(self) -> None:
+        self.containment.derive(self._graph)
+        self._replicas = serving_replicas(self.membership, self.containment.comparison.is_doubted)
+        manifest, graph = self.committer.own_manifest, self._graph
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        self._floors = floors(graph, manifest, Standings.of(self.membership))
+        self._floors = floors(graph, manifest, Progress.of(self.membership))
 
-    def _scene(self) -> Scene | None:
+    def _commit_inputs(self) -> CommitInputs | None:
         if not self._settled or self._generation is None or self._graph is None:
             return None
-        return Scene(
+        return CommitInputs(
             generation=self._generation,
             graph=self._graph,
-            standings=Standings.of(self.membership),
+            progress=Progress.of(self.membership),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
-            head_epoch=max((_newest(t.answer) for t in self.membership if t.answer), default=-1),
+            head_epoch=max(
+                (_newest(t.response) for t in self.membership if t.response), default=-1
+            ),
             started=self.membership.started(),
         )
 
-    def _waits_for_replaced(self, now: float) -> bool:
+    def _waits_for_obsolete_tasks(self, now: float) -> bool:
         """Where a generation starts is chosen once replaced tasks have stopped writing."""
         generation, graph = self._generation, self._graph
         if generation is None or graph is None or self.committer.covers(generation):
             return False
-        return now - self._told_since < STOP_S and still_write(self.membership, graph)
+        return now - self._obsolete_since < STOP_TIMEOUT_S and still_writing(self.membership, graph)
 
-    def _readable(self) -> dict[Slot, tuple[Slot, ...]]:
+    def _readable_replicas(self) -> dict[Slot, tuple[Slot, ...]]:
         if self._graph is None:
             return {}
         slots: dict[Partition, list[Slot]] = {}
@@ -325,7 +327,7 @@ class Coordinator:
 
     def _proof_margin(self) -> int:
         interval_s = self._generation.interval_s if self._generation else 1.0
-        return math.ceil(_PROOF_S / interval_s)
+        return math.ceil(_PROOF_MARGIN_S / interval_s)
 
     def _reader_slots(self, task: Task) -> list[Slot]:
         readers = self._graph.readers.get(task.partition, ()) if self._graph else ()
@@ -337,24 +339,24 @@ class Coordinator:
     def _retain(self) -> int:
         return self._generation.topology.spec.checkpoint.retain if self._generation else 3
 
-    def _dated(self, effect: Effect, now: float) -> Effect:
+    def _with_time(self, effect: Effect, now: float) -> Effect:
         if isinstance(effect, WriteManifest):
             return replace(
                 effect, manifest=replace(effect.manifest, time=rfc3339(self._wall_s + now))
             )
         return effect
 
-    def _view(self, now: float) -> View:
-        return View(
+    def _report_inputs(self, now: float) -> ReportInputs:
+        return ReportInputs(
             fence=self.fence,
             wall_s=self._wall_s,
             generation=self._generation,
             graph=self._graph,
             membership=self.membership,
-            manifest=self.committer.claimed,
+            manifest=self.committer.own_manifest,
             heads=self._heads,
-            diverged=tuple(sorted(slot.key for slot in self.quarantine.comparison.found)),
-            inconsistent=self.quarantine.inconsistent(self._generation, self.membership),
+            diverged=tuple(sorted(slot.key for slot in self.containment.comparison.found)),
+            inconsistent=self.containment.inconsistent(self._generation, self.membership),
             problems=self.problems(now),
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
@@ -369,32 +371,32 @@ class Coordinator:
             return None
         poll = ask_only(self._topology, self.fence, generation.number, task)
         # One that has not answered this coordinator yet may be running with a wish of its own.
-        if task.answer is None or not self._settled:
+        if task.response is None or not self._settled:
             return poll
-        manifest, graph = self.committer.claimed, self._graph
-        if graph is not None and is_replaced(task, graph):
+        manifest, graph = self.committer.own_manifest, self._graph
+        if graph is not None and is_obsolete(task, graph):
             return poll.model_copy(update={"ask_only": False})  # no sinks; its routes stay
         if not self.ready or manifest is None or graph is None:
             return poll
-        told = Told(
+        desired = DesiredState(
             graph,
             manifest,
             self._replicas,
             self._floors,
             self.is_suspected,
             self._falls_behind,
-            self.quarantine,
+            self.containment,
         )
-        return poll.model_copy(update=told.wish(task))
+        return poll.model_copy(update=desired.fields_of(task))
 
     def _falls_behind(self, task: Task) -> bool:
         if self._generation is None:
             return False
-        reached = task.answer.stable_epoch if task.answer else NO_EPOCH
+        reached = task.response.stable_epoch if task.response else NO_EPOCH
         every = self._generation.checkpoint_every
         return self.committer.falls_behind(task.partition, reached, every)
 
 
-def _newest(answer: PollResponse) -> int:
+def _newest(response: PollResponse) -> int:
     """The newest epoch a task has heard of: after a restart its log may be ahead of its head."""
-    return max(answer.head_epoch, answer.stable_epoch)
+    return max(response.head_epoch, response.stable_epoch)

@@ -42,17 +42,22 @@ class Pollers:
     def __init__(
         self,
         settings: Settings,
-        wish: Callable[[Slot], tuple[PollRequest, str] | None],
+        next_poll: Callable[[Slot], tuple[PollRequest, str] | None],
         feed: Callable[[Event], None],
         observe: Callable[[float, bool], None],
     ) -> None:
-        self._settings, self._wish, self._feed, self._observe = settings, wish, feed, observe
+        self._settings, self._next_poll, self._feed, self._observe = (
+            settings,
+            next_poll,
+            feed,
+            observe,
+        )
         self._headers = {"Content-Type": "application/json"}
         if (authorization := settings.identity.authorization) is not None:
             self._headers["Authorization"] = authorization
         self._session: aiohttp.ClientSession | None = None
         self._loops: dict[Slot, asyncio.Task[None]] = {}
-        self._kicks: dict[Slot, asyncio.Event] = {}
+        self._wakeups: dict[Slot, asyncio.Event] = {}
 
     async def open(self) -> None:
         deadline = aiohttp.ClientTimeout(total=self._settings.poll_deadline_s)
@@ -65,55 +70,55 @@ class Pollers:
         if self._session is not None:
             await self._session.close()
 
-    def follow(self, tasks: Iterable[Task]) -> None:
+    def poll_only(self, tasks: Iterable[Task]) -> None:
         """Poll these tasks and no others."""
         slots = {t.slot for t in tasks if t.pod.runs}
         for slot in self._loops.keys() - slots:
             self._loops.pop(slot).cancel()
-            del self._kicks[slot]
+            del self._wakeups[slot]
         for slot in slots - self._loops.keys():
-            self._kicks[slot] = asyncio.Event()
-            self._loops[slot] = asyncio.create_task(self._loop(slot, self._kicks[slot]))
+            self._wakeups[slot] = asyncio.Event()
+            self._loops[slot] = asyncio.create_task(self._loop(slot, self._wakeups[slot]))
 
-    def kick(self, slot: Slot) -> None:
+    def poll_now(self, slot: Slot) -> None:
         """Poll this task without waiting for the interval."""
-        if slot in self._kicks:
-            self._kicks[slot].set()
+        if slot in self._wakeups:
+            self._wakeups[slot].set()
 
-    async def _loop(self, slot: Slot, kick: asyncio.Event) -> None:
+    async def _loop(self, slot: Slot, poll_now: asyncio.Event) -> None:
         while True:
-            kick.clear()
-            wish = self._wish(slot)
-            if wish is not None:
+            poll_now.clear()
+            next_poll = self._next_poll(slot)
+            if next_poll is not None:
                 began = time.monotonic()
-                event = await self._poll(slot, *wish)
+                event = await self._poll(slot, *next_poll)
                 self._observe(time.monotonic() - began, isinstance(event, PollAnswered))
                 self._feed(event)
             try:
-                await asyncio.wait_for(kick.wait(), self._settings.poll_interval_s)
+                await asyncio.wait_for(poll_now.wait(), self._settings.poll_interval_s)
             except TimeoutError:
                 continue
 
     async def _poll(self, slot: Slot, poll: PollRequest, host: str) -> Event:
         incarnation = poll.task.incarnation
         try:
-            answer = await self._call(poll, host)
+            response = await self._call(poll, host)
         except Incompatible as error:
-            said = f"the answer of {host} is refused: {error}"
-            return PollFailed(slot, incarnation, said, refused=True)
+            message = f"the answer of {host} is refused: {error}"
+            return PollFailed(slot, incarnation, message, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
             return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
-        if isinstance(answer, _Refusal):
-            if answer.status == _NEWER_COORDINATOR:
+        if isinstance(response, _Refusal):
+            if response.status == _NEWER_COORDINATOR:
                 return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
-            said = f"HTTP {answer.status} from {host}: {answer.text}"
-            return PollFailed(slot, incarnation, said, refused=answer.status in _REFUSED)
-        if (reason := self._settings.identity.mismatch(answer.topology)) is not None:
-            said = f"the answer of {host} is refused: {reason}"
-            return PollFailed(slot, incarnation, said, refused=True)
-        if answer.task != poll.task:
-            return PollFailed(slot, incarnation, f"{answer.task} is at {host}")
-        return PollAnswered(slot, incarnation, answer)
+            message = f"HTTP {response.status} from {host}: {response.text}"
+            return PollFailed(slot, incarnation, message, refused=response.status in _REFUSED)
+        if (reason := self._settings.identity.mismatch(response.topology)) is not None:
+            message = f"the answer of {host} is refused: {reason}"
+            return PollFailed(slot, incarnation, message, refused=True)
+        if response.task != poll.task:
+            return PollFailed(slot, incarnation, f"{response.task} is at {host}")
+        return PollAnswered(slot, incarnation, response)
 
     async def _call(self, poll: PollRequest, host: str) -> PollResponse | _Refusal:
         assert self._session is not None

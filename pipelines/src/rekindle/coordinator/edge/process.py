@@ -58,7 +58,7 @@ class Process:
         self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
         self._store_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
-        self._pollers = Pollers(settings, self._wish, self.feed, self._metrics.observe_poll)
+        self._pollers = Pollers(settings, self._next_poll, self.feed, self._metrics.observe_poll)
         self._ended = asyncio.Event()
         self._exit_code = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -109,7 +109,7 @@ class Process:
         for effect in self.core.step(event, time.monotonic()):
             self._perform(effect)
         if isinstance(event, PodsListed):
-            self._pollers.follow(self.core.membership)
+            self._pollers.poll_only(self.core.membership)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -122,7 +122,7 @@ class Process:
             case ApplyStatus(data_plane=data_plane):
                 self._status.offer(data_plane)
             case PollNow(slot=slot):
-                self._pollers.kick(slot)
+                self._pollers.poll_now(slot)
             case GiveUp(reason=reason):
                 _log.error("fenced: %s", reason)
                 self._exit_code = FENCED
@@ -172,7 +172,7 @@ class Process:
         _log.warning("%s", error)
         self.feed(StoreFailed(str(error)))
 
-    def _wish(self, slot: Slot) -> tuple[PollRequest, str] | None:
+    def _next_poll(self, slot: Slot) -> tuple[PollRequest, str] | None:
         poll, task = self.core.poll_for(slot), self.core.membership.get(slot)
         if poll is None or task is None or task.pod.address is None:
             return None

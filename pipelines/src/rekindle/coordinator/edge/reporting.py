@@ -21,7 +21,7 @@ from rekindle.coordinator.edge.kube import ApiError, KubeApi
 from rekindle.coordinator.edge.objects import holder, lease, status_patch
 from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.edge.watching import Feed
-from rekindle.coordinator.model import FenceRaised, ProblemSaid
+from rekindle.coordinator.model import FenceRaised, ProblemChanged
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -55,47 +55,47 @@ class StatusWriter:
             f"{settings.topology}"
         )
         self._store: str | None = None  # its id, as the status says
-        self._wish: Mapping[str, Any] | None = None
+        self._desired: Mapping[str, Any] | None = None
         self._written: Mapping[str, Any] | None = None
-        self._wished = asyncio.Event()
+        self._changed = asyncio.Event()
         self.writes = 0
 
     def offer(self, data_plane: Mapping[str, Any]) -> None:
-        self._wish = data_plane
-        self._wished.set()
+        self._desired = data_plane
+        self._changed.set()
 
     @property
     def current(self) -> int | None:
         """The number of the report in the cluster, if that is all there is to say; None while what
         it should say is not written."""
-        return self.writes if self._written is not None and self._written is self._wish else None
+        return self.writes if self._written is not None and self._written is self._desired else None
 
     async def run(self) -> None:
         back_off = BackOff()
         while True:
-            await self._wished.wait()
-            self._wished.clear()
-            wish = self._wish
-            if wish is None:
+            await self._changed.wait()
+            self._changed.clear()
+            desired = self._desired
+            if desired is None:
                 continue
             try:
-                await self._write(wish)
+                await self._write(desired)
                 back_off.reset()
                 continue
             except ApiError as error:
                 _log.warning("status: %s", error)
-                self._feed(ProblemSaid("status", f"status.dataPlane was refused: {error}"))
+                self._feed(ProblemChanged("status", f"status.dataPlane was refused: {error}"))
             except UNREACHABLE as error:
                 _log.warning("status: %r", error)
-            self._wished.set()
+            self._changed.set()
             await back_off.wait()
 
-    async def _write(self, wish: Mapping[str, Any]) -> None:
+    async def _write(self, desired: Mapping[str, Any]) -> None:
         settings = self._settings
         if not await self._in_charge():
             return
         # Numbered, so that the Lease can say which report still holds.
-        report = {**wish, "report": self.writes + 1}
+        report = {**desired, "report": self.writes + 1}
         if self._store is not None:
             report.setdefault("store", self._store)  # which this coordinator may not know yet
         patch = status_patch(settings.namespace, settings.topology, settings.uid, report)
@@ -106,8 +106,8 @@ class StatusWriter:
                 return
             raise
         self.writes += 1
-        self._written = wish
-        self._feed(ProblemSaid("status", None))
+        self._written = desired
+        self._feed(ProblemChanged("status", None))
 
     async def _in_charge(self) -> bool:
         """Compares the uid and the fence; says so when this coordinator is not the one any more."""

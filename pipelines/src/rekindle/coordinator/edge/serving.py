@@ -48,7 +48,7 @@ class _CoreCollector(Collector):
         yield self._gauge("fence", "Incarnation of this coordinator", core.fence)
         yield self._gauge("problems", "Problems that status names", len(core.problems(now)))
         yield self._gauge(
-            "diverged", "Replicas that disagreed", len(core.quarantine.comparison.found)
+            "diverged", "Replicas that disagreed", len(core.containment.comparison.found)
         )
         silence = GaugeMetricFamily(
             f"{_PREFIX}_heartbeat_age_seconds", "Since a task's last answer", labels=["slot"]
@@ -62,7 +62,7 @@ class _CoreCollector(Collector):
             suspected.add_metric([task.slot.key], float(core.is_suspected(task)))
         yield silence
         yield suspected
-        manifest, duration_s = core.committer.claimed, core.committer.duration_s
+        manifest, duration_s = core.committer.own_manifest, core.committer.duration_s
         if manifest is not None:
             epoch = "Epoch of the newest global checkpoint"
             yield self._gauge("checkpoint_epoch", epoch, manifest.epoch)

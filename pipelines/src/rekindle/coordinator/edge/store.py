@@ -17,13 +17,13 @@ from typing import TypeVar
 from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, assemble
 from rekindle.checkpoints.codec import encode_entry, entry_name
 from rekindle.checkpoints.state import entry_digest
-from rekindle.coordinator.model import Assembly, WriteManifest
+from rekindle.coordinator.model import StateMigration, WriteManifest
 from rekindle.errors import StoreError
 
 T = TypeVar("T")
 
 # In the place of a writer's token: whoever assembles the same entry makes the same object.
-_ASSEMBLED = "a55e3b1ed000"
+_MIGRATED = "a55e3b1ed000"
 
 
 class CheckpointStore:
@@ -66,8 +66,8 @@ class CheckpointStore:
         """What was written; None if the number was taken."""
 
         def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
-            made = [(a, self._assemble(a, manifests, store)) for a in effect.assemblies]
-            manifest = _with_assembled(effect.manifest, made)
+            made = [(a, self._assemble(a, manifests, store)) for a in effect.migrations]
+            manifest = _with_migrated(effect.manifest, made)
             return manifest if manifests.write(manifest) else None
 
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
@@ -76,21 +76,23 @@ class CheckpointStore:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain))
 
-    def _assemble(self, assembly: Assembly, manifests: ManifestStore, store: Store) -> EntryRef:
-        sources = [manifests.entry(name) for name in assembly.sources]
+    def _assemble(
+        self, migration: StateMigration, manifests: ManifestStore, store: Store
+    ) -> EntryRef:
+        sources = [manifests.entry(name) for name in migration.sources]
         try:
-            made = assemble(sources, assembly.operators)
+            made = assemble(sources, migration.operators)
         except ValueError as error:
-            raise StoreError(f"{assembly.partition.key}: {error}") from error
+            raise StoreError(f"{migration.partition.key}: {error}") from error
         if made is None:
-            return EntryRef(assembly.epoch, None, "")
-        where = assembly.partition
+            return EntryRef(migration.epoch, None, "")
+        where = migration.partition
         entry = replace(made, segment=where.segment, partition=where.index)
         data = encode_entry(entry, self._uid)
         digest = entry_digest(entry)
-        name = entry_name(where.segment, where.index, assembly.epoch, digest, _ASSEMBLED)
+        name = entry_name(where.segment, where.index, migration.epoch, digest, _MIGRATED)
         store.put(f"{self._uid}/{name}", data)
-        return EntryRef(assembly.epoch, name, digest, len(data))
+        return EntryRef(migration.epoch, name, digest, len(data))
 
     def _open(self) -> tuple[Store, ManifestStore]:
         if self._url is None:
@@ -118,9 +120,9 @@ class CheckpointStore:
             raise StoreError(late) from error
 
 
-def _with_assembled(manifest: Manifest, made: list[tuple[Assembly, EntryRef]]) -> Manifest:
+def _with_migrated(manifest: Manifest, made: list[tuple[StateMigration, EntryRef]]) -> Manifest:
     entries = dict(manifest.entries)
-    for assembly, ref in made:
-        key = assembly.partition.key
+    for migration, ref in made:
+        key = migration.partition.key
         entries[key] = tuple(ref if r.epoch == ref.epoch else r for r in entries[key])
     return replace(manifest, entries=entries)

@@ -24,7 +24,7 @@ from rekindle.coordinator.edge.objects import (
     pod_from,
 )
 from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemSaid
+from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
 from rekindle.topology.model import Topology
 
 Feed = Callable[[Event], None]
@@ -103,9 +103,9 @@ class GenerationReader:
             try:
                 await self._check()
                 back_off.reset()
-                self._feed(ProblemSaid("generation", None))
+                self._feed(ProblemChanged("generation", None))
             except (ObjectError, CompilationFailed) as error:
-                self._feed(ProblemSaid("generation", str(error)))
+                self._feed(ProblemChanged("generation", str(error)))
             except UNREACHABLE as error:
                 _log.warning("ConfigMaps: %r", error)
                 await back_off.wait()

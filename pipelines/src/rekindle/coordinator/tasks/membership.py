@@ -17,18 +17,18 @@ from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
 from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint
 from rekindle.topology.model import Slot
 
-LEAST_SILENCE_S = 1.5
+MIN_SILENCE_S = 1.5
 """No task is suspected before this."""
-MOST_SILENCE_S = 5.0
+MAX_SILENCE_S = 5.0
 """However irregular its history, or without one, a task silent for this long is suspected."""
-BIRTH_S = 60.0
+START_TIMEOUT_S = 60.0
 """How long a container may take to its first answer before nothing is kept for it."""
-OWN_PAUSE_S = 0.5
+MAX_TICK_GAP_S = 0.5
 """A gap between two ticks above this was the coordinator's own sleep, not the tasks' silence."""
-_HABIT_S = 3.0
+_MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure and says nothing of the task's habits."""
 _HISTORY = 64
-_UNBORN = frozenset({"Waiting", "Restoring"})
+_NOT_RESTORED = frozenset({"Waiting", "Restoring"})
 _DEVIATIONS = 6.0
 
 
@@ -45,13 +45,13 @@ class Task:
     pod: Pod
     known_since: float
     last_heard: float | None = None
-    answer: PollResponse | None = None
+    response: PollResponse | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
     first_stable: int | None = None
     suspected_since: float | None = None
     refusal: str | None = None  # why it and this coordinator cannot work together
-    stillborn: bool = False
+    failed_to_start: bool = False
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     slot: Slot = field(init=False)
     partition: Partition = field(init=False)
@@ -79,20 +79,20 @@ class Task:
 
     @property
     def phase(self) -> str:
-        return self.answer.phase if self.answer else "Waiting"
+        return self.response.phase if self.response else "Waiting"
 
     @property
     def unknown(self) -> bool:
         """It may be running, and this coordinator does not know where it stands."""
-        return self.pod.runs and self.answer is None and not self.stillborn
+        return self.pod.runs and self.response is None and not self.failed_to_start
 
     def tolerated_silence_s(self) -> float:
         """The longest silence that its own history makes likely."""
         if len(self.gaps) < 8:
-            return LEAST_SILENCE_S
+            return MIN_SILENCE_S
         mean = sum(self.gaps) / len(self.gaps)
         deviation = math.sqrt(sum((g - mean) ** 2 for g in self.gaps) / len(self.gaps))
-        return min(MOST_SILENCE_S, max(LEAST_SILENCE_S, mean + _DEVIATIONS * deviation))
+        return min(MAX_SILENCE_S, max(MIN_SILENCE_S, mean + _DEVIATIONS * deviation))
 
 
 class Membership:
@@ -129,32 +129,32 @@ class Membership:
         task = self.find(slot, pod.incarnation)
         if task is None:
             return Task(pod=pod, known_since=now)
-        if pod.started and not task.pod.started and task.answer is None:
+        if pod.started and not task.pod.started and task.response is None:
             task.known_since = now
         if not pod.runs:
-            task.answer, task.position, task.assigned, task.first_stable = None, None, None, None
+            task.response, task.position, task.assigned, task.first_stable = None, None, None, None
             task.suspected_since, task.last_heard = None, None
         task.pod = pod
         return task
 
-    def answered(self, task: Task, answer: PollResponse, now: float) -> bool:
+    def answered(self, task: Task, response: PollResponse, now: float) -> bool:
         """Take an answer in; True when this is news that cannot wait (heard again, new phase)."""
-        previous = task.answer
-        rebooted = previous is not None and previous.boot_id != answer.boot_id
-        news = task.suspected or rebooted or previous is None or previous.phase != answer.phase
-        if task.last_heard is not None and now - task.last_heard <= _HABIT_S:
+        previous = task.response
+        rebooted = previous is not None and previous.boot_id != response.boot_id
+        news = task.suspected or rebooted or previous is None or previous.phase != response.phase
+        if task.last_heard is not None and now - task.last_heard <= _MAX_REGULAR_GAP_S:
             task.gaps.append(now - task.last_heard)
         task.last_heard = now
         task.suspected_since = None
         task.refusal = None
         if rebooted or task.first_stable is None:
-            task.first_stable = None if answer.phase in _UNBORN else answer.stable_epoch
+            task.first_stable = None if response.phase in _NOT_RESTORED else response.stable_epoch
         if rebooted:
             task.position = None
-            if answer.phase == "Waiting":
+            if response.phase == "Waiting":
                 task.assigned = None
-        task.answer = answer
-        task.position = _position(task, answer)
+        task.response = response
+        task.position = _position(task, response)
         return news
 
     def poll_failed(self, event: PollFailed) -> bool:
@@ -171,10 +171,10 @@ class Membership:
     def started(self) -> tuple[str, ...]:
         """Slots whose task has been given a restore point, by whichever coordinator."""
         return tuple(
-            sorted(t.slot.key for t in self if t.answer and t.answer.restored_from is not None)
+            sorted(t.slot.key for t in self if t.response and t.response.restored_from is not None)
         )
 
-    def asked_from(self, now: float) -> None:
+    def polling_started(self, now: float) -> None:
         """The first polls go out now."""
         self._last_tick = now
         for task in self:
@@ -182,18 +182,20 @@ class Membership:
 
     def ticked(self, now: float) -> list[Task]:
         """Suspect the silent; returns those that are newly so."""
-        if self._last_tick is not None and now - self._last_tick > OWN_PAUSE_S:
-            self._excuse(now - self._last_tick)
+        if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
+            self._reset_timers(now - self._last_tick)
         self._last_tick = now
         for task in self:
             age = now - task.known_since
-            task.stillborn = task.answer is None and not task.pod.started and age > BIRTH_S
+            task.failed_to_start = (
+                task.response is None and not task.pod.started and age > START_TIMEOUT_S
+            )
         silent = [t for t in self if not t.suspected and _is_silent(t, now)]
         for task in silent:
             task.suspected_since = now
         return silent
 
-    def _excuse(self, pause_s: float) -> None:
+    def _reset_timers(self, pause_s: float) -> None:
         for task in self:
             task.known_since += pause_s
             if task.last_heard is not None:
@@ -208,25 +210,25 @@ def _is_silent(task: Task, now: float) -> bool:
     if not task.pod.runs:
         return False
     if task.last_heard is None:
-        return task.pod.started and now - task.known_since > MOST_SILENCE_S
+        return task.pod.started and now - task.known_since > MAX_SILENCE_S
     return now - task.last_heard > task.tolerated_silence_s()
 
 
-def _position(task: Task, answer: PollResponse) -> int | None:
+def _position(task: Task, response: PollResponse) -> int | None:
     """Where a task certainly stands: it needs no input at or below this epoch.
 
     That is what it was restored from, or has saved since. Its log proves more only once it has
     grown: until then it may hold what an earlier boot has put there, which the engine only replays
     and which says nothing of the inputs that it still needs.
     """
-    start = answer.restored_from
+    start = response.restored_from
     if start is None:
         start = task.assigned.epoch if task.assigned else None
-    if start is None and answer.phase in ("Waiting", "Failed"):
+    if start is None and response.phase in ("Waiting", "Failed"):
         return task.position
-    stands = [-1 if start is None else start, *(c.epoch for c in answer.checkpoints)]
-    if task.first_stable is not None and answer.stable_epoch > task.first_stable:
-        stands.append(answer.stable_epoch)
+    stands = [-1 if start is None else start, *(c.epoch for c in response.checkpoints)]
+    if task.first_stable is not None and response.stable_epoch > task.first_stable:
+        stands.append(response.stable_epoch)
     if task.position is not None:
         stands.append(task.position)
     return max(stands)
@@ -247,17 +249,17 @@ def coordinator_is_isolated(
     if len(silent) < 2 or 2 * len(silent) <= len(running):
         return False
     heard = {t.partition for t in running if not t.suspected}
-    vouched = 0
+    proofs = 0
     for task in running:
-        if task.suspected or task.answer is None:
+        if task.suspected or task.response is None:
             continue
         for slot in inputs.get(task.slot, ()):
             peer = silent.get(slot)
-            if peer is None or peer.answer is None or peer.partition in heard:
+            if peer is None or peer.response is None or peer.partition in heard:
                 continue
-            if peer.endpoint in task.answer.unreadable:
+            if peer.endpoint in task.response.unreadable:
                 return False
-            if task.answer.stable_epoch <= peer.answer.stable_epoch + margin:
+            if task.response.stable_epoch <= peer.response.stable_epoch + margin:
                 return False
-            vouched += 1
-    return vouched > 0
+            proofs += 1
+    return proofs > 0

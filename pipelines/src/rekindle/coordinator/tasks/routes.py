@@ -26,18 +26,18 @@ _LAGGING_EPOCHS = 2
 """A replica lags when it is so far behind another one, in both. Differences, so that the other one
 has to lose twice as much before it lags; epochs, so that nobody swings within a long one."""
 
-Judge = Callable[[Task], bool]
+TaskPredicate = Callable[[Task], bool]
 
 
 def serves(task: Task) -> bool:
     """Whether readers may ask it. One that was not heard yet but once was ready is presumed to."""
     if not task.pod.runs or task.pod.address is None:
         return False
-    return task.phase in _SERVING if task.answer is not None else task.pod.started
+    return task.phase in _SERVING if task.response is not None else task.pod.started
 
 
 def upstreams(
-    slot: Slot, graph: Graph, replicas: dict[Partition, list[Task]], is_suspected: Judge
+    slot: Slot, graph: Graph, replicas: dict[Partition, list[Task]], is_suspected: TaskPredicate
 ) -> tuple[Upstream, ...]:
     return tuple(
         Upstream(
@@ -59,12 +59,12 @@ def serving_replicas(
     return found
 
 
-def uncompared(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partition, str]:
+def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partition, str]:
     """Partitions whose replicas run different versions of the engine, and what to say of that: from
     a difference between their results nothing follows."""
     found: dict[Partition, str] = {}
     for partition, tasks in replicas.items():
-        if len(tasks) > 1 and len(engines := {t.answer.engine for t in tasks if t.answer}) > 1:
+        if len(tasks) > 1 and len(engines := {t.response.engine for t in tasks if t.response}) > 1:
             names = " and ".join(sorted(engine or "unknown" for engine in engines))
             found[partition] = (
                 f"{partition.key}: its replicas run engines {names}; their results are not "
@@ -73,7 +73,9 @@ def uncompared(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partition, 
     return found
 
 
-def running(replicas: dict[Partition, list[Task]], is_suspected: Judge) -> frozenset[Partition]:
+def running(
+    replicas: dict[Partition, list[Task]], is_suspected: TaskPredicate
+) -> frozenset[Partition]:
     """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
     while there are none, those that catch up."""
     for phase in ("Live", "CatchingUp"):
@@ -87,36 +89,36 @@ def running(replicas: dict[Partition, list[Task]], is_suspected: Judge) -> froze
     return frozenset()
 
 
-def saver(replicas: list[Task], is_suspected: Judge) -> Slot | None:
+def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """Who saves a partition's checkpoints: the lowest index that is Live, else catching up; None
     while no replica serves."""
-    heard = [t for t in replicas if t.answer is not None and not is_suspected(t)]
+    heard = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(heard, key=lambda t: (t.phase != "Live", t.slot.replica), default=None)
     return best.slot if best else None
 
 
-def _endpoints(tasks: list[Task], mine: int, is_suspected: Judge) -> tuple[Endpoint, ...]:
+def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tuple[Endpoint, ...]:
     def preference(task: Task) -> tuple[bool, bool, int, bool, int]:
         replica = task.slot.replica
-        lag = sum(task.answer.lag_s > s for s in _LAG_STEPS_S) if task.answer else 0
+        lag = sum(task.response.lag_s > s for s in _LAG_STEPS_S) if task.response else 0
         return is_suspected(task), task.phase != "Live", lag, replica != mine, replica
 
-    live = [t.answer for t in tasks if t.answer and t.phase == "Live" and not is_suspected(t)]
+    live = [t.response for t in tasks if t.response and t.phase == "Live" and not is_suspected(t)]
     return tuple(
         Endpoint(
             address=task.endpoint,
             replica=task.slot.replica,
             incarnation=task.pod.incarnation,
             suspected=is_suspected(task),
-            lagging=task.answer is not None and _lags(task.answer, live),
+            lagging=task.response is not None and _lags(task.response, live),
         )
         for task in sorted(tasks, key=preference)
     )
 
 
-def _lags(answer: PollResponse, live: Sequence[PollResponse]) -> bool:
+def _lags(response: PollResponse, live: Sequence[PollResponse]) -> bool:
     return any(
-        answer.lag_s - other.lag_s > _LAGGING_S
-        and other.stable_epoch - answer.stable_epoch >= _LAGGING_EPOCHS
+        response.lag_s - other.lag_s > _LAGGING_S
+        and other.stable_epoch - response.stable_epoch >= _LAGGING_EPOCHS
         for other in live
     )

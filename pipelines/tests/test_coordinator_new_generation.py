@@ -11,12 +11,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from coordinator_parts import SCHEMA, Part, make_generation
-from coordinator_world import DIAMOND, World, started, wishes
+from coordinator_world import DIAMOND, World, next_polls, started
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
-from rekindle.coordinator.checkpoints.new_generation import boundary_at_or_after, evolve, starts_at
+from rekindle.coordinator.checkpoints.new_generation import (
+    boundary_at_or_after,
+    empty_entry,
+    start_generation,
+)
 from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.streams.epochs import EpochBatch
@@ -58,8 +62,8 @@ def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() ->
     queries = world.store[-1].queries
     assert queries["q-left"].epoch > world.head - world.every
     assert (queries["q-left"].epoch % world.every, queries["q-both"].epoch) == (0, 0)
-    told = wishes(world)[Slot("left", 0, 0)].sinks
-    assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in told] == [
+    given = next_polls(world)[Slot("left", 0, 0)].sinks
+    assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in given] == [
         ("q-left", queries["q-left"].epoch, "file:///y")
     ]
 
@@ -69,7 +73,7 @@ def test_no_entry_is_committed_that_a_query_which_its_task_has_not_heard_of_lack
     parts = [replace(p, query=True) if p.name == "right" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
     while world.store[-1].generation != 2:
-        world.tell_tick()
+        world.tick()
     owes = world.store[-1].queries["q-right"].epoch
     world.start_coordinator()  # the first dies before it has told anybody
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
@@ -101,19 +105,24 @@ def test_replaced_tasks_that_go_on_write_nothing_of_what_their_successors_owe() 
     world.release_writes()
     world.start_task(new)
     world.run(5 * world.every)
-    owed = world.store[-1].queries["q-both"].epoch
-    assert world.tasks[old].position > owed
-    assert written_by(world, old) < owed
-    assert written_by(world, new) > owed
-    told = wishes(world)[old]
-    assert (told.sinks, told.upstreams, told.floor, told.restore) == ((), (), None, None)
+    first_epoch = world.store[-1].queries["q-both"].epoch
+    assert world.tasks[old].position > first_epoch
+    assert written_by(world, old) < first_epoch
+    assert written_by(world, new) > first_epoch
+    given = next_polls(world)[old]
+    assert (
+        given.sinks,
+        given.upstreams,
+        given.floor,
+        given.restore,
+    ) == ((), (), None, None)
 
 
 def test_a_coordinator_that_finds_replaced_tasks_stops_their_sinks_first() -> None:
     world, old, _ = edited()
     world.start_coordinator()
     world.run(3 * world.every)
-    assert not world.tasks[old].answer().sinks
+    assert not world.tasks[old].response().sinks
     assert written_by(world, old) < world.store[-1].queries["q-both"].epoch
 
 
@@ -131,8 +140,8 @@ def test_a_start_leaves_time_to_hear_of_it() -> None:
     parts = [Part("src"), Part("new", ("src",), query=True)]
     generation = make_generation(parts, 3, every=4)
     previous = replace(manifest_of(src={3: True}), epoch=3)
-    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=6)
-    assert found.entries["new/0"] == (starts_at(11),)
+    found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=6)
+    assert found.entries["new/0"] == (empty_entry(11),)
 
 
 def test_a_source_that_is_added_says_from_which_epoch_on_it_is_read() -> None:
@@ -173,17 +182,17 @@ def fused(reader: bool) -> Generation:
 def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
     generation = fused(reader=False)
     previous = manifest_of(src={29: True, 19: True}, A={29: True, 19: True}, N={39: False})
-    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=35)
+    found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=35)
     assert [ref.epoch for ref in found.entries["an/0"]] == [29, 19]
-    assert [a.sources for a in found.assemblies] == [("A@29",), ("A@19",)]
+    assert [a.sources for a in found.migrations] == [("A@29",), ("A@19",)]
     assert not found.problems
 
 
 def test_what_a_segment_that_never_began_still_owes_is_not_skipped() -> None:
     generation = fused(reader=False)
     previous = manifest_of(src={89: True, -1: False}, A={89: True, -1: False}, N={-1: False})
-    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=95)
-    assert found.entries["an/0"] == (starts_at(-1),)
+    found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=95)
+    assert found.entries["an/0"] == (empty_entry(-1),)
     assert not found.problems
 
 
@@ -196,12 +205,12 @@ def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
         r={29: True, 19: True},
     )
     graph = build_graph(generation.topology)
-    found = evolve(previous, generation, graph, head_epoch=45)
+    found = start_generation(previous, generation, graph, head_epoch=45)
     assert [ref.epoch for ref in found.entries["r/0"]] == [29]
     assert not found.problems
     stranded = replace(previous, entries={**previous.entries, "r/0": previous.entries["r/0"][1:]})
-    found = evolve(stranded, generation, graph, head_epoch=45)
-    assert found.entries["r/0"] == (starts_at(29),)
+    found = start_generation(stranded, generation, graph, head_epoch=45)
+    assert found.entries["r/0"] == (empty_entry(29),)
     assert "r/0 loses its state" in found.problems[0]
 
 
@@ -214,13 +223,13 @@ def test_operators_in_another_segmentation_keep_their_state() -> None:
     )
     generation = make_generation(parts, 2)
     generation = replace(generation, lineage={**world.generation.lineage, **generation.lineage})
-    world.allow_assemblies = True
+    world.allow_migrations = True
     world.change_generation(generation)
     world.rounds(4)
     newest = world.store[-1]
     assert [r.epoch for r in newest.entries["both2/0"]] == [committed]
-    (assembly,) = world.assemblies
-    assert assembly.sources == (f"both/0@{committed}",)
+    (migration,) = world.migrations
+    assert migration.sources == (f"both/0@{committed}",)
     assert "both/0" not in newest.entries
 
 
@@ -231,7 +240,7 @@ def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
 
 def test_a_generation_that_is_older_changes_nothing() -> None:
     world = started()
-    world.tell(GenerationSeen(make_generation([Part("x")], 0)))
+    world.feed(GenerationSeen(make_generation([Part("x")], 0)))
     assert world.coordinator.generation is world.generation
 
 
@@ -252,20 +261,20 @@ def test_a_changed_definition_is_told_apart_from_the_one_before() -> None:
     assert after["q-both"][0] != before["q-both"][0]
     world.start_task(Slot("both-2", 0, 0))
     world.rounds(4)
-    (told,) = wishes(world)[Slot("both-2", 0, 0)].sinks
-    assert (told.definition, told.generation) == after["q-both"]
+    (given,) = next_polls(world)[Slot("both-2", 0, 0)].sinks
+    assert (given.definition, given.generation) == after["q-both"]
 
 
 def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
     """One of its operators stays, and keeps its state; what the query gets is new all the same."""
     old = make_generation([Part("src"), Part("an", ("src",), query=True)], 1)
-    previous = evolve(None, old, build_graph(old.topology), head_epoch=-1)
+    previous = start_generation(None, old, build_graph(old.topology), head_epoch=-1)
     manifest = replace(manifest_of(src={29: True}), queries=previous.queries)
     entries = {**manifest.entries, "an/0": (EntryRef(29, "an@29", "d"),)}
     parts = [Part("src"), Part("an", ("src",), edit="-2", operators=("op-an", "op-N"), query=True)]
     new = lineage_of(make_generation(parts, 2), an=("op-an",))
     graph = build_graph(new.topology)
-    found = evolve(replace(manifest, entries=entries), new, graph, head_epoch=35)
+    found = start_generation(replace(manifest, entries=entries), new, graph, head_epoch=35)
     assert found.entries["an-2/0"][0].epoch == 29
     assert found.queries["q-an"].generation == 2
     assert found.queries["q-an"].epoch > 35
@@ -273,19 +282,19 @@ def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
 
 def test_a_query_of_a_release_without_definitions_goes_on() -> None:
     generation = make_generation([Part("src", query=True)], 4)
-    first = evolve(None, generation, build_graph(generation.topology), head_epoch=-1)
+    first = start_generation(None, generation, build_graph(generation.topology), head_epoch=-1)
     unnamed = {n: replace(q, definition="", generation=0) for n, q in first.queries.items()}
     previous = replace(manifest_of(src={9: True}), queries=unnamed)
-    found = evolve(previous, generation, build_graph(generation.topology), head_epoch=12)
+    found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=12)
     assert found.queries["q-src"] == replace(first.queries["q-src"], generation=0)
 
 
 def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
     """The sink that a task opens for what it is told."""
-    (told,) = wishes(world)[slot].sinks
-    definition = Definition(told.definition, told.generation, told.from_epoch, world.every)
+    (given,) = next_polls(world)[slot].sinks
+    definition = Definition(given.definition, given.generation, given.from_epoch, world.every)
     spec = FilesSinkSpec(url=f"file://{place}")
-    return FilesSink(told.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
+    return FilesSink(given.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
 
 
 def test_sinks_that_ran_past_the_checkpoints_are_not_written_again(tmp_path: Path) -> None:
