@@ -36,7 +36,7 @@ def test_a_fault_of_ours_leaves_no_query_live(
     def broken(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("rekindle_operator.reconcile.core.keep_coordinator", broken)
+    monkeypatch.setattr("rekindle_operator.reconcile.core.replace_coordinator", broken)
     running.settle()
     assert set(running.query_states().values()) == {"Unknown"}
     assert running.status()["queriesLive"] == "0/3"

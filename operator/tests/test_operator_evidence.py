@@ -175,7 +175,7 @@ def test_without_a_report_nothing_is_said_to_be_live(running: ModelCluster) -> N
     assert running.status()["phase"] == "Unknown"
     for kind in ("Available", "Redundant", "Consistent", "Ready"):
         assert running.condition(kind)["status"] == "Unknown", kind
-    assert "no word from the coordinator since 2027" in running.condition("Ready")["message"]
+    assert "no report from the coordinator since 2027" in running.condition("Ready")["message"]
 
 
 def test_a_task_that_was_never_ready_is_starting_and_not_unknown(running: ModelCluster) -> None:

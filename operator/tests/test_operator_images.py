@@ -73,7 +73,7 @@ def test_an_image_of_the_spec_is_nobodys_default(running: ModelCluster) -> None:
     running.settle()
     upgrade(running)
     running.settle()
-    assert "goes on with image" not in running.condition("Valid")["message"]
+    assert "keeps image" not in running.condition("Valid")["message"]
 
 
 def ask_to_roll(cluster: ModelCluster) -> None:

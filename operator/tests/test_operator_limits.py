@@ -86,7 +86,7 @@ def test_a_namespace_over_its_share_waits_and_says_why() -> None:
     assert 0 < used <= 2000
     waits = [q["waitingFor"] for q in cluster.status()["queries"] if q["state"] == "Waiting"]
     assert waits
-    assert any("the namespace has its share of the cluster" in w for w in waits)
+    assert any("the namespace has used its share of the cluster" in w for w in waits)
     cluster.settings = replace(cluster.settings, limits=NamespaceLimits())
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
@@ -99,7 +99,7 @@ def test_a_blocking_topology_over_its_share_says_why() -> None:
         cluster.add_node(name)
     cluster.settle()
     waits = [q["waitingFor"] for q in cluster.status()["queries"]]
-    assert all("the namespace has its share of the cluster" in w for w in waits)
+    assert all("the namespace has used its share of the cluster" in w for w in waits)
 
 
 def shared(of: Capacity, **left: Amounts) -> Capacity:

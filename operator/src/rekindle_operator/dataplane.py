@@ -1,4 +1,5 @@
-"""`status.dataPlane`, the coordinator's report, as Python objects. Pure.
+"""`status.dataPlane`, the coordinator's report, as Python objects: read once, when a topology is
+received. Pure.
 
 A value that cannot be parsed counts as missing: a coordinator of another version must not stop
 recovery.
@@ -13,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekindle.protocol import TaskPhase
+
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
     slot: str
     incarnation: int
-    phase: str
+    phase: TaskPhase | None  # None: a word of another version
     suspected: bool = False
     silent_s: float = 0.0  # how long it was silent when it became suspected
     stable_epoch: int | None = None
@@ -38,6 +41,15 @@ class QueryReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """The newest manifest; empty: there is none yet."""
+
+    epoch: int | None = None
+    time: str = ""
+    size: int | None = None  # bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DataPlane:
     fence: int = 0
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
@@ -45,7 +57,7 @@ class DataPlane:
     diverged: tuple[str, ...] = ()
     inconsistent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
     head_epoch: int | None = None  # the newest epoch that any source has released
 
     def task(self, slot: str, incarnation: int) -> TaskReport | None:
@@ -69,7 +81,7 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
         diverged=tuple(_diverged(d) for d in _entries(raw, "diverged")),
         inconsistent=tuple(str(i) for i in _entries(raw, "inconsistent")),
         problems=tuple(str(p) for p in _entries(raw, "problems")),
-        checkpoint=_mapping(raw.get("checkpoint")),
+        checkpoint=_checkpoint(_mapping(raw.get("checkpoint"))),
         head_epoch=_integer(raw.get("headEpoch")),
     )
 
@@ -84,13 +96,25 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
     return TaskReport(
         slot=str(raw.get("slot", "")),
         incarnation=_integer(raw.get("incarnation")) or 0,
-        phase=str(raw.get("phase", "Waiting")),
+        phase=_phase(raw.get("phase", TaskPhase.WAITING)),
         suspected=bool(raw.get("suspected", False)),
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
         refused=str(raw.get("refused") or ""),
     )
+
+
+def _phase(value: Any) -> TaskPhase | None:
+    try:
+        return TaskPhase(value)
+    except ValueError:
+        return None
+
+
+def _checkpoint(raw: Mapping[str, Any]) -> CheckpointReport:
+    time = str(raw.get("time") or "")
+    return CheckpointReport(_integer(raw.get("epoch")), time, _integer(raw.get("bytes")))
 
 
 def _diverged(raw: Any) -> str:

@@ -49,7 +49,6 @@ from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportAges
 from rekindle_operator.cluster.stamps import Stamp, stamp_phases
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
-from rekindle_operator.dataplane import read_data_plane
 
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
 
@@ -198,7 +197,7 @@ class ClusterCache:
         self._reports.read(view, now)
         suspected = {
             SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._timers_reset_at)
-            for t in read_data_plane(view.data_plane).tasks.values()
+            for t in view.report.tasks.values()
             if t.suspected
         }
         kept = {r: at for r, at in self._silent_since.items() if r.topology_uid != view.uid}

@@ -17,6 +17,8 @@ from rekindle.errors import Problem
 from rekindle.names import COORDINATOR_SLOT, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.dataplane import DataPlane, read_data_plane
+from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,14 @@ class TopologyView:
     created: str  # RFC 3339, as the API server wrote it
     deleting: bool
     spec: Mapping[str, Any]
-    status: Mapping[str, Any]
+    status: Mapping[str, Any]  # as the API server has it; `own_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
+    own_status: TopologyStatus = field(init=False, compare=False, repr=False)
+    report: DataPlane = field(init=False, compare=False, repr=False)  # of the coordinator
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own_status", read_topology_status(self.status))
+        object.__setattr__(self, "report", read_data_plane(self.data_plane))
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Which nodes would not run which shapes of pods, as the pods that are replaced tell. Pure.
+"""Nodes that did not run pods of a shape: replacements avoid them for a while. Pure.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -14,7 +14,7 @@ from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
 # Reasons that the plan knows too, or that pass: another pod took the capacity first.
-_OF_THE_MOMENT = (
+_PASSING = (
     "Insufficient",
     "Too many pods",
     "untolerated taint",
@@ -24,8 +24,8 @@ _OF_THE_MOMENT = (
 )
 
 
-def nodes_to_avoid(states: Iterable[SlotState], assessment: LossAssessment) -> list[AvoidNode]:
-    """What the pods that are replaced in this pass tell of their nodes."""
+def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[AvoidNode]:
+    """The nodes of pods that are replaced in this pass because the node did not run them."""
     found = []
     for state in states:
         pod = state.pod
@@ -37,13 +37,13 @@ def nodes_to_avoid(states: Iterable[SlotState], assessment: LossAssessment) -> l
             case Loss.REFUSED:
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:
-                node, why = pod.node, state.trouble
-            case Loss.SILENT if assessment.is_cut_off(pod):
-                node, why = pod.node, "its tasks are silent while its kubelet answers"
+                node, why = pod.node, state.start_problem
+            case Loss.SILENT if losses.is_cut_off(pod):
+                node, why = pod.node, "tasks on it are silent while its kubelet answers"
             case _:
                 continue
-        lasts = bool(why) and not any(words in why for words in _OF_THE_MOMENT)
-        if node is not None and node in assessment.usable and lasts:
+        lasts = bool(why) and not any(words in why for words in _PASSING)
+        if node is not None and node in losses.usable and lasts:
             found.append(AvoidNode(pod.shape, node, pod.uid, why))
     return found
 
@@ -51,7 +51,7 @@ def nodes_to_avoid(states: Iterable[SlotState], assessment: LossAssessment) -> l
 def still_avoided(
     pod: PodToPlace, nodes: frozenset[str], usable: Mapping[str, NodeView]
 ) -> frozenset[str]:
-    """`nodes`, unless they are all that could take the pod: then each is tried again in time."""
+    """`nodes`, unless no other node could take the pod: then each is tried again in time."""
     others = (node for name, node in usable.items() if name not in nodes)
     takes = any(
         node.allocatable.covers(pod.ask) and NodeCapacity(node, node.allocatable).admits(pod)

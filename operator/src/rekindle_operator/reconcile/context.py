@@ -17,20 +17,33 @@ from rekindle.topology.model import Slot, Topology
 from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
-from rekindle_operator.dataplane import DataPlane, read_data_plane
+from rekindle_operator.dataplane import DataPlane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_size
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
+from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
-from rekindle_operator.settings import PodDefaults, Settings
-
-BEFORE_RUNNING = (None, "", "Pending", "Invalid", "Suspended", "Starting")  # phases
+from rekindle_operator.settings import PodDefaults, Settings, Timing
+from rekindle_operator.topology_status import TopologyStatus
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
-_NO_MORE = "-"  # in place of a segment's id
-_DRY_RUN_AGAIN_S = (
-    30.0  # what the API server refused may be due to a quota or a webhook that passes
-)
+_REMOVED_SEGMENT = "-"  # in place of a segment's id
+_DRY_RUN_AGAIN_S = 30.0  # a quota or a webhook may have been the reason for a refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PassInputs:
+    """What all topologies of a pass share. `now`: seconds since 1970, by the clock that stamped the
+    snapshot."""
+
+    snapshot: Snapshot
+    losses: LossAssessment
+    now: float
+    settings: Settings
+
+    @property
+    def timing(self) -> Timing:
+        return self.settings.timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +60,33 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileContext:
+    """One topology in one pass."""
+
+    inputs: PassInputs
     view: TopologyView
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
     is_validated: bool  # False while the dry run of its pods is pending
-    data: DataPlane
-    reserved: Mapping[str, int]  # slot -> incarnation
     before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
-    # When `data` was last known to be true, if that is too long ago: it proves nothing any more.
+    # When the report was last known to be true, if that is too long ago to prove anything.
     stale_since: float | None = None
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # what an edit would make of the image; empty: it would stay
+
+    @property
+    def report(self) -> DataPlane:
+        """Of the coordinator."""
+        return self.view.report
+
+    @property
+    def last_status(self) -> TopologyStatus:
+        """What the operator wrote last."""
+        return self.view.own_status
+
+    @property
+    def reserved(self) -> Mapping[str, int]:
+        """Slot key -> incarnation."""
+        return self.last_status.incarnations
 
     @property
     def suspended(self) -> bool:
@@ -68,57 +97,65 @@ class ReconcileContext:
         return self.running is not None and not self.suspended and not self.view.deleting
 
 
-def open_context(
-    view: TopologyView, snapshot: Snapshot, settings: Settings, reported: bool, now: float
-) -> tuple[ReconcileContext, list[Action]]:
-    """The context, and what accepting its newest generation takes. `reported`: lately, by a
-    coordinator."""
+def open_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
+    """The context, and the actions that accept its newest generation."""
+    snapshot, settings = inputs.snapshot, inputs.settings
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
     )
-    defaults = settings.pods
-    actions: list[Action] = []
-    problems: tuple[Problem, ...] = ()
-    is_validated, running = True, _newest_running(view, configs)
+    running = _newest_running(view, configs)
     before = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
+    accepted = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
-        match compile_spec(view.name, view.spec):
-            case Rejected(found):
-                problems = found
-            case Compiled(_) if refused := refused_by_policy(view.spec, defaults.policy):
-                problems = tuple(refused)
-            case Compiled(topology) if refused := refused_by_size(
-                len(tuple(topology.slots())), defaults.policy
-            ):
-                problems = tuple(refused)
-            case Compiled(topology):
-                fresh = Running(view, topology)
-                dry_run = snapshot.dry_runs.get((view.uid, view.generation))
-                if dry_run is None:
-                    is_validated = False
-                    actions.append(_trial(fresh, defaults))
-                elif dry_run.problems:
-                    problems = dry_run.problems
-                    if now - dry_run.at >= _DRY_RUN_AGAIN_S:
-                        actions.append(_trial(fresh, defaults))
-                else:
-                    running = fresh
-                    actions.append(
-                        CreateConfig(view.namespace, generation_record(view, defaults.image))
-                    )
+        accepted = _accept(view, running, inputs)
+    is_reported = view.uid in inputs.losses.fresh
     context = ReconcileContext(
+        inputs=inputs,
         view=view,
-        running=running,
-        problems=problems,
-        is_validated=is_validated,
-        data=read_data_plane(view.data_plane),
-        reserved={str(s["slot"]): int(s["incarnation"]) for s in view.status.get("slots") or ()},
+        running=accepted.running,
+        problems=accepted.problems,
+        is_validated=accepted.is_validated,
         before=before,
-        newer_image=_newer_image(view, running, defaults),
-        stale_since=None if reported else snapshot.reports.get(view.uid),
+        newer_image=_newer_image(view, accepted.running, settings.pods),
+        stale_since=None if is_reported else snapshot.reports.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
-    return context, actions + _forgotten(context, configs, snapshot)
+    return context, [*accepted.actions, *_unused_records(context, configs)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Acceptance:
+    """What became of the newest generation; `running`: which one runs now."""
+
+    running: Running | None
+    problems: tuple[Problem, ...] = ()
+    is_validated: bool = True
+    actions: tuple[Action, ...] = ()
+
+
+def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> _Acceptance:
+    """Compile it, check it against the administrator's policy, have its pods checked by the API
+    server in a dry run; then record it."""
+    defaults = inputs.settings.pods
+    match compile_spec(view.name, view.spec):
+        case Rejected(problems):
+            return _Acceptance(running, problems)
+        case Compiled(topology):
+            fresh = Running(view, topology)
+    refused = refused_by_policy(view.spec, defaults.policy) or refused_by_size(
+        len(tuple(topology.slots())), defaults.policy
+    )
+    if refused:
+        return _Acceptance(running, tuple(refused))
+    result = inputs.snapshot.dry_runs.get((view.uid, view.generation))
+    if result is None:
+        return _Acceptance(running, is_validated=False, actions=(_dry_run(fresh, defaults),))
+    if result.problems:
+        is_due = inputs.now - result.at >= _DRY_RUN_AGAIN_S
+        again = (_dry_run(fresh, defaults),) if is_due else ()
+        return _Acceptance(running, result.problems, actions=again)
+    record = CreateConfig(view.namespace, generation_record(view, defaults.image))
+    return _Acceptance(fresh, actions=(record,))
 
 
 def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
@@ -130,8 +167,8 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
 
 
 def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | None:
-    """None, too, where another version of the operator accepted what this one cannot compile: its
-    pods stay as they are. An older record would have them deleted."""
+    """None also where another version of the operator accepted what this one cannot compile: its
+    pods stay as they are. Taking an older record would delete them."""
     if not configs:
         return None
     accepted = as_of_generation(view, configs[-1])
@@ -142,7 +179,7 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
             return None
 
 
-def _trial(fresh: Running, defaults: PodDefaults) -> DryRunPods:
+def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods:
     view = fresh.view
     pods = tuple(
         (
@@ -154,11 +191,10 @@ def _trial(fresh: Running, defaults: PodDefaults) -> DryRunPods:
     return DryRunPods(view.namespace, view.uid, view.generation, pods)
 
 
-def _forgotten(
-    context: ReconcileContext, configs: list[ConfigView], snapshot: Snapshot
-) -> list[Action]:
-    """Records that no pod mounts and that are older than the newest few."""
-    mounted = {p.generation for p in snapshot.pods if p.owner_uid == context.view.uid}
+def _unused_records(context: ReconcileContext, configs: list[ConfigView]) -> list[Action]:
+    """Deletes records that no pod mounts and that are older than the newest few."""
+    pods = context.inputs.snapshot.pods
+    mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
         DeleteConfig(c.namespace, c.name)
         for c in configs[:-_KEPT_GENERATIONS]
@@ -166,30 +202,28 @@ def _forgotten(
     ]
 
 
-def reservation(
-    context: ReconcileContext, taken: Mapping[str, int], snapshot: Snapshot
-) -> list[dict[str, object]]:
-    """`status.slots` with the incarnations that this pass takes: counters never go back.
+def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -> dict[str, int]:
+    """`status.slots` with the incarnations that this pass takes: they never fall.
 
-    Slots that edits have left behind, and that have no pod any more, are folded into one for each
+    Slots that an edit has removed, and that have no pod any more, are folded into one for each
     partition and replica, with the highest of their incarnations.
     """
     highest = dict(context.reserved)
     for slot, incarnation in taken.items():
         highest[slot] = max(incarnation, highest.get(slot, 0))
     if context.running is not None:
-        pods = (p for p in snapshot.pods if p.owner_uid == context.view.uid)
+        pods = (p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid)
         kept = {names.COORDINATOR_SLOT, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
-            incarnation, folded = highest.pop(slot), f"{_NO_MORE}/{place_of(slot)}"
+            folded = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
+            incarnation = highest.pop(slot)
             highest[folded] = max(incarnation, highest.get(folded, 0))
-    return [{"slot": slot, "incarnation": highest[slot]} for slot in sorted(highest)]
+    return {slot: highest[slot] for slot in sorted(highest)}
 
 
-def place_of(slot: str) -> str:
-    """Partition and replica of a slot's key."""
-    return slot.partition("/")[2]
+def partition_and_replica(slot_key: str) -> str:
+    return slot_key.partition("/")[2]
 
 
 def coordinator_incarnation(context: ReconcileContext) -> int:

@@ -1,8 +1,8 @@
-"""From what is to what to do: `reconcile(snapshot, now) -> [Action]`. Pure and level-triggered.
+"""From the state of the cluster to actions: `reconcile(snapshot, now) -> [Action]`. Pure.
 
-Whatever happened, and however often, the answer follows from the snapshot alone: applying the
-actions and reconciling again converges. Kubernetes, Kopf and clocks are elsewhere (`execute`,
-`handlers`, `loop`).
+Level-triggered: whatever happened, and however often, the actions follow from the snapshot alone;
+executing them and reconciling again converges. Kubernetes, Kopf and clocks are elsewhere
+(`execute`, `handlers`, `loop`).
 
 Design: docs/design/recovery.md, docs/design/kubernetes.md#watching.
 """
@@ -25,41 +25,68 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.avoid import nodes_to_avoid
-from rekindle_operator.reconcile.capacity import (
+from rekindle_operator.reconcile.capacity import measure_capacity
+from rekindle_operator.reconcile.conditions import OperatorProblem
+from rekindle_operator.reconcile.context import (
+    PassInputs,
+    ReconcileContext,
+    open_context,
+    reserved_incarnations,
+)
+from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
+from rekindle_operator.reconcile.events import Change, build_events
+from rekindle_operator.reconcile.health import health_of, still_needed
+from rekindle_operator.reconcile.peers import lost_peers
+from rekindle_operator.reconcile.planning import (
     PlanInput,
-    measure_capacity,
     open_gates,
     plan_all,
     ranks,
     with_candidates,
 )
-from rekindle_operator.reconcile.conditions import OperatorProblem
-from rekindle_operator.reconcile.context import ReconcileContext, open_context, reservation
-from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, keep_coordinator
-from rekindle_operator.reconcile.events import Change, tell
-from rekindle_operator.reconcile.health import examine, still_needed
-from rekindle_operator.reconcile.peers import lost_peers
-from rekindle_operator.reconcile.progress import follow
+from rekindle_operator.reconcile.recovery_status import update_recovery
+from rekindle_operator.reconcile.replacements import (
+    replacements,
+    reserved_by,
+    surplus_replicas,
+    suspend_pods,
+    terminating_on_lost_nodes,
+    unneeded_pods,
+)
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
-from rekindle_operator.reconcile.slots import (
-    SlotState,
-    incarnations,
-    leftovers,
-    observe_slots,
-    replacements,
-    surplus,
-    suspension,
-    zombies,
+from rekindle_operator.reconcile.slots import SlotState, observe_slots
+from rekindle_operator.reconcile.status import (
+    build_status,
+    failed_status,
+    owned,
+    without_fast_fields,
 )
-from rekindle_operator.reconcile.status import build_status, failed_status, owned, without_figures
-from rekindle_operator.recovery.losses import LossAssessment, assess_nodes
+from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTopology:
+    """A topology, the actions that accept its newest generation, and what its slots have."""
+
+    context: ReconcileContext
+    accepting: tuple[Action, ...]
+    states: tuple[SlotState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyNeeds:
+    """What a topology brings to the plan, and what it needs whatever the plan is."""
+
+    accepting: tuple[Action, ...]
+    plan_input: PlanInput
+    coordinator: CoordinatorReplacement
 
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
@@ -70,220 +97,187 @@ def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) 
 def reconcile_all(
     snapshot: Snapshot, now: float, settings: Settings | None = None
 ) -> list[TopologyActions]:
-    """The same, by topology: one that cannot be served, or that trips a fault of ours, holds up no
-    other."""
+    """The same, by topology. One that cannot be decided delays no other."""
+    # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or Settings()
     snapshot = without_forged(snapshot)
-    assessment = assess_nodes(snapshot, now, settings.timing)
-    faults = Faults()
+    losses = assess_nodes(snapshot, now, settings.timing)
+    inputs = PassInputs(snapshot, losses, now, settings)
+    steps = IsolatedSteps()
 
-    def survey(view: TopologyView) -> ObservedTopology:
-        context, accepting = open_context(
-            view, snapshot, settings, view.uid in assessment.fresh, now
-        )
-        counted = context.wants_pods
-        states = observe_slots(context, snapshot, assessment, now, settings) if counted else ()
-        states = roll_next(context, states)
-        return ObservedTopology(context, tuple(accepting), states)
+    # 2. Open the context of each topology, and observe its slots.
+    views = {view.uid: view for view in snapshot.topologies}
+    observed = steps.run(lambda view: _observe(view, inputs), views)
 
-    def prepare(observed: ObservedTopology) -> Prepared:
-        context, states = observed.context, observed.states
-        made = replacements(context, states, assessment, now, settings)
-        replacement = keep_coordinator(context, snapshot, assessment, now, settings)
-        serving = surplus(context, states, snapshot, assessment, now, settings.timing)
-        plan_input = with_candidates(
-            PlanInput(context, states, tuple(made), serving), snapshot, assessment
-        )
-        return Prepared(observed.accepting, plan_input, replacement)
+    # 3. Find what each topology needs: pods, a coordinator.
+    needs = steps.run(_find_needs, observed)
 
-    def act(prepared: Prepared) -> TopologyActions:
-        plan_input, replacement = prepared.plan_input, prepared.replacement
-        own = _turn(plan_input, replacement, snapshot, assessment, plan, now)
-        order = ranks(plan_input, places) | {a.name: (-1, 0) for a in replacement.create}
-        return TopologyActions(
-            plan_input.context.view.key, (*prepared.accepting, *own), ranks=order
-        )
+    # 4. Make one plan over all topologies: which queries come back, on which nodes.
+    plan = _make_plan(inputs, list(needs.values()))
 
-    observed = faults.without(survey, {view.uid: view for view in snapshot.topologies})
-    prepared = faults.without(prepare, observed)
-    plan = _plan(list(prepared.values()), snapshot, assessment, now, settings)
-    places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    decisions = faults.without(act, prepared)
-    quarantines = TopologyActions(
-        "", tuple(QuarantineNode(n, now) for n in sorted(assessment.newly_silent))
-    )
-    # What accepts a newer generation is done all the same: that may be the way out.
-    faulty = [
-        TopologyActions(
-            view.key,
-            (
-                *(observed[view.uid].accepting if view.uid in observed else ()),
-                *_say(fault, view, now),
-            ),
-            fault,
-        )
-        for view in snapshot.topologies
-        if (fault := faults.found.get(view.uid)) is not None
+    # 5. Decide the actions of each topology: status, Events, pods, gates.
+    decisions = steps.run(lambda found: _decide(found, plan), needs)
+
+    # 6. Report topologies for which a step failed. Accepting a newer generation may be the cure.
+    failed = [
+        _report_failure(view, fault, observed.get(uid), now)
+        for uid, view in views.items()
+        if (fault := steps.faults.get(uid)) is not None
     ]
-    peers = TopologyActions(
-        "replicas of the operator", tuple(lost_peers(snapshot, assessment, now, settings))
-    )
+
+    # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
+    quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
+    peers = tuple(lost_peers(snapshot, losses, now, settings))
     return [
-        quarantines,
-        peers,
-        *_removed(zombies(snapshot, assessment)),
+        TopologyActions("", quarantined),
+        TopologyActions("replicas of the operator", peers),
+        *_by_namespace(terminating_on_lost_nodes(snapshot, losses)),
         *decisions.values(),
-        *faulty,
+        *failed,
     ]
 
 
-def _removed(pods: Sequence[DeletePod]) -> list[TopologyActions]:
-    """By namespace, so that one pod that cannot be read or deleted holds up few others."""
-    by_namespace: dict[str, list[DeletePod]] = defaultdict(list)
-    for pod in pods:
-        by_namespace[pod.namespace].append(pod)
-    return [
-        TopologyActions(f"pods of {name}", tuple(found))
-        for name, found in sorted(by_namespace.items())
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTopology:
-    """A topology, what accepting its newest generation takes, and how its slots are."""
-
-    context: ReconcileContext
-    accepting: tuple[Action, ...]
-    states: tuple[SlotState, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What it brings to the plan, and what it needs whatever the plan says."""
-
-    accepting: tuple[Action, ...]
-    plan_input: PlanInput
-    replacement: CoordinatorReplacement
-
-
-class Faults:
-    """Steps that are taken for each topology apart from the others; `found`: by uid."""
+class IsolatedSteps:
+    """Runs a step for each topology apart from the others. `faults`: by uid."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Exception] = {}
+        self.faults: dict[str, Exception] = {}
 
-    def without(self, step: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
-        """The results of those that trip no fault."""
-        done = {}
+    def run(self, step: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
+        """The results of those for which the step did not fail."""
+        results = {}
         for uid, value in inputs.items():
             try:
-                done[uid] = step(value)
+                results[uid] = step(value)
             except Exception as fault:
-                self.found[uid] = fault
-        return done
+                self.faults[uid] = fault
+        return results
 
 
-def report_undecided(view: TopologyView, trouble: OperatorProblem, now: float) -> TopologyActions:
-    """Of a topology that nothing can be done for: say so."""
-    status = failed_status(view, trouble, now)
+def report_undecided(view: TopologyView, problem: OperatorProblem, now: float) -> TopologyActions:
+    """Of a topology for which nothing can be decided: only its status."""
+    status = failed_status(view, problem, now)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
-    return TopologyActions(
-        view.key, (WriteStatus(view.namespace, view.name, view.uid, status, urgent=True),)
+    write = WriteStatus(view.namespace, view.name, view.uid, status, urgent=True)
+    return TopologyActions(view.key, (write,))
+
+
+def _observe(view: TopologyView, inputs: PassInputs) -> ObservedTopology:
+    context, accepting = open_context(view, inputs)
+    return ObservedTopology(context, tuple(accepting), roll_next(context, observe_slots(context)))
+
+
+def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
+    context, states = observed.context, observed.states
+    plan_input = PlanInput(
+        context,
+        states,
+        replacements(context, states),
+        surplus_replicas(context, states),
     )
+    coordinator = replace_coordinator(context)
+    return TopologyNeeds(observed.accepting, with_candidates(plan_input), coordinator)
 
 
-def _say(fault: Exception, view: TopologyView, now: float) -> tuple[Action, ...]:
-    why = f"the operator failed to decide what to do: {fault!r}"
-    return report_undecided(view, OperatorProblem("ReconcileFailed", why), now).actions
+def _make_plan(inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
+    plan_inputs = [n.plan_input for n in needs]
+    states = [s for plan_input in plan_inputs for s in plan_input.states]
+    withdrawn = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran}
+    coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
+    return plan_all(plan_inputs, measure_capacity(inputs, withdrawn, coordinators))
 
 
-def _trouble(
-    context: ReconcileContext, snapshot: Snapshot, assessment: LossAssessment
-) -> OperatorProblem | None:
-    if assessment.trouble:
-        return OperatorProblem("NodesNotReady", assessment.trouble)
+def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
+    """One topology's actions; `schedule` gives them their order."""
+    plan_input, coordinator = needs.plan_input, needs.coordinator
+    context, states = plan_input.context, plan_input.states
+    key = context.view.key
+    if context.view.deleting:
+        return TopologyActions(key, needs.accepting)
+
+    # 1. The coordinator, which waits for no plan.
+    actions = [*needs.accepting, *coordinator.prepare, *coordinator.create, *coordinator.remove]
+
+    # 2. Status and Events.
+    actions += _report(needs, plan)
+
+    # 3. Pods that replace lost ones, and gates that the plan opens.
+    made = plan_input.replacements
+    if coordinator.create or any(m.due for m in made):
+        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
+    actions += nodes_to_avoid((m.state for m in made), context.inputs.losses)
+    actions += [m.create for m in made if m.due]
+    actions += open_gates(plan_input, plan)
+
+    # 4. Pods that are no longer needed.
+    actions += [m.delete for m in made if m.delete is not None]
+    if context.suspended:
+        actions += suspend_pods(context)
+    else:
+        serving = still_needed(context, states, plan_input.surplus)
+        actions += unneeded_pods(context, states, serving)
+
+    places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
+    order = ranks(plan_input, places) | {a.name: (-1, 0) for a in coordinator.create}
+    return TopologyActions(key, tuple(actions), ranks=order)
+
+
+def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
+    """Status, if it differs, and Events."""
+    plan_input, coordinator = needs.plan_input, needs.coordinator
+    context, states = plan_input.context, plan_input.states
+    view = context.view
+    taken = dict(reserved_by(plan_input.replacements))
+    if coordinator.incarnation is not None:
+        taken[COORDINATOR_SLOT] = coordinator.incarnation
+    health = health_of(context, states, plan_input.surplus, plan.over_share_of(view.key))
+    # What another version of the operator has accepted keeps its record.
+    running = context.running is not None
+    recovery = update_recovery(context, states, health, plan) if running else None
+    incarnations = reserved_incarnations(context, taken)
+    built = build_status(
+        context, states, health, recovery, incarnations, _operator_problem(context)
+    )
+    actions: list[Action] = []
+    if built.written != owned(view.status):
+        urgent = without_fast_fields(built.written) != without_fast_fields(view.status)
+        reserves = frozenset(
+            SlotRef(view.uid, slot, incarnation)
+            for slot, incarnation in taken.items()
+            if incarnation > context.reserved.get(slot, 0)
+        )
+        actions.append(
+            WriteStatus(view.namespace, view.name, view.uid, built.written, urgent, reserves)
+        )
+    change = Change(context, states, plan, built.status, coordinator)
+    return [*actions, *build_events(change)]
+
+
+def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
+    snapshot, losses = context.inputs.snapshot, context.inputs.losses
+    if losses.problem:
+        return OperatorProblem("NodesNotReady", losses.problem)
     if snapshot.stalled:
         kinds = ", ".join(snapshot.stalled)
-        return OperatorProblem(
-            "WatchStalled", f"the API server is not heard on the watches of {kinds}"
-        )
+        message = f"no watch events or bookmarks from the API server for {kinds}"
+        return OperatorProblem("WatchStalled", message)
     failure = snapshot.failures.get(context.view.key)
     return OperatorProblem("ActionFailed", failure) if failure else None
 
 
-def _plan(
-    prepared: Sequence[Prepared],
-    snapshot: Snapshot,
-    assessment: LossAssessment,
-    now: float,
-    settings: Settings,
-) -> Plan:
-    """One plan over all topologies."""
-    inputs = [p.plan_input for p in prepared]
-    states = [s for plan_input in inputs for s in plan_input.states]
-    withdrawn = [s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran]
-    coordinators = [p.replacement.pod for p in prepared if p.replacement.pod is not None]
-    capacity = measure_capacity(snapshot, assessment, withdrawn, coordinators, settings.limits)
-    return plan_all(inputs, capacity, now, settings)
+def _report_failure(
+    view: TopologyView, fault: Exception, observed: ObservedTopology | None, now: float
+) -> TopologyActions:
+    problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {fault!r}")
+    accepting = observed.accepting if observed is not None else ()
+    report = report_undecided(view, problem, now).actions
+    return TopologyActions(view.key, (*accepting, *report), fault)
 
 
-def _turn(
-    plan_input: PlanInput,
-    replacement: CoordinatorReplacement,
-    snapshot: Snapshot,
-    assessment: LossAssessment,
-    plan: Plan,
-    now: float,
-) -> list[Action]:
-    """One topology's actions; `schedule` says in which order they are done."""
-    context = plan_input.context
-    if context.view.deleting:
-        return []
-    taken = dict(incarnations(plan_input.made))
-    if replacement.incarnation is not None:
-        taken[COORDINATOR_SLOT] = replacement.incarnation
-    over_share = plan.over_share_of(context.view.key)
-    health = examine(context, plan_input.states, plan_input.surplus, over_share)
-    recovery = follow(context, plan_input.states, health, assessment, plan, now)
-    status = build_status(
-        context,
-        plan_input.states,
-        health,
-        recovery,
-        reservation(context, taken, snapshot),
-        _trouble(context, snapshot, assessment),
-        now,
-    )
-    actions: list[Action] = [*replacement.prepare, *replacement.create, *replacement.remove]
-    if owned(status) != owned(context.view.status):
-        slow = without_figures(status) != without_figures(context.view.status)
-        view = context.view
-        fresh = frozenset(
-            SlotRef(view.uid, slot, n)
-            for slot, n in taken.items()
-            if n > context.reserved.get(slot, 0)
-        )
-        actions.append(WriteStatus(view.namespace, view.name, view.uid, owned(status), slow, fresh))
-    change = Change(
-        context,
-        plan_input.states,
-        assessment,
-        plan,
-        status,
-        replacement.why,
-        replacement.incarnation,
-    )
-    actions += tell(change)
-    if replacement.create or any(m.due for m in plan_input.made):
-        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in plan_input.made), assessment)
-    actions += [m.create for m in plan_input.made if m.due]
-    actions += open_gates(plan_input, plan, now)
-    actions += [m.delete for m in plan_input.made if m.delete is not None]
-    if context.suspended:
-        actions += suspension(context, snapshot, assessment)
-    else:
-        serving = still_needed(context, plan_input.states, plan_input.surplus)
-        actions += leftovers(context, plan_input.states, snapshot, assessment, serving)
-    return actions
+def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:
+    """So that one pod that cannot be read or deleted delays few others."""
+    found: dict[str, list[DeletePod]] = defaultdict(list)
+    for pod in pods:
+        found[pod.namespace].append(pod)
+    return [TopologyActions(f"pods of {name}", tuple(found[name])) for name in sorted(found)]

@@ -1,147 +1,177 @@
-"""What a person would want to know of, as Events with stable reasons. Pure.
+"""What a person needs to know of a pass, as Events with stable reasons. Pure.
 
-Events are the difference between the status that was and the one that is about to be written, so
-another operator, or this one after a restart, says nothing twice. `occasion` makes an Event's name:
-the API server refuses the same one again.
+Events are the difference between the last status and the one that is about to be written, so
+another operator, or this one after a restart, emits nothing twice. `occasion` is part of an Event's
+name: the API server refuses the same one again.
 
 Design: docs/operations.md#events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import assert_never
 
 from rekindle_operator.reconcile.actions import EmitEvent
-from rekindle_operator.reconcile.conditions import condition_of
 from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
+from rekindle_operator.reconcile.phases import QueryChange, query_changes
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.losses import Loss, LossAssessment
+from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.plan import Plan
+from rekindle_operator.topology_status import (
+    QueryEntry,
+    RecoveryEntry,
+    TopologyPhase,
+    TopologyStatus,
+)
 
 _NOTE_LIMIT = 1000
+_NO_ENTRY = RecoveryEntry(started_at="")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One pass over one topology: what there was, what there is, and what was decided."""
+    """One pass over one topology: what was, what is, and what was decided."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
-    assessment: LossAssessment
     plan: Plan
-    new: Mapping[str, Any]
-    replacement: str  # why the coordinator was replaced; empty: it was not
-    incarnation: int | None
+    new: TopologyStatus
+    coordinator: CoordinatorReplacement
 
     @property
-    def old(self) -> Mapping[str, Any]:
-        return self.context.view.status
+    def old(self) -> TopologyStatus:
+        return self.context.last_status
+
+    @property
+    def entry(self) -> RecoveryEntry:
+        """The newest recovery."""
+        return self.new.recovery.newest or _NO_ENTRY
+
+    @property
+    def old_entry(self) -> RecoveryEntry:
+        return self.old.recovery.newest or _NO_ENTRY
 
 
-def tell(change: Change) -> list[EmitEvent]:
-    said = [
+@dataclass(frozen=True, slots=True)
+class EventText:
+    warning: bool
+    reason: str
+    action: str
+    note: str
+    occasion: str
+
+
+def build_events(change: Change) -> list[EmitEvent]:
+    texts = [
         *_validity(change),
         *_image(change),
-        *_losses(change),
+        *_lost_nodes(change),
+        *_replaced_tasks(change),
         *_recovery(change),
         *_queries(change),
-        *_troubles(change),
+        *_start_problems(change),
         *_coordinator(change),
-        *_conditions(change),
-        *_trouble(change),
-        *_phases(change),
+        *_redundancy(change),
+        *_operator_problem(change),
+        *_suspension(change),
     ]
-    return [_event(change.context, *words) for words in said]
+    return [_event(change.context, text) for text in texts]
 
 
-# (warning, reason, action, note, occasion)
-Words = tuple[bool, str, str, str, str]
+def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
+    note = text.note
+    return EmitEvent(
+        namespace=context.view.namespace,
+        topology=context.view.name,
+        uid=context.view.uid,
+        warning=text.warning,
+        reason=text.reason,
+        action=text.action,
+        note=note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ...",
+        occasion=text.occasion,
+    )
 
 
-def _event(
-    context: ReconcileContext, warning: bool, reason: str, action: str, note: str, occasion: str
-) -> EmitEvent:
-    view = context.view
-    short = note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ..."
-    return EmitEvent(view.namespace, view.name, view.uid, warning, reason, action, short, occasion)
-
-
-def _validity(change: Change) -> Iterator[Words]:
-    old, new = condition_of(change.old, "Valid"), condition_of(change.new, "Valid")
+def _validity(change: Change) -> Iterator[EventText]:
+    old, new = change.old.condition("Valid"), change.new.condition("Valid")
     generation = change.context.view.generation
-    told = old.get("observedGeneration") == generation and old.get("reason") == new["reason"]
-    if told or new["reason"] == "Checking":
+    is_same = old.observed_generation == generation and old.reason == new.reason
+    if is_same or new.reason == "Checking":
         return
-    if new["status"] == "True":
-        yield False, "Accepted", "Validate", new["message"], f"{generation}"
+    if new.status == "True":
+        yield EventText(False, "Accepted", "Validate", new.message, f"{generation}")
     else:
-        yield True, "Invalid", "Validate", new["message"], f"{generation} {new['message']}"
+        occasion = f"{generation} {new.message}"
+        yield EventText(True, "Invalid", "Validate", new.message, occasion)
 
 
-def _image(change: Change) -> Iterator[Words]:
-    image, new = change.context.newer_image, condition_of(change.new, "Valid")
-    if image and image not in condition_of(change.old, "Valid").get("message", ""):
-        yield False, "ImageOutdated", "Upgrade", new["message"], image
+def _image(change: Change) -> Iterator[EventText]:
+    image, message = change.context.newer_image, change.new.condition("Valid").message
+    if image and image not in change.old.condition("Valid").message:
+        yield EventText(False, "ImageOutdated", "Upgrade", message, image)
 
 
-def _losses(change: Change) -> Iterator[Words]:
-    entry = _entry(change.new)
-    before = _entry(change.old)
-    known = set(before.get("lostNodes") or ()) if _same(before, entry) else set()
-    for node in entry.get("lostNodes") or ():
+def _lost_nodes(change: Change) -> Iterator[EventText]:
+    entry, before = change.entry, change.old_entry
+    known = before.lost_nodes if before.started_at == entry.started_at else ()
+    for node in entry.lost_nodes:
         if node not in known:
             lost = [s for s in change.states if s.pod is not None and s.pod.node == node]
-            why = change.assessment.lost_nodes.get(node, "is lost")
-            note = f"node {node} {why}; it ran {_name(lost)}"
-            yield True, "NodeLost", "Assess", note, f"{entry.get('startedAt')} {node}"
-    held = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds}
+            why = change.context.inputs.losses.lost_nodes.get(node, "is lost")
+            note = f"node {node} {why}; tasks on it: {_names(lost)}"
+            yield EventText(True, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
+
+
+def _replaced_tasks(change: Change) -> Iterator[EventText]:
+    running = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds_capacity}
     for state in change.states:
         if state.loss is None or not state.loss.of_what_ran or state.pod is None:
             continue
+        has_partner = (state.slot.segment, state.slot.partition) in running
         occasion = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
-            note = f"{_name([state])} disagrees with its partner and is copied anew"
-            yield True, "Diverged", "Replace", note, occasion
-        elif (state.slot.segment, state.slot.partition) in held and state.pod.node is not None:
-            note = f"{_name([state])}: {state.loss.value}; its partner goes on alone"
-            yield True, "TakeOver", "Replace", note, occasion
+            note = f"{state.name} disagrees with its partner and is replaced from the partner"
+            yield EventText(True, "Diverged", "Replace", note, occasion)
+        elif has_partner and state.pod.node is not None:
+            note = f"{state.name}: {state.loss.value}; its partner takes over"
+            yield EventText(True, "TakeOver", "Replace", note, occasion)
 
 
-def _recovery(change: Change) -> Iterator[Words]:
-    old, new = change.old.get("recovery") or {}, change.new.get("recovery") or {}
-    started = new.get("startedAt")
-    if started is None:
+def _recovery(change: Change) -> Iterator[EventText]:
+    old, new = change.old.recovery, change.new.recovery
+    if (active := new.active) is None:
         return
-    if new["mode"] == "Progressive" and (
-        old.get("mode") != "Progressive" or old.get("startedAt") != started
-    ):
-        nodes = ", ".join(new.get("lostNodes") or ()) or "no node of them known"
-        note = f"a correlated failure (lost: {nodes}): queries come back by profit density"
-        yield True, "BurstDetected", "Assess", note, f"{started} burst"
-    if new["plan"] and (old.get("startedAt") != started or old.get("plan") != new["plan"]):
-        occasion = f"{started} {' '.join(new['plan'])}"
-        yield False, "RecoveryPlanned", "Plan", _explain(change, new["plan"]), occasion
+    is_new = old.active is None or old.active.started_at != active.started_at
+    old_mode = old.active.mode if old.active is not None else ""
+    if active.mode == "Progressive" and (is_new or old_mode != "Progressive"):
+        nodes = ", ".join(active.lost_nodes) or "none that is known"
+        note = f"correlated failure (lost nodes: {nodes}): queries recover by profit density"
+        yield EventText(True, "BurstDetected", "Assess", note, f"{active.started_at} burst")
+    if new.plan and (is_new or old.plan != new.plan):
+        occasion = f"{active.started_at} {' '.join(new.plan)}"
+        yield EventText(False, "RecoveryPlanned", "Plan", _explain(change, new.plan), occasion)
 
 
 def _explain(change: Change, order: Sequence[str]) -> str:
-    """The order, and why: profit density = priority ÷ cost of what is missing, shared."""
+    """The order, and why: profit density = priority / cost of what is missing, shared."""
     key = change.context.view.key
     now = {r.key[1]: r.density for r in change.plan.order if r.key[0] == key}
     later = {r.key[1]: r.density for r in change.plan.waiting if r.key[0] == key}
     if "" in later:
-        return f"all wait until there is room for all of it (blocking): {', '.join(order)}"
-    words = []
+        return f"all wait for capacity for the whole topology (blocking): {', '.join(order)}"
+    parts = []
     for name in order:
         if name in now:
-            words.append(f"{name} now (profit density {readable(now[name])})")
+            parts.append(f"{name} now (profit density {readable(now[name])})")
         elif name in later:
-            words.append(f"{name} waits for capacity (profit density {readable(later[name])})")
+            parts.append(f"{name} waits for capacity (profit density {readable(later[name])})")
         else:
-            words.append(f"{name} under way")
-    return "; ".join(words)
+            parts.append(f"{name} under way")
+    return "; ".join(parts)
 
 
 def readable(density: float) -> str:
@@ -153,99 +183,104 @@ def readable(density: float) -> str:
     return f"{density:,.0f}" if density >= 100 else f"{density:.3g}"
 
 
-def _queries(change: Change) -> Iterator[Words]:
-    before = {q["name"]: q for q in change.old.get("queries") or ()}
-    entry, said = _entry(change.new), _entry(change.old)
-    known_down = {q["name"] for q in said.get("queries") or () if "liveAfter" not in q}
-    after = {q["name"]: q.get("liveAfter") for q in entry.get("queries") or ()}
-    stamp = entry.get("startedAt") or f"generation {change.context.view.generation}"
-    for query in change.new.get("queries") or ():
-        name, state = query["name"], query["state"]
-        was = before.get(name, {}).get("state", "")
-        if state == was:
+def _queries(change: Change) -> Iterator[EventText]:
+    stamp = change.entry.started_at or f"generation {change.context.view.generation}"
+    known_down = {q.name for q in change.old_entry.queries if not q.live_after}
+    for query in change.new.queries.values():
+        before = change.old.queries.get(query.name)
+        old_state = before.state if before is not None else None
+        if query.state is None or query.state is old_state:
             continue
-        occasion = f"{stamp} {name} {_round(change, name)}"
-        was_up = was == "Live" or (was == "Unknown" and name not in known_down)
-        if was_up and state in ("Waiting", "Restoring", "Failed"):
-            note = f"{name} (priority {query['priority']}) is down: {query.get('waitingFor', '')}"
-            yield True, "QueryLost", "Assess", note, occasion
-        if state in ("Restoring", "CatchingUp") and was not in ("Restoring", "CatchingUp"):
-            note = f"{name} is coming up; it waits for {query.get('waitingFor', '')}"
-            yield False, "QueryRestoring", "Recover", note, occasion
-        if state == "Live":
-            took = f", {after[name]} after the loss" if after.get(name) else ""
-            yield False, "QueryLive", "Recover", f"{name} is live{took}", occasion
+        was_live = query.name not in known_down
+        story = f"{query.name} at {stamp}: {query.waiting_for or 'waits for nothing'}"
+        occasion = f"{stamp} {query.name} {_incarnations(change, query.name)}"
+        for announced in query_changes(old_state, query.state, was_live, story):
+            yield _query_event(change, query, announced, occasion)
 
 
-def _troubles(change: Change) -> Iterator[Words]:
+def _query_event(
+    change: Change, query: QueryEntry, announced: QueryChange, occasion: str
+) -> EventText:
+    match announced:
+        case QueryChange.LOST:
+            note = f"{query.name} (priority {query.priority}) is down: it waits for "
+            return EventText(True, announced, "Assess", note + query.waiting_for, occasion)
+        case QueryChange.RESTORING:
+            note = f"{query.name} is being restored; it waits for {query.waiting_for}"
+            return EventText(False, announced, "Recover", note, occasion)
+        case QueryChange.LIVE:
+            live_after = next(
+                (q.live_after for q in change.entry.queries if q.name == query.name), ""
+            )
+            took = f", {live_after} after the loss" if live_after else ""
+            return EventText(False, announced, "Recover", f"{query.name} is live{took}", occasion)
+        case _:
+            assert_never(announced)
+
+
+def _start_problems(change: Change) -> Iterator[EventText]:
     """Containers that cannot run, once for each pod and reason that a query waits for."""
-    before = {q["name"]: str(q.get("waitingFor", "")) for q in change.old.get("queries") or ()}
-    troubled = [(s.pod, s.trouble) for s in change.states if s.pod is not None and s.trouble]
-    for query in change.new.get("queries") or ():
-        name, waits = query["name"], str(query.get("waitingFor", ""))
-        for pod, trouble in troubled:
-            container, _, said = trouble.partition(": ")
-            reason = said.partition(":")[0].partition(",")[0]
+    pods = [(s.pod, s.start_problem) for s in change.states if s.pod is not None]
+    for query in change.new.queries.values():
+        before = change.old.queries.get(query.name)
+        waited_for = before.waiting_for if before is not None else ""
+        for pod, problem in pods:
+            container, _, text = problem.partition(": ")
+            reason = text.partition(":")[0].partition(",")[0]
             head = f"{pod.name} on {pod.node}: {container}: {reason}"
-            if head in waits and head not in before.get(name, ""):
-                note = f"{name} waits for {pod.name} on {pod.node}: {trouble}"
-                yield True, "TaskCannotStart", "Start", note, f"{name} {pod.name} {reason}"
+            if problem and head in query.waiting_for and head not in waited_for:
+                note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
+                occasion = f"{query.name} {pod.name} {reason}"
+                yield EventText(True, "TaskCannotStart", "Start", note, occasion)
 
 
-def _round(change: Change, query: str) -> int:
-    """Tells one loss of a query from the next: the incarnations that it stands on."""
+def _incarnations(change: Change, query: str) -> int:
+    """Tells one loss of a query from the next: the sum of the incarnations that it runs on."""
     if change.context.running is None:
         return 0
-    spec = next(q for q in change.context.running.topology.spec.queries if q.name == query)
-    wanted = {s.id for s in change.context.running.topology.ancestry(spec)}
-    taken = {s["slot"]: s["incarnation"] for s in change.new.get("slots") or ()}
-    return sum(taken.get(s.slot.key, 0) for s in change.states if s.slot.segment in wanted)
+    topology = change.context.running.topology
+    spec = next(q for q in topology.spec.queries if q.name == query)
+    segments = {s.id for s in topology.ancestry(spec)}
+    taken = change.new.incarnations
+    return sum(taken.get(s.slot.key, 0) for s in change.states if s.slot.segment in segments)
 
 
-def _coordinator(change: Change) -> Iterator[Words]:
-    if change.incarnation is not None and change.incarnation > 1 and change.replacement:
-        note = f"coordinator {change.incarnation} follows: {change.replacement}"
-        yield True, "CoordinatorReplaced", "Replace", note, f"{change.incarnation}"
+def _coordinator(change: Change) -> Iterator[EventText]:
+    incarnation, why = change.coordinator.incarnation, change.coordinator.why
+    if incarnation is not None and incarnation > 1 and why:
+        note = f"replaced by incarnation {incarnation} of the coordinator: {why}"
+        yield EventText(True, "CoordinatorReplaced", "Replace", note, f"{incarnation}")
 
 
-def _conditions(change: Change) -> Iterator[Words]:
-    old, new = condition_of(change.old, "Redundant"), condition_of(change.new, "Redundant")
-    if change.old.get("phase") in ("Recovering", "Degraded") and (
-        new["status"] == "True" and old.get("status") == "False"
-    ):
-        note = f"{change.new['redundancy']} replicas are live"
-        yield False, "RedundancyRestored", "Recover", note, new["lastTransitionTime"]
+def _redundancy(change: Change) -> Iterator[EventText]:
+    old, new = change.old.condition("Redundant"), change.new.condition("Redundant")
+    was_reduced = change.old.phase in (TopologyPhase.RECOVERING, TopologyPhase.DEGRADED)
+    if was_reduced and new.status == "True" and old.status == "False":
+        note = f"{change.new.redundancy} replicas are live"
+        occasion = new.last_transition_time
+        yield EventText(False, "RedundancyRestored", "Recover", note, occasion)
 
 
-def _trouble(change: Change) -> Iterator[Words]:
-    old, new = condition_of(change.old, "Degraded"), condition_of(change.new, "Degraded")
-    if new["status"] == "True" and (old.get("status"), old.get("reason")) != (
-        "True",
-        new["reason"],
-    ):
-        occasion = f"{new['reason']} {new['lastTransitionTime']}"
-        yield True, new["reason"], "Reconcile", new["message"], occasion
+def _operator_problem(change: Change) -> Iterator[EventText]:
+    old, new = change.old.condition("Degraded"), change.new.condition("Degraded")
+    if new.status == "True" and (old.status, old.reason) != ("True", new.reason):
+        occasion = f"{new.reason} {new.last_transition_time}"
+        yield EventText(True, new.reason, "Reconcile", new.message, occasion)
 
 
-def _phases(change: Change) -> Iterator[Words]:
-    old, new = change.old.get("phase"), change.new["phase"]
+def _suspension(change: Change) -> Iterator[EventText]:
+    is_suspended = change.new.phase is TopologyPhase.SUSPENDED
+    was_suspended = change.old.phase is TopologyPhase.SUSPENDED
     occasion = f"generation {change.context.view.generation}"
-    if new == "Suspended" and old != "Suspended":
+    if is_suspended and not was_suspended:
         note = "tasks are stopped; checkpoints and incarnations are kept"
-        yield False, "Suspended", "Suspend", note, occasion
-    if old == "Suspended" and new != "Suspended":
-        yield False, "Resumed", "Resume", "tasks are restored from the checkpoints", occasion
+        yield EventText(False, "Suspended", "Suspend", note, occasion)
+    if was_suspended and not is_suspended:
+        note = "tasks are restored from checkpoints"
+        yield EventText(False, "Resumed", "Resume", note, occasion)
 
 
-def _entry(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    history = (status.get("recovery") or {}).get("history") or ()
-    return history[0] if history else {}
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.get("startedAt") == other.get("startedAt")
-
-
-def _name(states: Sequence[SlotState]) -> str:
-    named = [f"{s.segment.name}/{s.slot.partition}/{s.slot.replica}" for s in states]
-    return ", ".join(named[:8]) + (" ..." if len(named) > 8 else "") if named else "no task"
+def _names(states: Sequence[SlotState]) -> str:
+    names = [s.name for s in states]
+    more = " ..." if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more if names else "none"

@@ -1,34 +1,83 @@
-"""How operators and queries are, from pods and the coordinator's report. Pure."""
+"""State of replicas, partitions and queries, from pods and the coordinator's report. Pure.
+
+Design: docs/operations.md#watch.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
 
+from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot, Topology
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.topology_status import QueryState
 
-_ORDER = ("Live", "CatchingUp", "Restoring", "Starting", "Failed", "Unknown", "Waiting")
 _REASON_LIMIT = 400
 _LIVE_WITHIN_EPOCHS = 10
-"""How far the sink of a Live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
+"""How far the sink of a live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
 its upstream starts, a task knows of nothing newer, and calls itself Live."""
 _LIVE_WITHIN_S = 5.0
-_OVER_SHARE = "the namespace has its share of the cluster, as the administrator limits it"
+_SHOWN_PARTITIONS = 5
+_OVER_SHARE = "the namespace has used its share of the cluster; the administrator sets the limit"
+
+
+class ReplicaState(IntEnum):
+    """Best first: a partition is as well as its best replica, a query as its worst partition."""
+
+    LIVE = auto()
+    CATCHING_UP = auto()
+    RESTORING = auto()
+    STARTING = auto()  # it has a node, its task has not answered the coordinator yet
+    FAILED = auto()
+    UNKNOWN = auto()  # it ran when the coordinator reported last, which is too long ago
+    WAITING = auto()  # for a node
+
+
+_REPORTED: Mapping[TaskPhase, ReplicaState] = {
+    TaskPhase.WAITING: ReplicaState.STARTING,
+    TaskPhase.RESTORING: ReplicaState.RESTORING,
+    TaskPhase.CATCHING_UP: ReplicaState.CATCHING_UP,
+    TaskPhase.LIVE: ReplicaState.LIVE,
+    TaskPhase.STOPPING: ReplicaState.STARTING,
+    TaskPhase.FAILED: ReplicaState.FAILED,
+}
+
+_QUERY_STATE: Mapping[ReplicaState, QueryState] = {
+    ReplicaState.LIVE: QueryState.LIVE,
+    ReplicaState.CATCHING_UP: QueryState.CATCHING_UP,
+    ReplicaState.RESTORING: QueryState.RESTORING,
+    ReplicaState.STARTING: QueryState.RESTORING,
+    ReplicaState.FAILED: QueryState.FAILED,
+    ReplicaState.UNKNOWN: QueryState.UNKNOWN,
+    ReplicaState.WAITING: QueryState.WAITING,
+}
+
+_MISSING: Mapping[ReplicaState, str] = {
+    ReplicaState.CATCHING_UP: "catch-up of",
+    ReplicaState.RESTORING: "state restore of",
+    ReplicaState.STARTING: "start of tasks of",
+    ReplicaState.FAILED: "recovery of failed tasks of",
+    ReplicaState.WAITING: "a node for",
+}
+
+Partition = tuple[str, int]
+"""Segment id, number."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryHealth:
-    """`state` as status has it; `waiting_for` names what is missing."""
+    """`waiting_for` names what is missing; empty: nothing."""
 
     name: str
     priority: int
-    state: str
+    state: QueryState
     waiting_for: str = ""
     stable_epoch: int | None = None
     lag_s: float | None = None
@@ -36,73 +85,71 @@ class QueryHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`stages`: (segment id, partition) -> the best of its replicas, a word of `_ORDER`."""
-
     queries: tuple[QueryHealth, ...]
-    stages: Mapping[tuple[str, int], str]
-    live: int  # slots whose task is Live
+    live: int  # slots whose task is live
     slots: int
 
     @property
     def queries_live(self) -> int:
-        return sum(q.state == "Live" for q in self.queries)
+        return sum(q.state is QueryState.LIVE for q in self.queries)
 
     @property
     def is_unknown(self) -> bool:
-        return any(q.state == "Unknown" for q in self.queries)
+        return any(q.state is QueryState.UNKNOWN for q in self.queries)
 
 
-def examine(
+def health_of(
     context: ReconcileContext,
     states: Sequence[SlotState],
     surplus: Iterable[PodView],
     over_share: Container[str] = (),
 ) -> Health:
-    """`surplus`: replicas that are to go, and serve until others do; `over_share`: queries that
-    wait because their namespace has its share of the cluster; "" for all of them."""
-    by_partition: dict[tuple[str, int], list[str]] = defaultdict(list)
+    """`surplus`: replicas that an edit removes, and that serve until others do. `over_share`:
+    queries that wait because their namespace has used its share of the cluster; "" for all."""
+    replicas: dict[Partition, list[ReplicaState]] = defaultdict(list)
     for state in states:
-        by_partition[state.slot.segment, state.slot.partition].append(slot_stage(context, state))
+        replicas[state.slot.segment, state.slot.partition].append(replica_state(context, state))
     for pod in surplus:
         if pod.slot is not None:
-            by_partition[pod.slot.segment, pod.slot.partition].append(
-                _stage(context, pod.slot, pod)
-            )
-    stages = {key: min(replicas, key=_ORDER.index) for key, replicas in by_partition.items()}
+            found = _state_of_pod(context, pod.slot, pod)
+            replicas[pod.slot.segment, pod.slot.partition].append(found)
+    partitions = {key: min(found) for key, found in replicas.items()}
     queries = context.running.topology.spec.queries if context.running else ()
     return Health(
         queries=tuple(
-            _query(context, q, states, stages, "" in over_share or q.name in over_share)
+            _query(context, q, states, partitions, "" in over_share or q.name in over_share)
             for q in queries
         ),
-        stages=stages,
-        live=sum(slot_stage(context, s) == "Live" for s in states),
+        live=sum(replica_state(context, s) is ReplicaState.LIVE for s in states),
         slots=len(states),
     )
 
 
-def slot_stage(context: ReconcileContext, state: SlotState) -> str:
-    """`Waiting` for a node; `Starting` until its task answers; then what the task says, as long as
-    the report of it is fresh; `Unknown` after that."""
-    if not state.holds or state.pod is None:
-        return "Waiting"
-    return _stage(context, state.slot, state.pod)
+def replica_state(context: ReconcileContext, state: SlotState) -> ReplicaState:
+    if not state.holds_capacity or state.pod is None:
+        return ReplicaState.WAITING
+    return _state_of_pod(context, state.slot, state.pod)
 
 
-def _stage(context: ReconcileContext, slot: Slot, pod: PodView) -> str:
+def _state_of_pod(context: ReconcileContext, slot: Slot, pod: PodView) -> ReplicaState:
+    """What its task reports, as long as the report is fresh."""
     if context.stale_since is not None:
-        return "Unknown" if pod.was_ready else "Starting"  # that much its kubelet says
-    report = context.data.task(slot.key, pod.incarnation)
-    if report is None or report.phase in ("Waiting", "Stopping") or report.suspected:
-        return "Starting"
-    return report.phase if report.phase in _ORDER else "Starting"
+        return ReplicaState.UNKNOWN if pod.was_ready else ReplicaState.STARTING
+    task = context.report.task(slot.key, pod.incarnation)
+    if task is None or task.suspected or task.phase is None:
+        return ReplicaState.STARTING
+    return _REPORTED[task.phase]
 
 
 def still_needed(
     context: ReconcileContext, states: Iterable[SlotState], surplus: Iterable[PodView]
 ) -> list[PodView]:
-    """The surplus replicas of partitions of which none that stays is live."""
-    live = {(s.slot.segment, s.slot.partition) for s in states if slot_stage(context, s) == "Live"}
+    """The surplus replicas of partitions of which no replica that stays is live."""
+    live = {
+        (s.slot.segment, s.slot.partition)
+        for s in states
+        if replica_state(context, s) is ReplicaState.LIVE
+    }
     return [p for p in surplus if p.slot and (p.slot.segment, p.slot.partition) not in live]
 
 
@@ -110,34 +157,29 @@ def _query(
     context: ReconcileContext,
     query: QuerySpec,
     states: Sequence[SlotState],
-    stages: Mapping[tuple[str, int], str],
+    partitions: Mapping[Partition, ReplicaState],
     over_share: bool,
 ) -> QueryHealth:
     assert context.running is not None
+    if context.suspended:
+        return QueryHealth(query.name, query.priority, QueryState.WAITING, "spec.suspend is true")
     names = {s.id: s.name for s in context.running.topology.ancestry(query)}
-    needed = {key: stage for key, stage in stages.items() if key[0] in names}
+    needed = {key: state for key, state in partitions.items() if key[0] in names}
+    worst = max(needed.values(), default=ReplicaState.WAITING)
+    worst_names = [f"{names[s]}/{p}" for (s, p), state in needed.items() if state is worst]
     reasons = sorted({_reason(context, s) for s in states if _is_of(s, needed)} - {""})
     if over_share:
         reasons.insert(0, _OVER_SHARE)
-    worst = max(needed.values(), key=_ORDER.index, default="Waiting")
-    state = "Restoring" if worst == "Starting" else worst
-    if context.suspended:
-        return QueryHealth(query.name, query.priority, "Waiting", "spec.suspend is true")
-    report = context.data.queries.get(query.name)
+    report = context.report.queries.get(query.name)
     lag_s = report.lag_s if report and context.stale_since is None else None
-    short = [f"{names[s]}/{p}" for (s, p), stage in needed.items() if stage == worst]
-    if worst == "Live" and lag_s is not None and lag_s > _live_within_s(context.running.topology):
-        worst = state = "CatchingUp"
-        short = [f"the sink of {query.name}"]
+    is_behind = lag_s is not None and lag_s > _live_within_s(context.running.topology)
+    if worst is ReplicaState.LIVE and is_behind:
+        worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
     return QueryHealth(
         name=query.name,
         priority=query.priority,
-        state=state,
-        waiting_for=""
-        if state == "Live"
-        else f"{report_age(context)}: it is not known how {', '.join(short[:5])} are"
-        if state == "Unknown"
-        else _explain(worst, short, reasons),
+        state=_QUERY_STATE[worst],
+        waiting_for=_waiting_for(context, worst, worst_names, reasons),
         stable_epoch=report.stable_epoch if report else None,
         lag_s=lag_s,
     )
@@ -151,27 +193,27 @@ def report_age(context: ReconcileContext) -> str:
     """In words that stay the same while nothing changes."""
     if context.stale_since is None:
         return "the coordinator's report is fresh"
-    return f"no word from the coordinator since {rfc3339(context.stale_since)}"
+    return f"no report from the coordinator since {rfc3339(context.stale_since)}"
 
 
-def _is_of(state: SlotState, needed: Mapping[tuple[str, int], str]) -> bool:
+def _is_of(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:
     return (state.slot.segment, state.slot.partition) in needed
 
 
 def _reason(context: ReconcileContext, state: SlotState) -> str:
-    """Who will not have its pod and why, or what its task says is wrong."""
-    report = context.data.task(state.slot.key, state.pod.incarnation) if state.pod else None
-    return state.refusal or (report.problem if report is not None else "")
+    """Who refuses its pod and why, or what its task reports as wrong."""
+    task = context.report.task(state.slot.key, state.pod.incarnation) if state.pod else None
+    return state.refusal or (task.problem if task is not None else "")
 
 
-def _explain(stage: str, partitions: Sequence[str], reasons: Sequence[str]) -> str:
-    what = {
-        "Waiting": "a node for",
-        "Failed": "a task that works for",
-        "Starting": "the start of",
-        "Restoring": "the state of",
-        "CatchingUp": "the catch-up of",
-    }[stage]
-    shown = ", ".join(partitions[:5]) + (" ..." if len(partitions) > 5 else "")
-    said = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
-    return f"{what} {shown}{said}"
+def _waiting_for(
+    context: ReconcileContext, worst: ReplicaState, names: Sequence[str], reasons: Sequence[str]
+) -> str:
+    if worst is ReplicaState.LIVE:
+        return ""
+    more = " ..." if len(names) > _SHOWN_PARTITIONS else ""
+    shown = ", ".join(names[:_SHOWN_PARTITIONS]) + more
+    if worst is ReplicaState.UNKNOWN:
+        return f"{report_age(context)}; the state of {shown} is unknown"
+    detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
+    return f"{_MISSING[worst]} {shown}{detail}"

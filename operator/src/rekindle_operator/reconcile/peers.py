@@ -19,7 +19,7 @@ _NOT_ACCEPTED_S = 10.0
 
 
 def lost_peers(
-    snapshot: Snapshot, assessment: LossAssessment, now: float, settings: Settings
+    snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
     """For the Deployment to make new ones. Ages are by this process's clock where it has seen the
     pod get its node: a skew of seconds would have each new replica deleted at once."""
@@ -27,20 +27,20 @@ def lost_peers(
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
         for p in peers
-        if (why := _why_lost(p, assessment, now - snapshot.phase_since.get(p.uid, p.created_at)))
+        if (why := _why_lost(p, losses, now - snapshot.phase_since.get(p.uid, p.created_at)))
     ]
 
 
-def _why_lost(pod: PodView, assessment: LossAssessment, age_s: float) -> str:
-    if assessment.loss_of_node(pod) and age_s >= _YOUNG_S:
+def _why_lost(pod: PodView, losses: LossAssessment, age_s: float) -> str:
+    if losses.loss_of_node(pod) and age_s >= _YOUNG_S:
         return "this replica's node is lost"
-    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not assessment.trouble:
+    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
         return "its node's kubelet does not accept this replica"
     return ""
 
 
 def _is_peer(pod: PodView, settings: Settings) -> bool:
-    """Another replica of the same release: not this process, whatever is said of its node."""
+    """Another replica of the same release; never this process, even if its node counts as lost."""
     return (
         bool(settings.release)
         and pod.release == settings.release

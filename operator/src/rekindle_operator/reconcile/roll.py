@@ -1,4 +1,4 @@
-"""Replacing running pods that an edit has outdated, one at a time, where it is asked for. Pure.
+"""Rolling replacement of running pods that an edit has outdated, where it is requested. Pure.
 
 An edit of image, resources or template leaves running pods alone (docs/operations.md). With the
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
@@ -9,17 +9,17 @@ state, or from the newest checkpoint and the logs of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import slot_stage
-from rekindle_operator.reconcile.slots import SlotState, Stand
+from rekindle_operator.reconcile.health import ReplicaState, replica_state
+from rekindle_operator.reconcile.phases import SlotPhase
+from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
 
 
-def is_asked(context: ReconcileContext) -> bool:
-    """Not while the newest generation is not accepted: its pods would be outdated again."""
+def is_requested(context: ReconcileContext) -> bool:
+    """Not before the newest generation is accepted: new pods would be outdated at once."""
     running = context.running
     return (
         running is not None and context.view.roll and running.generation == context.view.generation
@@ -27,22 +27,21 @@ def is_asked(context: ReconcileContext) -> bool:
 
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
-    """The states, one of them `OUTDATED`, if one may be replaced now."""
-    if not is_asked(context) or not all(_is_live(context, s) for s in states):
+    """The states; one of them lost as `OUTDATED`, if one may be replaced now."""
+    if not is_requested(context) or not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)
-    return tuple(replace(s, loss=Loss.OUTDATED) if s is chosen else s for s in states)
+    return tuple(s.lost(Loss.OUTDATED) if s is chosen else s for s in states)
 
 
 def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
     """It runs another image than the generation; what else is edited does not concern it."""
-    if not is_asked(context) or context.running is None or not coordinator.image:
+    if not is_requested(context) or context.running is None or not coordinator.image:
         return False
     recorded = context.running.view.spec.get("image")
     return recorded is not None and coordinator.image != recorded
 
 
 def _is_live(context: ReconcileContext, state: SlotState) -> bool:
-    return (
-        state.loss is None and state.stand is Stand.BOUND and slot_stage(context, state) == "Live"
-    )
+    is_bound = state.phase is SlotPhase.BOUND
+    return is_bound and replica_state(context, state) is ReplicaState.LIVE

@@ -1,78 +1,88 @@
-"""The slots of one topology: who stands in each, who is lost, and what replaces it. Pure.
+"""The slots of one topology: what each one has, and which ones are lost. Pure.
 
-A lost pod is replaced under a new incarnation and a new name at once; what becomes of the old one
-is never waited for (I7). Its successor is born gated.
-
-Design: docs/design/recovery.md#replacement, docs/design/fencing.md#incarnations.
+Design: docs/design/recovery.md#loss, docs/design/fencing.md#incarnations.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import cache
 
 from rekindle import names
+from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
-from rekindle_operator.cluster.model import PodView, Refusal, SlotRef, Snapshot
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
-from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext, Running, place_of
-from rekindle_operator.recovery.losses import Loss, LossAssessment, loss_of_pod
+from rekindle_operator.cluster.model import PodView, Refusal, SlotRef
+from rekindle_operator.reconcile.context import ReconcileContext, Running, partition_and_replica
+from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
+from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start import StartFailures
-from rekindle_operator.resources.task import task_pod, task_template
-from rekindle_operator.settings import Settings, Timing
-
-_SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its room is wanted
-
-
-_TRIED_IN_VAIN = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING)
-
-
-class Stand(Enum):
-    VACANT = auto()
-    GATED = auto()
-    OPEN = auto()  # its gate is open, the scheduler has not bound it
-    BOUND = auto()
+from rekindle_operator.resources.task import task_template
+from rekindle_operator.settings import Settings
+from rekindle_operator.topology_status import QueryState, TopologyPhase
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
     slot: Slot
     segment: Segment
-    reserved: int
-    taken: int = 0  # the highest incarnation in a pod name that could be the same
+    reserved: int  # the highest incarnation in the status
+    taken: int = 0  # the highest incarnation of an older segment whose pods have the same names
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
-    trouble: str = ""  # why the containers of its pod do not run
-    refused: Refusal | None = None  # of the reserved incarnation, which was never made
-    outdated: bool = False  # it would be made differently today
+    start_problem: str = ""  # why the containers of its pod do not run
+    refused: Refusal | None = None  # of the reserved incarnation, which was never created
+    outdated: bool = False  # its pod would be made differently today
 
     @property
-    def stand(self) -> Stand:
+    def phase(self) -> SlotPhase:
+        return SlotPhase.LOST if self.loss is not None else self.pod_phase
+
+    @property
+    def pod_phase(self) -> SlotPhase:
+        """The same, without regard to losses."""
         if self.pod is None:
-            return Stand.VACANT
+            return SlotPhase.NO_POD
         if self.pod.node is not None:
-            return Stand.BOUND
-        return Stand.GATED if names.GATE in self.pod.gates else Stand.OPEN
+            return SlotPhase.BOUND
+        return SlotPhase.GATED if names.GATE in self.pod.gates else SlotPhase.OPEN
 
     @property
-    def holds(self) -> bool:
-        """It runs, or room is reserved for it: the plan need not think of it."""
+    def name(self) -> str:
+        """For people: segment name, partition, replica."""
+        return f"{self.segment.name}/{self.slot.partition}/{self.slot.replica}"
+
+    @property
+    def story(self) -> str:
+        """What led to its phase."""
+        pod = self.pod
+        parts = [f"slot {self.name}: incarnation {self.reserved} is reserved"]
+        if pod is not None:
+            node = f"on node {pod.node}" if pod.node else "without a node"
+            parts.append(f"pod {pod.name} (incarnation {pod.incarnation}) is {pod.phase} {node}")
+        if self.refused is not None:
+            parts.append(f"its pod was refused {self.refused.tries} times: {self.refused.message}")
+        if self.loss is not None:
+            parts.append(f"lost: {self.loss.value}")
+        return "; ".join(parts)
+
+    @property
+    def holds_capacity(self) -> bool:
+        """It runs, or capacity is reserved for it: the plan leaves it out."""
         runs = self.pod is not None and not self.pod.ended
-        return runs and self.loss is None and self.stand in (Stand.OPEN, Stand.BOUND)
+        return runs and self.phase in (SlotPhase.OPEN, SlotPhase.BOUND)
 
     @property
     def refusal(self) -> str:
-        """Who will not have its pod or cannot run it, and why."""
+        """Who refuses its pod or cannot run it, and why."""
         if self.refused is not None:
             return f"API server: {self.refused.message}"
-        if self.pod is not None and self.pod.node is not None and self.trouble:
-            return f"{self.pod.name} on {self.pod.node}: {self.trouble}"
+        if self.pod is not None and self.pod.node is not None and self.start_problem:
+            return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
         if self.pod is None or self.pod.was_ready or not self.pod.refusal:
             return ""
-        if self.stand is Stand.OPEN:
+        if self.pod_phase is SlotPhase.OPEN:
             return f"scheduler: {self.pod.refusal}"
         return f"kubelet of {self.pod.node}: {self.pod.refusal}" if self.pod.ended else ""
 
@@ -82,93 +92,115 @@ class SlotState:
             return self.reserved
         return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
 
+    def step(self, event: SlotEvent) -> SlotPhase:
+        """The phase that follows. Raises InvalidTransition."""
+        return next_slot_phase(self.phase, event, self.story)
 
-def task_pods(context: ReconcileContext, snapshot: Snapshot) -> list[PodView]:
+    def lost(self, loss: Loss) -> SlotState:
+        self.step(SlotEvent.LOSS_FOUND)
+        return replace(self, loss=loss)
+
+
+def task_pods(context: ReconcileContext) -> list[PodView]:
     return [
         p
-        for p in snapshot.pods
+        for p in context.inputs.snapshot.pods
         if p.owner_uid == context.view.uid and p.role == names.ROLE_TASK and p.slot is not None
     ]
 
 
-def observe_slots(
-    context: ReconcileContext,
-    snapshot: Snapshot,
-    assessment: LossAssessment,
-    now: float,
-    settings: Settings,
-) -> tuple[SlotState, ...]:
-    if context.running is None:
+def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
+    """None while the topology is to have no pods."""
+    if context.running is None or not context.wants_pods:
         return ()
-    start_failures = StartFailures(snapshot, assessment, now, settings.timing)
-    by_slot: dict[Slot, list[PodView]] = defaultdict(list)
-    for pod in task_pods(context, snapshot):
+    inputs = context.inputs
+    start_failures = StartFailures(inputs.snapshot, inputs.losses, inputs.now, inputs.timing)
+    pods: dict[Slot, list[PodView]] = defaultdict(list)
+    for pod in task_pods(context):
         if pod.slot is not None:
-            by_slot[pod.slot].append(pod)
+            pods[pod.slot].append(pod)
     topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
-    namesakes = _namesakes(context, topology.slots())
-    template = _templates(context.running, segments, settings)
+    taken = _taken_names(context, topology.slots())
+    template = _templates(context.running, segments, inputs.settings)
     for slot in topology.slots():
         reserved = context.reserved.get(slot.key, 0)
-        taken = namesakes.get(place_of(slot.key), 0)
-        refused = snapshot.refusals.get(SlotRef(context.view.uid, slot.key, reserved))
-        state = SlotState(slot, segments[slot.segment], reserved, taken, refused=refused)
-        if pods := by_slot.get(slot):
-            pod = max(pods, key=lambda p: p.incarnation)
-            loss = loss_of_pod(pod, assessment, snapshot, now, settings.timing)
-            if loss is None and _diverged(context, slot, pod):
-                loss = Loss.DIVERGED
-            if loss is None:
-                loss = start_failures.loss_of(pod)
-            outdated = pod.generation != context.running.generation and (
-                pod.template != template(slot.segment)
-            )
-            if loss is None and outdated and not _has_started(context, pod):
-                loss = Loss.OUTDATED  # what the edit mends may be why it does not start
-            trouble = start_failures.trouble(pod)
-            state = replace(state, pod=pod, loss=loss, trouble=trouble, outdated=outdated)
+        state = SlotState(
+            slot,
+            segments[slot.segment],
+            reserved,
+            taken.get(partition_and_replica(slot.key), 0),
+            refused=inputs.snapshot.refusals.get(SlotRef(context.view.uid, slot.key, reserved)),
+        )
+        if slot in pods:
+            pod = max(pods[slot], key=lambda p: p.incarnation)
+            state = _with_pod(context, state, pod, start_failures, template)
         elif _had_pod(context, state):
-            state = replace(state, loss=Loss.GONE)
+            state = state.lost(Loss.GONE)
         states.append(state)
     return tuple(states)
 
 
+def _with_pod(
+    context: ReconcileContext,
+    state: SlotState,
+    pod: PodView,
+    start_failures: StartFailures,
+    template: Callable[[str], str],
+) -> SlotState:
+    assert context.running is not None
+    inputs = context.inputs
+    is_old = pod.generation != context.running.generation
+    outdated = is_old and pod.template != template(state.slot.segment)
+    state = replace(state, pod=pod, start_problem=start_failures.problem_of(pod), outdated=outdated)
+    loss = loss_of_pod(pod, inputs.losses, inputs.snapshot, inputs.now, inputs.timing)
+    if loss is None and has_diverged(context, state.slot, pod):
+        loss = Loss.DIVERGED
+    if loss is None:
+        loss = start_failures.loss_of(pod)
+    if loss is None and outdated and not _has_started(context, pod):
+        loss = Loss.OUTDATED  # the edit may correct what keeps it from starting
+    return state if loss is None else state.lost(loss)
+
+
 def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
-    """Not a slot that an edit brings (back), nor one whose pod was refused, nor after a pause, nor
+    """False for a slot that an edit brings (back), whose pod was refused, after a suspension, and
     while the topology starts: then its pod may never have been created."""
-    fresh = state.slot.key not in context.before
-    unmade = fresh or state.refused is not None or was_suspended(context)
-    return bool(state.reserved) and not unmade and _has_run(context, state)
+    is_new = state.slot.key not in context.before
+    is_unmade = is_new or state.refused is not None or was_suspended(context)
+    return bool(state.reserved) and not is_unmade and _has_run(context, state)
 
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
-    """As the status says: before every query was live once, only those that were."""
+    """As the status tells: before every query was live once, only slots of those that were."""
     assert context.running is not None
-    if context.view.status.get("phase") not in BEFORE_RUNNING:
+    if context.last_status.phase not in BEFORE_RUNNING:
         return True
-    said = context.view.status.get("queries") or ()
-    live = {str(q["name"]) for q in said if q.get("state") not in (None, "Waiting", "Unknown")}
+    not_live = (None, QueryState.WAITING, QueryState.UNKNOWN)
+    live = {q.name for q in context.last_status.queries.values() if q.state not in not_live}
     queries = (q for q in context.running.topology.spec.queries if q.name in live)
     return any(state.segment in context.running.topology.ancestry(q) for q in queries)
 
 
-def _namesakes(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
-    """A changed segment is another segment of the same name, and so would its pods be: new slots
-    count on from those that are no more. By partition and replica."""
+def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
+    """Partition and replica -> highest incarnation of slots that an edit has removed.
+
+    A changed segment is another segment of the same name, and its pods would have the same names:
+    incarnations of new slots continue those of removed ones.
+    """
     current = {slot.key for slot in slots}
     highest: dict[str, int] = {}
     for key, incarnation in context.reserved.items():
         if key not in current and key.count("/") == 2:
-            place = place_of(key)
-            highest[place] = max(incarnation, highest.get(place, 0))
+            suffix = partition_and_replica(key)
+            highest[suffix] = max(incarnation, highest.get(suffix, 0))
     return highest
 
 
 def _templates(
     running: Running, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
-    """The digest of what a segment's pods are made from today, computed where it is asked for."""
+    """Digest of what a segment's pods are made from today; computed where it is needed."""
 
     @cache
     def template(segment: str) -> str:
@@ -178,166 +210,21 @@ def _templates(
 
 
 def _has_started(context: ReconcileContext, pod: PodView) -> bool:
-    """It serves, or has served, or works on its state, as the coordinator says."""
+    """It serves, has served, or works on its state, as the coordinator reports."""
     if pod.node is None or pod.slot is None:
         return False
-    report = context.data.task(pod.slot.key, pod.incarnation)
-    return pod.was_ready or (report is not None and report.phase not in ("Waiting", "Failed"))
+    report = context.report.task(pod.slot.key, pod.incarnation)
+    idle = (TaskPhase.WAITING, TaskPhase.FAILED)
+    return pod.was_ready or (report is not None and report.phase not in idle)
 
 
-def _diverged(context: ReconcileContext, slot: Slot, pod: PodView) -> bool:
-    """The verdict is about the incarnation that the coordinator reports, not its successor."""
+def has_diverged(context: ReconcileContext, slot: Slot, pod: PodView) -> bool:
+    """Only of the incarnation that the coordinator reports, not of its successor."""
     if context.stale_since is not None:
         return False
-    return slot.key in context.data.diverged and bool(context.data.task(slot.key, pod.incarnation))
+    reported = context.report.task(slot.key, pod.incarnation)
+    return slot.key in context.report.diverged and reported is not None
 
 
 def was_suspended(context: ReconcileContext) -> bool:
-    return bool(context.view.status.get("phase") == "Suspended")
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """Not `due`: it was refused a moment ago. It has its part in the plan all the same."""
-
-    state: SlotState
-    incarnation: int
-    create: CreatePod
-    delete: DeletePod | None
-    due: bool = True
-
-
-def replacements(
-    context: ReconcileContext,
-    states: Iterable[SlotState],
-    assessment: LossAssessment,
-    now: float,
-    settings: Settings,
-) -> list[Replacement]:
-    """For every slot that is vacant or whose pod is lost."""
-    if context.running is None or not context.wants_pods:
-        return []
-    made = []
-    for state in states:
-        if state.loss is None and state.stand is not Stand.VACANT:
-            continue
-        incarnation = state.next_incarnation
-        lost_at = _lost_at(state, now)
-        manifest = task_pod(
-            context.running.view,
-            context.running.topology,
-            context.running.generation,
-            state.slot,
-            incarnation,
-            settings.pods,
-            lost_at=lost_at,
-            attempt=_attempt(state),
-        )
-        ref = SlotRef(context.view.uid, state.slot.key, incarnation)
-        create = CreatePod(context.view.namespace, manifest, ref, lost_at)
-        due = state.refused is None or now >= state.refused.again_at
-        made.append(Replacement(state, incarnation, create, _removal(state, assessment), due))
-    return made
-
-
-def _lost_at(state: SlotState, now: float) -> float | None:
-    """When the partition's replica was lost: a replacement that found no node passes it on."""
-    if state.refused is not None:
-        return state.refused.lost_at
-    if state.loss is None:
-        return None
-    if not state.loss.of_what_ran and state.pod is not None:
-        return state.pod.lost_at
-    return now
-
-
-def _attempt(state: SlotState) -> int:
-    if state.loss in _TRIED_IN_VAIN and state.pod is not None:
-        return state.pod.attempt + 1
-    return 0
-
-
-def _removal(state: SlotState, assessment: LossAssessment) -> DeletePod | None:
-    pod, loss = state.pod, state.loss
-    if pod is None or loss is None or pod.terminating:
-        return None  # Terminating on a lost node: see `zombies`
-    grace = 0 if assessment.loss_of_node(pod) else _SHORT_GRACE_S
-    frees = loss is Loss.UNBOUND and pod.pinned in assessment.usable
-    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, loss.value, frees)
-
-
-def surplus(
-    context: ReconcileContext,
-    states: Iterable[SlotState],
-    snapshot: Snapshot,
-    assessment: LossAssessment,
-    now: float,
-    timing: Timing,
-) -> tuple[PodView, ...]:
-    """Replicas that an edit has taken away from partitions that it left, and that are not lost:
-    they serve on until one that stays is live, since they may be the only ones with the state."""
-    current = {s.slot for s in states}
-    partitions = {(slot.segment, slot.partition) for slot in current}
-    return tuple(
-        p
-        for p in task_pods(context, snapshot)
-        if p.slot is not None
-        and p.slot not in current
-        and (p.slot.segment, p.slot.partition) in partitions
-        and (p.node is not None and not p.ended)
-        and loss_of_pod(p, assessment, snapshot, now, timing) is None
-        and not _diverged(context, p.slot, p)
-    )
-
-
-def leftovers(
-    context: ReconcileContext,
-    states: Iterable[SlotState],
-    snapshot: Snapshot,
-    assessment: LossAssessment,
-    serving: Collection[PodView],
-) -> list[Action]:
-    """Fenced incarnations, and pods of slots that the topology has no more but those that are
-    still `serving`."""
-    current = {s.slot: s.pod for s in states}
-    found: list[Action] = []
-    for pod in task_pods(context, snapshot):
-        if pod.terminating or pod.slot is None or context.running is None or pod in serving:
-            continue
-        if pod.slot not in current:
-            found.append(_delete(pod, assessment, None, "its slot is no more in the topology"))
-        elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
-            found.append(_delete(pod, assessment, _SHORT_GRACE_S, "a newer incarnation stands"))
-    return found
-
-
-def suspension(
-    context: ReconcileContext, snapshot: Snapshot, assessment: LossAssessment
-) -> list[Action]:
-    """Tasks first, the coordinator after the last of them: it commits what they saved."""
-    pods = [p for p in snapshot.pods if p.owner_uid == context.view.uid]
-    tasks = [p for p in pods if p.role == names.ROLE_TASK]
-    chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
-    return [_delete(p, assessment, None, "suspended") for p in chosen if not p.terminating]
-
-
-def zombies(snapshot: Snapshot, assessment: LossAssessment) -> list[DeletePod]:
-    """Nobody will ever confirm the end of a Terminating pod on a lost node; nor is there anyone to
-    end the pods of a topology that is being deleted."""
-    going = {t.uid for t in snapshot.topologies if t.deleting}
-    return [
-        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
-        for p in snapshot.pods
-        if p.topology is not None
-        and assessment.loss_of_node(p)
-        and (p.terminating or p.owner_uid in going)
-    ]
-
-
-def _delete(pod: PodView, assessment: LossAssessment, grace_s: int | None, why: str) -> DeletePod:
-    grace = 0 if assessment.loss_of_node(pod) else grace_s
-    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace, why)
-
-
-def incarnations(made: Iterable[Replacement]) -> Mapping[str, int]:
-    return {m.state.slot.key: m.incarnation for m in made}
+    return context.last_status.phase is TopologyPhase.SUSPENDED

@@ -1,7 +1,7 @@
-"""The operator's part of `status`, whole, as server-side apply wants it. Pure.
+"""The operator's part of `status`, whole, as server-side apply needs it. Pure.
 
-Built anew in each pass and written only when it differs. `figures` are the fields that change with
-every epoch; a difference in nothing else can wait two seconds.
+Built anew in each pass and written only when it differs. Fields that change with every epoch are
+written less often.
 
 Design: docs/design/kubernetes.md#status.
 """
@@ -9,21 +9,30 @@ Design: docs/design/kubernetes.md#status.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
     Condition,
     OperatorProblem,
-    condition_of,
     conditions_of,
     dated,
     degraded,
 )
-from rekindle_operator.reconcile.context import BEFORE_RUNNING, ReconcileContext
-from rekindle_operator.reconcile.health import Health, slot_stage
-from rekindle_operator.reconcile.progress import Recovery
+from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.health import Health, QueryHealth, ReplicaState, replica_state
+from rekindle_operator.reconcile.phases import BEFORE_RUNNING, next_topology_phase
 from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.topology_status import (
+    OperatorEntry,
+    QueryEntry,
+    QueryState,
+    RecoveryStatus,
+    TopologyPhase,
+    TopologyStatus,
+)
 
 OWNED = (
     "observedGeneration",
@@ -38,57 +47,75 @@ OWNED = (
     "recovery",
     "slots",
 )
-_FIGURES = ("lag", "checkpoint")
+_FAST = ("lag", "checkpoint")  # they change with every epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltStatus:
+    """`status`: as Events need it; `written`: the same and more, as JSON."""
+
+    status: TopologyStatus
+    written: Mapping[str, Any]
 
 
 def build_status(
     context: ReconcileContext,
     states: Sequence[SlotState],
     health: Health,
-    recovery: Recovery,
-    slots: list[dict[str, object]],
-    trouble: OperatorProblem | None,
-    now: float,
-) -> dict[str, Any]:
-    lags = [q.lag_s for q in health.queries if q.lag_s is not None]
-    status: dict[str, Any] = {
+    recovery: RecoveryStatus | None,
+    incarnations: Mapping[str, int],
+    problem: OperatorProblem | None,
+) -> BuiltStatus:
+    """`recovery`: None keeps what is written."""
+    kept = context.last_status.recovery if recovery is None else recovery
+    conditions = conditions_of(context, states, health, kept, problem)
+    entries = dated(context.view, conditions, context.inputs.now)
+    status = TopologyStatus(
+        phase=_phase(context, health, kept),
+        conditions={entry.type: entry for entry in entries},
+        queries={q.name: _query(q) for q in health.queries},
+        redundancy=f"{health.live}/{health.slots}",
+        recovery=kept,
+        incarnations=incarnations,
+    )
+    written: dict[str, Any] = {
         "observedGeneration": context.view.generation,
-        "phase": _phase(context, health, recovery),
-        "conditions": dated(
-            context.view, conditions_of(context, states, health, recovery, trouble), now
-        ),
-        "queries": [_query(q) for q in health.queries],
+        "phase": status.phase,
+        "conditions": [entry.to_json() for entry in entries],
+        "queries": [query.to_json() for query in status.queries.values()],
         "queriesLive": f"{health.queries_live}/{len(health.queries)}",
-        "redundancy": f"{health.live}/{health.slots}",
-        "operators": _operators(context, states),
-        "recovery": dict(recovery.record),
-        "slots": slots,
+        "redundancy": status.redundancy,
+        "operators": [operator.to_json() for operator in _operators(context, states)],
+        "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
+        "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
+        "checkpoint": _checkpoint(context.report.checkpoint),
     }
-    if lags:
-        status["lag"] = f"{max(lags):.1f}s"
-    if checkpoint := _checkpoint(context.data.checkpoint):
-        status["checkpoint"] = checkpoint
-    return status
+    if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
+        written["lag"] = f"{max(lags):.1f}s"
+    return BuiltStatus(status, owned(written))
 
 
-def failed_status(view: TopologyView, trouble: OperatorProblem, now: float) -> dict[str, Any]:
-    """Of a topology that the operator cannot decide on: what it last wrote, and that nobody knows
-    whether it still holds."""
+def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> dict[str, Any]:
+    """Of a topology for which nothing can be decided: what was written last, and that nobody knows
+    whether it is still true."""
     status = owned(view.status)
     unknown = [
-        Condition(kind, "Unknown", trouble.reason, trouble.message)
+        Condition(kind, "Unknown", problem.reason, problem.message)
         for kind in ("Valid", "Available", "Redundant", "Consistent", "Ready")
     ]
     kept = [
-        Condition(kind, old["status"], old["reason"], old["message"])
+        Condition(kind, old.status, old.reason, old.message)
         for kind in ("Recovering", "Checkpointed")
-        if (old := condition_of(status, kind))
+        if (old := view.own_status.conditions.get(kind)) is not None
     ]
-    conditions = dated(view, [*unknown, *kept, degraded(trouble)], now)
-    live = f"0/{len(status.get('queries') or ())}"
-    queries = [{**q, "state": "Unknown"} for q in status.get("queries") or ()]
-    said = {"phase": "Unknown", "conditions": conditions}
-    return {**status, **said, **({"queries": queries} if queries else {}), "queriesLive": live}
+    entries = dated(view, [*unknown, *kept, degraded(problem)], now)
+    queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
+    changed = {
+        "phase": TopologyPhase.UNKNOWN,
+        "conditions": [entry.to_json() for entry in entries],
+        "queriesLive": f"0/{len(queries)}",
+    }
+    return {**status, **changed, **({"queries": queries} if queries else {})}
 
 
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,8 +123,8 @@ def owned(status: Mapping[str, Any]) -> dict[str, Any]:
     return {key: status[key] for key in OWNED if status.get(key) not in (None, {}, [])}
 
 
-def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
-    slow = {k: v for k, v in owned(status).items() if k not in _FIGURES}
+def without_fast_fields(status: Mapping[str, Any]) -> dict[str, Any]:
+    slow = {k: v for k, v in owned(status).items() if k not in _FAST}
     for key in ("queries", "operators"):
         if key in slow:
             slow[key] = [
@@ -107,60 +134,69 @@ def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     return slow
 
 
-def _phase(context: ReconcileContext, health: Health, recovery: Recovery) -> str:
+def _phase(context: ReconcileContext, health: Health, recovery: RecoveryStatus) -> TopologyPhase:
+    before = context.last_status.phase
+    story = (
+        f"generation {context.view.generation}, {health.queries_live} of {len(health.queries)} "
+        f"queries and {health.live} of {health.slots} replicas are live"
+    )
+    return next_topology_phase(before, _observed_phase(context, health, recovery), story)
+
+
+def _observed_phase(
+    context: ReconcileContext, health: Health, recovery: RecoveryStatus
+) -> TopologyPhase:
     if context.view.deleting:
-        return "Deleting"
+        return TopologyPhase.DELETING
     if context.running is None:
-        return "Invalid" if context.problems else "Pending"
+        return TopologyPhase.INVALID if context.problems else TopologyPhase.PENDING
     if context.suspended:
-        return "Suspended"
-    if recovery.active:
-        return "Recovering"
+        return TopologyPhase.SUSPENDED
+    if recovery.is_active:
+        return TopologyPhase.RECOVERING
     if health.is_unknown:
-        return "Unknown"
+        return TopologyPhase.UNKNOWN
     if health.queries_live == len(health.queries):
-        return "Running" if health.live == health.slots else "Degraded"
-    return "Starting" if context.view.status.get("phase") in BEFORE_RUNNING else "Degraded"
+        is_redundant = health.live == health.slots
+        return TopologyPhase.RUNNING if is_redundant else TopologyPhase.DEGRADED
+    is_starting = context.last_status.phase in BEFORE_RUNNING
+    return TopologyPhase.STARTING if is_starting else TopologyPhase.DEGRADED
 
 
-def _query(query: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "name": query.name,
-        "priority": query.priority,
-        "state": query.state,
-    }
-    if query.stable_epoch is not None:
-        said["stableEpoch"] = query.stable_epoch
-    if query.lag_s is not None:
-        said["lag"] = f"{query.lag_s:.1f}s"
-    if query.waiting_for:
-        said["waitingFor"] = query.waiting_for
-    return said
+def _query(query: QueryHealth) -> QueryEntry:
+    return QueryEntry(
+        name=query.name,
+        priority=query.priority,
+        state=query.state,
+        waiting_for=query.waiting_for,
+        stable_epoch=query.stable_epoch,
+        lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
+    )
 
 
-def _operators(context: ReconcileContext, states: Sequence[SlotState]) -> list[dict[str, Any]]:
+def _operators(context: ReconcileContext, states: Sequence[SlotState]) -> list[OperatorEntry]:
     if context.running is None:
         return []
-    said = []
+    found = []
     for segment in context.running.topology.segments:
         slots = [s for s in states if s.slot.segment == segment.id]
-        ready = sum(slot_stage(context, s) == "Live" for s in slots)
+        ready = sum(replica_state(context, s) is ReplicaState.LIVE for s in slots)
         epochs = [
-            report.stable_epoch
+            task.stable_epoch
             for s in slots
             if s.pod is not None
-            and (report := context.data.task(s.slot.key, s.pod.incarnation)) is not None
-            and report.stable_epoch is not None
+            and (task := context.report.task(s.slot.key, s.pod.incarnation)) is not None
+            and task.stable_epoch is not None
         ]
-        for name in segment.nodes:
-            entry = {
-                "name": name,
-                "partitions": segment.partitions,
-                "replicasReady": ready,
-            }
-            said.append(entry | ({"stableEpoch": max(epochs)} if epochs else {}))
-    return said
+        newest = max(epochs, default=None)
+        found += [OperatorEntry(n, segment.partitions, ready, newest) for n in segment.nodes]
+    return found
 
 
-def _checkpoint(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: raw[k] for k in ("epoch", "time", "bytes") if raw.get(k) is not None}
+def _checkpoint(checkpoint: CheckpointReport) -> dict[str, Any]:
+    fields = {
+        "epoch": checkpoint.epoch,
+        "time": checkpoint.time or None,
+        "bytes": checkpoint.size,
+    }
+    return {key: value for key, value in fields.items() if value is not None}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from rekindle.names import ROLE_COORDINATOR
 from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
-from rekindle_operator.dataplane import read_data_plane
 from rekindle_operator.settings import Timing
 
 
@@ -40,7 +39,7 @@ def collect_evidence(
     fresh = frozenset(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
     )
-    reports = {t.uid: read_data_plane(t.data_plane) for t in snapshot.topologies if t.uid in fresh}
+    reports = {t.uid: t.report for t in snapshot.topologies if t.uid in fresh}
     answered = {
         SlotRef(uid, task.slot, task.incarnation)
         for uid, report in reports.items()

@@ -60,7 +60,7 @@ class Loss(StrEnum):
 class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else tells that they are dead until Kubernetes says NotReady. `cut_off`: uid of a
-    topology and a node on which none of its tasks is heard while the kubelet answers. `trouble`:
+    topology and a node on which none of its tasks is heard while the kubelet answers. `problem`:
     why nodes that are NotReady are not believed to be lost; empty: there is nothing of that
     kind."""
 
@@ -71,7 +71,7 @@ class LossAssessment:
     cut_off: frozenset[tuple[str, str]] = frozenset()
     doubtful: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def avoided(self) -> frozenset[str]:
@@ -135,7 +135,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         cut_off=cut_off,
         doubtful=doubtful,
         fresh=evidence.fresh,
-        trouble=unready.trouble,
+        problem=unready.problem,
     )
 
 
@@ -206,7 +206,7 @@ def _loss_of_open(
 ) -> Loss | None:
     if pod.gates or pod.pinned is None:
         return None
-    if assessment.trouble:
+    if assessment.problem:
         return None
     if pod.pinned not in assessment.usable:
         return Loss.UNBOUND

@@ -38,7 +38,7 @@ class StartFailures:
             return None
         return Loss.CRASHING if pod.was_ready else Loss.CANNOT_START
 
-    def trouble(self, pod: PodView) -> str:
+    def problem_of(self, pod: PodView) -> str:
         """Why it does not run: what its containers say, or that there are none yet."""
         since = self._snapshot.preparing_since.get(pod.uid)
         if pod.trouble or since is None or self._now - since < self._timing.trouble_s:

@@ -19,10 +19,10 @@ from rekindle_operator.settings import Timing
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """`lost`: names. `trouble`: why others are not; empty where that needs no word."""
+    """`lost`: names. `problem`: why others are not; empty where that needs no explanation."""
 
     lost: frozenset[str]
-    trouble: str = ""
+    problem: str = ""
 
 
 def assess_unready(

@@ -1,0 +1,166 @@
+"""Which phase follows which: of a slot, of a query, of a topology. Pure.
+
+The tables are the whole rule. A transition that they do not name is a bug of the operator: it
+raises with what led there, the pass leaves that topology alone and reports `ReconcileFailed`.
+
+A pass samples the cluster, so it may find a slot or a query several steps further. The table of
+slots therefore holds what the operator itself decides: losing a slot, creating a pod, opening a
+gate. The table of queries holds what is announced about each change.
+
+Design: docs/design/recovery.md#phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from rekindle.errors import RekindleError
+from rekindle_operator.topology_status import QueryState, TopologyPhase
+
+
+class InvalidTransition(RekindleError):
+    """A decision that the table does not allow. The message names what led there."""
+
+
+class SlotPhase(StrEnum):
+    """What a slot has."""
+
+    NO_POD = "no pod"
+    GATED = "gated"  # its pod waits for capacity, behind the scheduling gate
+    OPEN = "open"  # the gate is open, the scheduler has not bound the pod
+    BOUND = "bound"  # its pod has a node
+    LOST = "lost"  # its pod is to be replaced
+
+
+class SlotEvent(StrEnum):
+    """What the operator decides about a slot."""
+
+    LOSS_FOUND = "loss found"
+    POD_CREATED = "pod created"  # gated, under the next incarnation
+    GATE_OPENED = "gate opened"
+
+
+SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
+    SlotPhase.NO_POD: {
+        SlotEvent.LOSS_FOUND: SlotPhase.LOST,  # a pod that there was is gone
+        SlotEvent.POD_CREATED: SlotPhase.GATED,
+    },
+    SlotPhase.GATED: {
+        SlotEvent.LOSS_FOUND: SlotPhase.LOST,
+        SlotEvent.GATE_OPENED: SlotPhase.OPEN,
+    },
+    SlotPhase.OPEN: {
+        SlotEvent.LOSS_FOUND: SlotPhase.LOST,
+    },
+    SlotPhase.BOUND: {
+        SlotEvent.LOSS_FOUND: SlotPhase.LOST,
+    },
+    SlotPhase.LOST: {
+        SlotEvent.POD_CREATED: SlotPhase.GATED,
+    },
+}
+
+
+def next_slot_phase(phase: SlotPhase, event: SlotEvent, story: str) -> SlotPhase:
+    """`story`: what led to `phase`, for the error."""
+    after = SLOT_TRANSITIONS[phase].get(event)
+    if after is None:
+        raise InvalidTransition(f"{event}, but the slot is {phase}; before that: {story}")
+    return after
+
+
+class QueryChange(StrEnum):
+    """What is announced about a query: the reason of an Event."""
+
+    LOST = "QueryLost"
+    RESTORING = "QueryRestoring"
+    LIVE = "QueryLive"
+
+
+Changes = tuple[QueryChange, ...]
+
+_DOWN_TO: Mapping[QueryState, Changes] = {
+    QueryState.WAITING: (),
+    QueryState.FAILED: (),
+    QueryState.UNKNOWN: (),
+    QueryState.RESTORING: (QueryChange.RESTORING,),
+    QueryState.CATCHING_UP: (QueryChange.RESTORING,),
+    QueryState.LIVE: (QueryChange.LIVE,),
+}
+_COMING_TO: Mapping[QueryState, Changes] = {
+    QueryState.WAITING: (),
+    QueryState.FAILED: (),
+    QueryState.UNKNOWN: (),
+    QueryState.RESTORING: (),
+    QueryState.CATCHING_UP: (),
+    QueryState.LIVE: (QueryChange.LIVE,),
+}
+_LIVE_TO: Mapping[QueryState, Changes] = {
+    QueryState.WAITING: (QueryChange.LOST,),
+    QueryState.FAILED: (QueryChange.LOST,),
+    QueryState.UNKNOWN: (),
+    QueryState.RESTORING: (QueryChange.LOST, QueryChange.RESTORING),
+    QueryState.CATCHING_UP: (QueryChange.RESTORING,),
+    QueryState.LIVE: (QueryChange.LIVE,),  # after a time in which nobody knew
+}
+
+QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
+    None: _DOWN_TO,  # it has no state yet
+    QueryState.WAITING: _DOWN_TO,
+    QueryState.FAILED: _DOWN_TO,
+    QueryState.RESTORING: _COMING_TO,
+    QueryState.CATCHING_UP: _COMING_TO,
+    QueryState.LIVE: _LIVE_TO,
+    QueryState.UNKNOWN: _DOWN_TO,  # of a query that was live before, see `query_changes`
+}
+
+
+def query_changes(
+    before: QueryState | None, after: QueryState, was_live: bool, story: str
+) -> Changes:
+    """`was_live`: whether an `Unknown` query was live when it was last known."""
+    if before is after:
+        return ()
+    row = _LIVE_TO if before is QueryState.UNKNOWN and was_live else QUERY_TRANSITIONS.get(before)
+    if row is None or after not in row:
+        raise InvalidTransition(f"a query that was {before} cannot become {after}: {story}")
+    return row[after]
+
+
+BEFORE_RUNNING: frozenset[TopologyPhase | None] = frozenset(
+    {
+        None,
+        TopologyPhase.PENDING,
+        TopologyPhase.INVALID,
+        TopologyPhase.SUSPENDED,
+        TopologyPhase.STARTING,
+    }
+)
+"""Not every query was live yet, since the topology was created or resumed."""
+
+_ANY = frozenset(TopologyPhase)
+_STARTED = _ANY - {TopologyPhase.STARTING}
+
+TOPOLOGY_TRANSITIONS: Mapping[TopologyPhase | None, frozenset[TopologyPhase]] = {
+    None: _ANY,
+    TopologyPhase.PENDING: _ANY,
+    TopologyPhase.INVALID: _ANY,
+    TopologyPhase.SUSPENDED: _ANY,
+    TopologyPhase.STARTING: _ANY,
+    # Once all queries were live, a topology recovers or is degraded. It starts again only after it
+    # was suspended.
+    TopologyPhase.RUNNING: _STARTED,
+    TopologyPhase.RECOVERING: _STARTED,
+    TopologyPhase.DEGRADED: _STARTED,
+    TopologyPhase.UNKNOWN: _STARTED,
+    TopologyPhase.DELETING: frozenset({TopologyPhase.DELETING}),
+}
+
+
+def next_topology_phase(
+    before: TopologyPhase | None, after: TopologyPhase, story: str
+) -> TopologyPhase:
+    if after not in TOPOLOGY_TRANSITIONS[before]:
+        raise InvalidTransition(f"a topology that is {before} cannot become {after}: {story}")
+    return after

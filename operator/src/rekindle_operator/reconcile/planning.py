@@ -1,0 +1,236 @@
+"""One plan over the slots of all topologies, and the gates that it opens. Pure.
+
+Every slot that neither runs nor has reserved capacity takes part, also those whose pods this pass
+creates: a plan over only those that the API server has confirmed would start the wrong query.
+
+Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rekindle.names import ANNOTATION_SHAPE
+from rekindle.topology.model import Slot
+from rekindle.topology.spec import QuerySpec
+from rekindle_operator.cluster.convert import pod_requests, tolerations_of
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile.actions import OpenGate, Rank
+from rekindle_operator.reconcile.avoid import still_avoided
+from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
+from rekindle_operator.reconcile.replacements import TaskReplacement
+from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.affinity import required_terms
+from rekindle_operator.recovery.pack import Capacity, PodToPlace
+from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
+from rekindle_operator.resources.common import Manifest
+from rekindle_operator.resources.task import open_gate_patch
+
+_REFUSED_FOR_GOOD = 2  # tries; a quota may refuse the first until this pass has deleted pods
+
+
+@dataclass(frozen=True, slots=True)
+class PodCandidate:
+    """A slot that needs a node; `pod` is its gated pod, None while that is only being made."""
+
+    state: SlotState
+    to_place: PodToPlace
+    pod: PodView | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """One topology's part in the plan."""
+
+    context: ReconcileContext
+    states: tuple[SlotState, ...]
+    replacements: tuple[TaskReplacement, ...] = ()
+    surplus: tuple[PodView, ...] = ()  # replicas that serve until others do
+    candidates: Mapping[str, PodCandidate] = field(default_factory=dict)  # by slot key
+
+
+def partition_key(uid: str, slot: Slot) -> str:
+    return f"{uid}/{slot.segment}/{slot.partition}"
+
+
+def with_candidates(plan_input: PlanInput) -> PlanInput:
+    uid, inputs = plan_input.context.view.uid, plan_input.context.inputs
+    usable, unsuitable = inputs.losses.usable, inputs.snapshot.unsuitable
+    made = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
+    found = {}
+    for state in plan_input.states:
+        key, pod = state.slot.key, None
+        if manifest := made.get(key):
+            to_place = _from_manifest(uid, state, manifest)
+            shape = manifest["metadata"]["annotations"].get(ANNOTATION_SHAPE, "")
+        elif state.phase is SlotPhase.GATED and state.pod is not None:
+            pod = state.pod
+            to_place, shape = _from_pod(uid, state, pod), pod.shape
+        else:
+            continue
+        to_place = replace(to_place, namespace=plan_input.context.view.namespace)
+        if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
+            # No capacity is kept for a pod that the API server refuses.
+            to_place = replace(to_place, avoid=frozenset(usable))
+        elif bad := unsuitable.get(shape):
+            to_place = replace(to_place, avoid=still_avoided(to_place, bad, usable))
+        found[key] = PodCandidate(state, to_place, pod)
+    return replace(plan_input, candidates=found)
+
+
+def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
+    return PodToPlace(
+        key=f"{uid}/{state.slot.key}",
+        ask=pod.requests,
+        group=partition_key(uid, state.slot),
+        replica=state.slot.replica,
+        selector=tuple(sorted(pod.selector.items())),
+        tolerations=pod.tolerations,
+        affinity=required_terms(pod.affinity),
+    )
+
+
+def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace:
+    spec = manifest["spec"]
+    return PodToPlace(
+        key=f"{uid}/{state.slot.key}",
+        ask=pod_requests(spec),
+        group=partition_key(uid, state.slot),
+        replica=state.slot.replica,
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        tolerations=tolerations_of(spec),
+        affinity=required_terms(spec.get("affinity")),
+    )
+
+
+def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
+    """One plan over all topologies."""
+    down: list[DownQuery] = []
+    pods_to_place: dict[str, PodToPlace] = {}
+    spares: list[SpareReplica] = []
+    for plan_input in inputs:
+        if not plan_input.candidates or plan_input.context.running is None:
+            continue
+        if plan_input.context.running.topology.spec.recovery.mode == "Blocking":
+            _add_whole_topology(plan_input, down, pods_to_place)
+        else:
+            _add_queries(plan_input, down, pods_to_place, spares)
+    return make_plan(down, pods_to_place, spares, capacity)
+
+
+def _add_whole_topology(
+    plan_input: PlanInput,
+    down: list[DownQuery],
+    pods_to_place: dict[str, PodToPlace],
+) -> None:
+    """Blocking recovery: nothing starts before there is capacity for all (the baseline of
+    progressive recovery (Su and Zhou 2017), section 4)."""
+    assert plan_input.context.running is not None
+    queries = plan_input.context.running.topology.spec.queries
+    needs = {c.to_place.key: c.to_place for c in plan_input.candidates.values()}
+    pods_to_place |= needs
+    down.append(
+        DownQuery(
+            key=(plan_input.context.view.key, ""),
+            priority=sum(_priority(plan_input, q) for q in queries),
+            needs=frozenset(needs),
+            has_waited_long=_has_waited_long(plan_input, plan_input.candidates.values()),
+        )
+    )
+
+
+def _add_queries(
+    plan_input: PlanInput,
+    down: list[DownQuery],
+    pods_to_place: dict[str, PodToPlace],
+    spares: list[SpareReplica],
+) -> None:
+    assert plan_input.context.running is not None
+    uid, topology = plan_input.context.view.uid, plan_input.context.running.topology
+    held = {partition_key(uid, s.slot) for s in plan_input.states if s.holds_capacity}
+    held |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
+    first: dict[str, PodCandidate] = {}
+    for candidate in sorted(
+        plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
+    ):
+        key = candidate.to_place.group
+        if key not in held:
+            first.setdefault(key, candidate)
+    pods_to_place |= {key: c.to_place for key, c in first.items()}
+    users: dict[str, int] = defaultdict(int)
+    for query in topology.spec.queries:
+        wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
+        for key in wanted:
+            users[key] = max(users[key], priority)
+        if needs := wanted & set(first):
+            has_waited_long = _has_waited_long(plan_input, (first[key] for key in needs))
+            name = (plan_input.context.view.key, query.name)
+            down.append(DownQuery(name, priority, frozenset(needs), has_waited_long))
+    firsts = {c.to_place.key for c in first.values()}
+    for candidate in plan_input.candidates.values():
+        if candidate.to_place.key not in firsts:
+            group = candidate.to_place.group
+            spares.append(
+                SpareReplica(candidate.to_place, users[group], group if group in first else "")
+            )
+
+
+def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
+    assert plan_input.context.running is not None
+    uid = plan_input.context.view.uid
+    wanted = {s.id for s in plan_input.context.running.topology.ancestry(query)}
+    return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in wanted}
+
+
+def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
+    limits = plan_input.context.inputs.settings.limits
+    return limits.priority(plan_input.context.view.namespace, query.priority)
+
+
+def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
+    inputs = plan_input.context.inputs
+    hold_s = inputs.timing.redundancy_hold_s
+    return all(c.pod is not None and inputs.now - c.pod.created_at >= hold_s for c in candidates)
+
+
+def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
+    """For the gated pods that the plan gives a node."""
+    found, now = [], plan_input.context.inputs.now
+    for candidate in plan_input.candidates.values():
+        pod, node = candidate.pod, plan.nodes.get(candidate.to_place.key)
+        if pod is not None and node is not None:
+            candidate.state.step(SlotEvent.GATE_OPENED)
+            patch = tuple(open_gate_patch(pod, node, now))
+            found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
+    return found
+
+
+def ranks(plan_input: PlanInput, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
+    """By pod name, what the plan starts first. `places`: queries (or whole topologies, under "")
+    in the order of the plan."""
+    if plan_input.context.running is None or not plan_input.candidates:
+        return {}
+    key, topology = plan_input.context.view.key, plan_input.context.running.topology
+    best: dict[str, int] = {}
+    for query in topology.spec.queries:
+        place = places.get((key, query.name), places.get((key, ""), len(places)))
+        for segment in topology.ancestry(query):
+            best[segment.id] = min(place, best.get(segment.id, place))
+    names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
+    seen = {
+        partition_key(plan_input.context.view.uid, s.slot)
+        for s in plan_input.states
+        if s.holds_capacity
+    }
+    found: dict[str, Rank] = {}
+    for candidate in sorted(
+        plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
+    ):
+        slot, group = candidate.state.slot, candidate.to_place.group
+        name = candidate.pod.name if candidate.pod is not None else names[slot.key]
+        found[name] = int(group in seen), best.get(slot.segment, len(places))
+        seen.add(group)
+    return found

@@ -1,0 +1,161 @@
+"""The pods of tasks that a topology needs, and those that it no longer needs. Pure.
+
+A lost pod is replaced under a new incarnation and a new name at once; nothing waits for the end of
+the old one (I7). The new pod is created behind the scheduling gate.
+
+Design: docs/design/recovery.md#replacement, docs/design/fencing.md#incarnations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rekindle import names
+from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
+from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
+from rekindle_operator.reconcile.slots import SlotState, has_diverged, task_pods
+from rekindle_operator.recovery.losses import Loss, LossAssessment, loss_of_pod
+from rekindle_operator.resources.task import task_pod
+
+_SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its capacity is needed
+
+_FAILED_ATTEMPTS = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReplacement:
+    """Not `due`: the API server refused it a moment ago. It takes part in the plan all the same."""
+
+    state: SlotState
+    incarnation: int
+    create: CreatePod
+    delete: DeletePod | None
+    due: bool = True
+
+
+def replacements(
+    context: ReconcileContext, states: Iterable[SlotState]
+) -> tuple[TaskReplacement, ...]:
+    """For every slot that has no pod or is lost."""
+    if context.running is None or not context.wants_pods:
+        return ()
+    replaced = (SlotPhase.NO_POD, SlotPhase.LOST)
+    return tuple(_replacement(context, s) for s in states if s.phase in replaced)
+
+
+def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement:
+    assert context.running is not None
+    state.step(SlotEvent.POD_CREATED)
+    now, incarnation = context.inputs.now, state.next_incarnation
+    lost_at = _lost_at(state, now)
+    manifest = task_pod(
+        context.running.view,
+        context.running.topology,
+        context.running.generation,
+        state.slot,
+        incarnation,
+        context.inputs.settings.pods,
+        lost_at=lost_at,
+        attempt=_attempt(state),
+    )
+    ref = SlotRef(context.view.uid, state.slot.key, incarnation)
+    create = CreatePod(context.view.namespace, manifest, ref, lost_at)
+    due = state.refused is None or now >= state.refused.again_at
+    return TaskReplacement(state, incarnation, create, _removal(context, state), due)
+
+
+def _lost_at(state: SlotState, now: float) -> float | None:
+    """When the partition's replica was lost. A replacement that found no node passes it on."""
+    if state.refused is not None:
+        return state.refused.lost_at
+    if state.loss is None:
+        return None
+    if not state.loss.of_what_ran and state.pod is not None:
+        return state.pod.lost_at
+    return now
+
+
+def _attempt(state: SlotState) -> int:
+    if state.loss in _FAILED_ATTEMPTS and state.pod is not None:
+        return state.pod.attempt + 1
+    return 0
+
+
+def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
+    pod, loss, losses = state.pod, state.loss, context.inputs.losses
+    if pod is None or loss is None or pod.terminating:
+        return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
+    grace_s = 0 if losses.loss_of_node(pod) else _SHORT_GRACE_S
+    frees = loss is Loss.UNBOUND and pod.pinned in losses.usable
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees)
+
+
+def reserved_by(made: Iterable[TaskReplacement]) -> Mapping[str, int]:
+    """Slot key -> incarnation."""
+    return {m.state.slot.key: m.incarnation for m in made}
+
+
+def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> tuple[PodView, ...]:
+    """Replicas that an edit removes from partitions that it keeps, and that are not lost. They
+    serve until a replica that stays is live, since only they may have the state."""
+    inputs = context.inputs
+    current = {s.slot for s in states}
+    partitions = {(slot.segment, slot.partition) for slot in current}
+    return tuple(
+        p
+        for p in task_pods(context)
+        if p.slot is not None
+        and p.slot not in current
+        and (p.slot.segment, p.slot.partition) in partitions
+        and (p.node is not None and not p.ended)
+        and loss_of_pod(p, inputs.losses, inputs.snapshot, inputs.now, inputs.timing) is None
+        and not has_diverged(context, p.slot, p)
+    )
+
+
+def unneeded_pods(
+    context: ReconcileContext, states: Iterable[SlotState], serving: Collection[PodView]
+) -> list[Action]:
+    """Deletes fenced incarnations, and pods of slots that are no longer in the topology, except
+    those that are still `serving`."""
+    losses = context.inputs.losses
+    current = {s.slot: s.pod for s in states}
+    found: list[Action] = []
+    for pod in task_pods(context):
+        if pod.terminating or pod.slot is None or context.running is None or pod in serving:
+            continue
+        if pod.slot not in current:
+            found.append(_delete(pod, losses, None, "its slot is no longer in the topology"))
+        elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
+            found.append(_delete(pod, losses, _SHORT_GRACE_S, "a newer incarnation exists"))
+    return found
+
+
+def suspend_pods(context: ReconcileContext) -> list[Action]:
+    """Tasks first. The coordinator last: it commits what they saved."""
+    pods = [p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid]
+    tasks = [p for p in pods if p.role == names.ROLE_TASK]
+    chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
+    losses = context.inputs.losses
+    return [_delete(p, losses, None, "suspended") for p in chosen if not p.terminating]
+
+
+def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Sequence[DeletePod]:
+    """Pods that nobody confirms the end of: Terminating ones on a lost node, and pods there of a
+    topology that is being deleted."""
+    deleted = {t.uid for t in snapshot.topologies if t.deleting}
+    return [
+        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
+        for p in snapshot.pods
+        if p.topology is not None
+        and losses.loss_of_node(p)
+        and (p.terminating or p.owner_uid in deleted)
+    ]
+
+
+def _delete(pod: PodView, losses: LossAssessment, grace_s: int | None, why: str) -> DeletePod:
+    grace_s = 0 if losses.loss_of_node(pod) else grace_s
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why)
