@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rekindle.topology.sql import functions
 from rekindle.topology.sql.aggregates import decompose
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.inference import type_is_known
-from rekindle.topology.sql.row_wise import check_sql, functions
+from rekindle.topology.sql.row_wise import check_sql
 
 pytestmark = pytest.mark.spark
 
