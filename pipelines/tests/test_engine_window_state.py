@@ -18,10 +18,11 @@ from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
+from rekindle.topology.windows.hopping import HoppingWindows
 
+SIZE, SLIDE = 40, 10
 SHAPE = WindowShape(
-    size=40,
-    slide=10,
+    HoppingWindows(SIZE, SLIDE),
     keys=(pa.string(),),
     partials=(
         ("p0", pa.float64(), "sum"),
@@ -103,7 +104,7 @@ def history(drawn: list[tuple[list[Any], int]]) -> list[tuple[pa.Table, tuple[in
     result, before, after = [], NO_WATERMARK, -30
     for number, (rows, step) in enumerate(drawn):
         once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}
-        late = [(k, LATE if p + SHAPE.size <= before else p, *r) for k, p, *r in once.values()]
+        late = [(k, LATE if p + SIZE <= before else p, *r) for k, p, *r in once.values()]
         after += step
         result.append((table(late), (number, before, after)))
         before = after
@@ -149,8 +150,8 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
     expected: dict[Any, int] = {}
     for rows, (_, late, _) in steps:
         for row in rows.to_pylist():
-            for start in range(row["__w"] - SHAPE.size + SHAPE.slide, row["__w"] + 1, SHAPE.slide):
-                if row["__w"] > UNTIMED and start + SHAPE.size > late:
+            for start in range(row["__w"] - SIZE + SLIDE, row["__w"] + 1, SLIDE):
+                if row["__w"] > UNTIMED and start + SIZE > late:
                     key = (start, row["__k0"])
                     expected[key] = expected.get(key, 0) + (row["p1"] or 0)
     got: dict[Any, int] = {}
@@ -160,7 +161,7 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
         buckets = step.buckets
         for row in step.closed.to_pylist():
             assert (row["__w"], row["__k0"]) not in got
-            assert mark[1] < row["__w"] + SHAPE.size <= mark[2]
+            assert mark[1] < row["__w"] + SIZE <= mark[2]
             got[row["__w"], row["__k0"]] = row["p1"] or 0
     assert got == expected
     assert not buckets

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,7 @@ from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import BUCKETS
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
+from rekindle.topology.windows.kind import WindowAssigner
 
 WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
 _PANE, _ROW = "__p", "__r"
@@ -43,11 +45,9 @@ Buckets = Mapping[int, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """What the state of a window operator looks like. `size` (a multiple of `slide`) in
-    microseconds."""
+    """What the state of a window operator looks like."""
 
-    size: int
-    slide: int
+    windows: WindowAssigner
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Literal["sum", "min", "max"]], ...]
     exact: tuple[tuple[str, int], ...] = ()
@@ -105,7 +105,7 @@ def advance(
         return Advance(buckets, _no_rows(shape), late, untimed)
 
     merged = _merge(shape, {b: buckets[b] for b in sorted(dirty) if b in buckets}, rows)
-    window_end = merged.column(WINDOW).to_numpy() + shape.size
+    window_end = shape.windows.ends(merged.column(WINDOW).to_numpy())
     closes = np.searchsorted(ends, window_end, side="left")
     is_open = closes == len(ends)
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
@@ -164,25 +164,30 @@ def _in_windows(
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
     before = np.array([b for _, b, _ in watermarks], dtype=np.int64)
     late = before[np.searchsorted(numbers, epoch)]
-    back = np.arange(shape.size // shape.slide, dtype=np.int64) * shape.slide
-    starts = pane[:, None] - back[None, :]
-    which, of = np.nonzero(starts + shape.size > late[:, None])
-    rows = panes if len(back) == 1 else panes.take(pa.array(which))
+    which, starts = shape.windows.windows_over(pane)
+    still_open = shape.windows.ends(starts) > late[which]
+    which, starts = which[still_open], starts[still_open]
+    rows = panes if _is_each_once(which, len(pane)) else panes.take(pa.array(which))
     rows = rows.select([*shape.schema.names, EPOCH]).cast(shape.schema.append(_EPOCH_FIELD))
-    rows = rows.set_column(0, WINDOW, pa.array(starts[which, of]))
+    rows = rows.set_column(0, WINDOW, pa.array(starts))
     rows = rows.append_column(_PANE, pa.array(pane[which]))
     rows = sort_rows(rows, [EPOCH, _PANE, WINDOW, *shape.key_names]).select(shape.schema.names)
     bucket = (hash_rows(rows, shape.key_names) % np.uint64(BUCKETS)).astype(np.int8)
     return rows.append_column(BUCKET, pa.array(bucket))
 
 
+def _is_each_once(which: npt.NDArray[np.int64], rows: int) -> bool:
+    return len(which) == rows and bool((which == np.arange(rows)).all())
+
+
 def _closing(shape: WindowShape, buckets: Buckets, watermark: int) -> set[int]:
     """Buckets with a window that ends at or before `watermark`."""
-    return {
-        bucket
-        for bucket, table in buckets.items()
-        if pc.min(table.column(WINDOW)).as_py() + shape.size <= watermark
-    }
+    return {bucket for bucket, table in buckets.items() if _first_end(shape, table) <= watermark}
+
+
+def _first_end(shape: WindowShape, table: pa.Table) -> int:
+    first = pc.min(table.column(WINDOW)).as_py()
+    return int(shape.windows.ends(np.array([first], dtype=np.int64))[0])
 
 
 def _merge(shape: WindowShape, old: Buckets, rows: pa.Table | None) -> pa.Table:

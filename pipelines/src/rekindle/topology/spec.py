@@ -9,7 +9,7 @@ Design: docs/design/compilation.md#resource.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -27,6 +27,11 @@ class _Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=False
     )
+
+    @classmethod
+    def name_of(cls, field: str) -> str:
+        """What the manifest calls a field."""
+        return cls.model_fields[field].alias or field
 
 
 class AvailabilitySpec(_Spec):
@@ -88,6 +93,11 @@ class SourceSpec(_Spec):
 
 
 class WindowSpec(_Spec):
+    """Kinds of windows: `rekindle.topology.windows`."""
+
+    SELECTORS: ClassVar = ("size", "session", "rows")
+    """Of these exactly one says of which kind a window is."""
+
     size: Duration | None = None
     slide: Duration | None = None
     session: Duration | None = None

@@ -27,6 +27,7 @@ from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec
 from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
 from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.windows.kind import END, START
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Analyst:
                 said = f"operator {name}: {kind} can be neither a key nor an aggregate"
                 raise OperatorRefused(said, name)
         assert partial.get_field_index(ROWS) >= 0
-        shape = WindowShape(window.size, window.slide, kinds, partials, exact)
+        shape = WindowShape(window.windows, kinds, partials, exact)
         return WindowFacts(window, shape, floats)
 
     def _partials(
@@ -126,7 +127,7 @@ class Analyst:
 
     def _finals(self, window: WindowNode) -> pa.Schema:
         shape = self.window(window).shape
-        bounds = [(n, pa.timestamp("us", "UTC")) for n in ("window_start", "window_end")]
+        bounds = [(n, pa.timestamp("us", "UTC")) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)
         partials = shape_results(shape)
         stage = Stage(window, (), None)

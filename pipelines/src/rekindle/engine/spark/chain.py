@@ -36,6 +36,7 @@ from rekindle.engine.spark.stages import (
 from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance, conform
 from rekindle.streams.epochs import EpochInput
 from rekindle.topology.model import Segment, Topology
+from rekindle.topology.windows.kind import END, START
 
 HASH_BYTES = 16 * 2**20
 """Input up to which a window is folded by hash: a fraction of the 127 MB that a heap of 512 MB
@@ -244,8 +245,8 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
     columns = {
         EPOCH: pa.array(numbers),
         LATE_BEFORE: pa.array([before[e] for e in numbers.tolist()], pa.int64()),
-        "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
-        "window_end": pa.array(start + shape.size).cast(pa.timestamp("us", "UTC")),
+        START: pa.array(start).cast(pa.timestamp("us", "UTC")),
+        END: pa.array(shape.windows.ends(start)).cast(pa.timestamp("us", "UTC")),
     }
     results = shape_results(shape)
     rest = [*shape.key_names, *(name for name, _ in results)]

@@ -21,6 +21,8 @@ from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
 from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.windows.kind import END, START, WindowAssigner
+from rekindle.topology.windows.registry import assigner_of
 
 ORDER = "__r"
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
@@ -40,11 +42,10 @@ class Fold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowNode:
-    """A window operator as the stages around it need it. Times in microseconds."""
+    """A window operator as the stages around it need it."""
 
     node: Node
-    size: int
-    slide: int
+    windows: WindowAssigner
     keys: tuple[str, ...]
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
@@ -102,15 +103,13 @@ def plan_stages(segment: Segment, topology: Topology) -> tuple[Stage, ...]:
 
 
 def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNode:
-    assert window.size is not None, f"{node.name}: validation lets time windows through only"
     column = topology.nodes[node.inputs[0]].event_time
     assert column is not None, f"{node.name}: validation wants an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
     if any(_is_window_end(topology, name) for name in node.inputs):
         time = f"{time} - 1L"
     decomposition = decompose(window.aggregate)
-    slide = window.slide or window.size
-    return WindowNode(node, window.size, slide, window.group_by, decomposition, time)
+    return WindowNode(node, assigner_of(window), window.group_by, decomposition, time)
 
 
 def _is_window_end(topology: Topology, name: str) -> bool:
@@ -158,7 +157,7 @@ def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
     """Closed windows -> the window operator's rows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
     finals = [f"{only_dated(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
-    columns = ", ".join([*system, "window_start", "window_end", *keys, *finals])
+    columns = ", ".join([*system, START, END, *keys, *finals])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
 
@@ -193,10 +192,11 @@ def _placed_sql(
     which grows with partition and row, is that order; unlike a row number it also tells the rows
     that `explode` makes of one row apart.
     """
-    pane = f"({window.time} - pmod({window.time}, {window.slide}L))"
+    pane = window.windows.pane_sql(window.time)
+    last_end = window.windows.last_end_sql(pane)
     marker = (
         f"CASE WHEN {window.time} IS NULL THEN {UNTIMED}L"
-        f" WHEN {pane} + {window.size}L <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {WINDOW}"
+        f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {WINDOW}"
     )
     keys = [_canonical(n, n in float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)]
     order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []

@@ -19,9 +19,9 @@ from rekindle.topology.spec import (
     OperatorSpec,
     SourceSpec,
     TopologySpec,
-    WindowSpec,
 )
 from rekindle.topology.units import MILLISECOND, SECOND, show_duration
+from rekindle.topology.windows.registry import check_window
 
 NAME = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
 OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -269,24 +269,4 @@ def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
             what = f"{value} is there twice"
             yield Problem(f"{path}.{field}", "DuplicateName", what, "name it once")
     if node.window is not None:
-        yield from _window(node.window, f"{path}.window")
-
-
-def _window(window: WindowSpec, path: str) -> Iterator[Problem]:
-    kinds = {"size": window.size, "session": window.session, "rows": window.rows}
-    yield from _exactly_one(kinds, path)
-    for field, value in (("size", window.size), ("slide", window.slide)):
-        if value == 0:
-            yield Problem(f"{path}.{field}", "InvalidWindow", f"{field} is 0", "write it like 1h")
-    if window.slide is None:
-        return
-    if window.size is None:
-        what = "slide belongs to windows with size"
-        yield Problem(f"{path}.slide", "InvalidWindow", what)
-    elif window.slide and window.size % window.slide:
-        what = (
-            f"size ({show_duration(window.size)}) is not a multiple of slide "
-            f"({show_duration(window.slide)})"
-        )
-        hint = "windows are put together of panes of one slide each"
-        yield Problem(f"{path}.slide", "InvalidWindow", what, hint)
+        yield from check_window(node.window, f"{path}.window")

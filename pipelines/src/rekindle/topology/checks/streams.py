@@ -24,8 +24,7 @@ from rekindle.topology.sql.columns import unknown_columns
 from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
 from rekindle.topology.sql.inference import field_of, infer_types, known_type
 from rekindle.topology.sql.row_wise import check_sql
-
-WINDOW_COLUMNS = ("window_start", "window_end")
+from rekindle.topology.windows.kind import END, START
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ def _operator(
         return Stream(report.schema, _kept_event_time(report.schema, inputs), partitions)
     if node.window is not None:
         schema = _window(node, node.window, inputs, path, problems)
-        return Stream(schema, WINDOW_COLUMNS[1], partitions)
+        return Stream(schema, END, partitions)
     return Stream(None, _common([s.event_time for s in inputs.values()]), partitions)
 
 
@@ -222,7 +221,7 @@ def _window(
     aggregates = _aggregates(window, schema, path, problems)
     if groups is None or aggregates is None:
         return None
-    fields = [pa.field(c, TIMESTAMP) for c in WINDOW_COLUMNS] + groups + aggregates
+    fields = [pa.field(c, TIMESTAMP) for c in (START, END)] + groups + aggregates
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
     for column in twice:

@@ -11,6 +11,7 @@ from rekindle.errors import Problem
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
+from rekindle.topology.windows.registry import unsupported_fields
 
 
 def check_unsupported(spec: TopologySpec) -> list[Problem]:
@@ -62,10 +63,7 @@ def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
         if getattr(node, kind) is not None:
             yield _not_yet(f"{path}.{kind}", f"the operator {kind}", "this version has sql, window")
     if node.window is not None:
-        for field, alias in (("session", "session"), ("rows", "rows"), ("slide_rows", "slideRows")):
-            if getattr(node.window, field) is not None:
-                hint = "use size, and slide for overlapping windows"
-                yield _not_yet(f"{path}.window.{alias}", f"a window by {alias}", hint)
+        yield from unsupported_fields(node.window, f"{path}.window")
     if node.checkpoint.mode != "Global":
         yield _not_yet(f"{path}.checkpoint.mode", "checkpoint mode PerWindow", "use Global")
     for field, alias in (("load_target", "loadTarget"), ("replay_target", "replayTarget")):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rekindle.topology.model import Input, Node, Segment, Topology
 from rekindle.topology.spec import SourceSpec
-from rekindle.topology.units import show_duration
+from rekindle.topology.windows.registry import assigner_of
 
 _MIB = 1024**2
 
@@ -57,10 +57,8 @@ def describe_node(node: Node) -> str:
     if spec.window is None:
         return " ".join((spec.sql or "").split())
     window = spec.window
-    size = show_duration(window.size or 0)
-    slide = f" every {show_duration(window.slide)}" if window.slide else ""
     keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
-    return f"window {size}{slide}{keys}: {window.aggregate}"
+    return f"window {assigner_of(window).describe()}{keys}: {window.aggregate}"
 
 
 def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:

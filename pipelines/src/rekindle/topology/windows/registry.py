@@ -1,0 +1,58 @@
+"""The kinds of windows that this version has. A new kind is a module beside this one, and a line.
+
+Fields of `window` that no kind claims are refused as not supported yet.
+
+Design: docs/design/engine.md#windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rekindle.errors import Problem
+from rekindle.topology.problems import NOT_SUPPORTED_YET
+from rekindle.topology.spec import WindowSpec
+from rekindle.topology.windows.hopping import Hopping
+from rekindle.topology.windows.kind import WindowAssigner, WindowKind
+
+KINDS: Mapping[str, WindowKind] = {
+    "size": Hopping(),
+}
+"""By the field of `window` that asks for the kind."""
+
+_OF_ALL_KINDS = frozenset({"group_by", "aggregate"})
+
+
+def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
+    """That `window` is of exactly one kind, and that its values can be used."""
+    given = [field for field in WindowSpec.SELECTORS if getattr(window, field) is not None]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "has no size"
+        kinds = ", ".join(KINDS)
+        hint = f"write exactly one of {kinds}" if len(KINDS) > 1 else f"write {kinds}, like 1h"
+        yield Problem(path, "ExactlyOneOf", what, hint)
+    for field, kind in KINDS.items():
+        yield from kind.check(window, path)
+        for option in kind.options:
+            if getattr(window, option) is not None and getattr(window, field) is None:
+                alias = WindowSpec.name_of(option)
+                what = f"{alias} needs {field}"
+                hint = f"write {field} too, or leave {alias} out"
+                yield Problem(f"{path}.{alias}", "InvalidWindow", what, hint)
+
+
+def unsupported_fields(window: WindowSpec, path: str) -> Iterator[Problem]:
+    """Fields of kinds that are named by v1alpha1 and not built."""
+    supported = _OF_ALL_KINDS.union(KINDS, *(kind.options for kind in KINDS.values()))
+    for field in WindowSpec.model_fields:
+        if field not in supported and getattr(window, field) is not None:
+            alias = WindowSpec.name_of(field)
+            what = f"a window by {alias} is not supported yet"
+            hint = "use size, and slide for overlapping windows"
+            yield Problem(f"{path}.{alias}", NOT_SUPPORTED_YET, what, hint)
+
+
+def assigner_of(window: WindowSpec) -> WindowAssigner:
+    """Of a window that has been validated."""
+    field = next(f for f in KINDS if getattr(window, f) is not None)
+    return KINDS[field].assigner(window)

@@ -1,0 +1,71 @@
+"""Kinds of windows: what each has to give so that panes and windows agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.topology.spec import WindowSpec
+from rekindle.topology.windows.hopping import HoppingWindows
+from rekindle.topology.windows.registry import KINDS, assigner_of, check_window, unsupported_fields
+
+HOUR = 3_600_000_000
+
+
+def window(**fields: object) -> WindowSpec:
+    return WindowSpec.model_validate({"aggregate": "count(*) AS n", **fields})
+
+
+@given(st.integers(1, 50), st.integers(1, 6), st.lists(st.integers(-60, 60), min_size=1))
+def test_windows_over_a_pane_are_those_that_hold_it(
+    slide: int, slides: int, numbers: list[int]
+) -> None:
+    windows = HoppingWindows(slide * slides, slide)
+    panes = np.array(numbers, dtype=np.int64) * slide
+    which, starts = windows.windows_over(panes)
+    expected = [
+        (at, pane - back * slide)
+        for at, pane in enumerate(panes.tolist())
+        for back in range(slides)
+    ]
+    assert list(zip(which.tolist(), starts.tolist(), strict=True)) == expected
+    ends = windows.ends(starts)
+    assert ((starts <= panes[which]) & (panes[which] + slide <= ends)).all()
+
+
+def test_ends_never_fall_where_starts_grow() -> None:
+    starts = np.arange(-5, 5, dtype=np.int64) * HOUR
+    for field in KINDS:
+        ends = assigner_of(window(**{field: "1h"})).ends(starts)
+        assert (np.diff(ends) >= 0).all(), field
+
+
+def test_a_window_without_slide_does_not_overlap() -> None:
+    assert assigner_of(window(size="1h")) == HoppingWindows(HOUR, HOUR)
+    assert assigner_of(window(size="1h")).describe() == "1h"
+    assert assigner_of(window(size="1h", slide="15m")).describe() == "1h every 15m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "said"),
+    [
+        ({}, "w", "has no size"),
+        ({"size": "1h", "rows": 5}, "w", "has size and rows"),
+        ({"session": "1h", "slide": "5m"}, "w.slide", "slide needs size"),
+        ({"size": "1h", "slide": "25m"}, "w.slide", "size (1h) is not a multiple of slide (25m)"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(
+    fields: dict[str, object], path: str, said: str
+) -> None:
+    assert (path, said) in [(p.path, p.message) for p in check_window(window(**fields), "w")]
+
+
+def test_fields_of_no_kind_are_not_supported_yet() -> None:
+    found = unsupported_fields(window(rows=5, slideRows=2), "w")
+    assert [(p.path, p.reason) for p in found] == [
+        ("w.rows", "NotSupportedYet"),
+        ("w.slideRows", "NotSupportedYet"),
+    ]
