@@ -6,7 +6,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures cluster demo chaos bench clean lock
+.PHONY: setup tools lint unit test failures cluster demo chaos bench reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -42,6 +42,9 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py
+
+reference: setup  ## docs/reference.md, from the CRD and the classes of the spec
+	$(PY) tools/reference.py
 
 lock:             ## resolve the dependencies anew into requirements.lock, those of images alone into images/
 	@mkdir -p build

@@ -140,11 +140,12 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         if isinstance(part, int) or model is None:
             continue
         by_alias = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
-        model = _model_in(by_alias.get(part))
+        model = model_in(by_alias.get(part))
     return [f.alias or n for n, f in model.model_fields.items()] if model else []
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The class of the object, or of the objects of a list, that a field holds."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((m for a in typing.get_args(annotation) if (m := _model_in(a))), None)
+    return next((m for a in typing.get_args(annotation) if (m := model_in(a))), None)

@@ -2,7 +2,8 @@
 
 Parsing only: shapes, durations, quantities, unknown fields. What needs the graph, SQL or the list
 of what this version supports is `rekindle.topology.validate`. Durations are integers of
-microseconds, sizes integers of bytes. No Kubernetes and no Spark here.
+microseconds, sizes integers of bytes. No Kubernetes and no Spark here. The text below a field is
+its meaning in docs/reference.md, which `make reference` writes.
 
 Design: docs/design/compilation.md#resource.
 """
@@ -36,60 +37,98 @@ class _Spec(BaseModel):
 
 class AvailabilitySpec(_Spec):
     delay_fraction: float = Field(0.9, ge=0, le=1)
+    """Share of `maxDelay` that a task waits before it goes on with tentative results."""
     during_failure: Literal["Process", "Delay"] = "Process"
+    """What tasks do with tentative input while an input is missing."""
     during_stabilization: Literal["Process", "Delay", "Suspend"] = "Process"
+    """What tasks do with new input while results are corrected."""
 
 
 class CheckpointSpec(_Spec):
     interval: Duration = 10 * SECOND
+    """Time between two checkpoints; a multiple of `epochInterval`."""
     store: str
+    """URL of the checkpoints: `s3://...`, `gs://...`, `file:///...`, or another scheme
+    [that can create an object only if it is absent](design/checkpoints.md#the-store). Cannot be
+    changed."""
     retain: int = Field(3, ge=1)
+    """Number of checkpoints that are kept."""
     secret_ref: str | None = None
+    """Name of a Secret whose keys become environment variables of the tasks. The name ends with
+    `-rekindle`, unless [the administrator](operations.md#what-topologies-may-ask-of-their-pods)
+    allows others."""
     volume: str | None = None
+    """Name of a PersistentVolumeClaim (ReadWriteMany) that all tasks mount, for `file://` URLs of
+    checkpoints and sinks; required for these in a cluster. Cannot be changed."""
 
 
 class RecoverySpec(_Spec):
     mode: Literal["Progressive", "Blocking"] = "Progressive"
+    """After a burst of failures, queries come back by priority (`Progressive`) or all together
+    (`Blocking`)."""
     burst_threshold: int = Field(2, ge=0)
+    """More lost partitions than this within `burstWindow` are a burst."""
     burst_window: Duration = 10 * SECOND
+    """Time in which lost partitions are counted."""
     autoscale: bool = False
+    """Ask for nodes for queries that wait."""
 
 
 class EventTimeSpec(_Spec):
     column: str
+    """A TIMESTAMP column of the schema."""
     lateness: Duration = 0
+    """How much older than the newest row a row may be. Windows close that much later."""
     idle_after: Duration | None = None
+    """Time after which a source without rows no longer holds windows open."""
 
 
 class FilesSourceSpec(_Spec):
-    """`speedup`: event time runs this many times faster than the clock; else `rowsPerSecond`."""
-
     url: str
+    """URL of a file, or a pattern with `*`, `?` and `[...]` for several; any scheme of fsspec."""
     format: Literal["csv", "parquet", "json"]
+    """Format of the files; `json` has one object a line."""
     order_by: str | None = None
+    """Column by which rows are ordered; without it, they keep the order of the files."""
     speedup: float | None = Field(None, gt=0)
+    """Event time runs this many times faster than the clock. Exactly one of `speedup` and
+    `rowsPerSecond`."""
     rows_per_second: float | None = Field(None, gt=0)
+    """Rows a second. Exactly one of `speedup` and `rowsPerSecond`."""
     null_value: str = "NA"
+    """CSV text that means NULL."""
 
 
 class GeneratorSourceSpec(_Spec):
-    """`columns`: column name -> expression, see `rekindle.topology.generator.columns`."""
-
     rows_per_second: float = Field(gt=0)
+    """Rows a second."""
     seed: int = 0
+    """Another seed gives other random values."""
     columns: dict[str, str] = Field(default_factory=dict)
+    """For each column of the schema an [expression](design/exactly-once.md#sources) that makes its
+    values."""
     rows: int | None = Field(None, gt=0)
+    """Number of rows after which the source ends; without it, it never ends."""
 
 
 class SourceSpec(_Spec):
     name: str
+    """Name of the stream, by which operators and queries read it."""
     schema_: str = Field(alias="schema")
+    """Columns and types as [Spark DDL](topology.md#sources):
+    `origin STRING, delay DOUBLE, at TIMESTAMP`."""
     event_time: EventTimeSpec | None = None
+    """Where event time is. Required if a window reads the source."""
     files: FilesSourceSpec | None = None
+    """Rows of files. Exactly one of `files`, `generator` and `kafka`."""
     generator: GeneratorSourceSpec | None = None
+    """Rows that are made up, the same each time."""
     kafka: dict[str, Any] | None = None
+    """Rows of a Kafka topic."""
     replicas: int | None = Field(None, ge=1)
+    """Replaces `spec.replicas` for this source."""
     resources: dict[str, Any] | None = None
+    """Replaces `spec.resources` for this source."""
 
 
 class WindowSpec(_Spec):
@@ -99,53 +138,90 @@ class WindowSpec(_Spec):
     """Of these exactly one says of which kind a window is."""
 
     size: Duration | None = None
+    """Length of each window."""
     slide: Duration | None = None
+    """A window begins each `slide`; `size` is a multiple of it. Without it, windows do not
+    overlap."""
     session: Duration | None = None
+    """A window ends after this time without rows of its group."""
     rows: int | None = None
+    """Number of rows of each window."""
     slide_rows: int | None = None
+    """A window begins each so many rows."""
     group_by: tuple[str, ...] = ()
+    """Columns by which rows are grouped."""
     aggregate: str
+    """List of [aggregates](topology.md#window): `count(*) AS flights, avg(delay) AS delay`."""
 
 
 class OperatorCheckpointSpec(_Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
+    """State is saved for all windows together, or for each."""
     load_target: Size | None = None
+    """State that is loaded before a query starts."""
     replay_target: Duration | None = None
+    """Time that a replay may take."""
 
 
 class OperatorSpec(_Spec):
     """Exactly one of sql, window, join, distinct, python."""
 
     name: str
+    """Name of the stream, by which operators and queries read it."""
     inputs: tuple[str, ...]
+    """Names of sources and operators."""
     key_by: tuple[str, ...] = ()
+    """Columns by whose hash rows are distributed over the partitions."""
     partitions: int | None = Field(None, ge=1)
+    """Number of partitions. Without it: 1 with `keyBy` or `window`, else as many as the input
+    has."""
     replicas: int | None = Field(None, ge=1)
+    """Replaces `spec.replicas` for this operator."""
     sql: str | None = None
+    """[Row by row](topology.md#sql): `SELECT ... FROM input WHERE ...`. Exactly one of `sql`,
+    `window`,
+    `join`, `distinct` and `python`."""
     window: WindowSpec | None = None
+    """[Aggregates](topology.md#window) over windows of event time."""
     join: dict[str, Any] | None = None
+    """Rows of two inputs that belong together."""
     distinct: dict[str, Any] | None = None
+    """Rows whose keys have not been there before."""
     python: dict[str, Any] | None = None
+    """A function of Python."""
     checkpoint: OperatorCheckpointSpec = Field(default_factory=OperatorCheckpointSpec)
+    """How state is saved."""
     resources: dict[str, Any] | None = None
+    """Replaces `spec.resources` for this operator."""
 
 
 class FilesSinkSpec(_Spec):
     url: str
+    """Directory of the files, for this query alone; schemes as of `spec.checkpoint.store`."""
     format: Literal["parquet", "json"] = "parquet"
+    """Format of the files; `json` has one object a line."""
 
 
 class SinkSpec(_Spec):
     files: FilesSinkSpec | None = None
+    """Files in a directory, one for each epoch with rows. Exactly one of `files`, `kafka` and
+    `stream`."""
     kafka: dict[str, Any] | None = None
+    """A Kafka topic."""
     stream: dict[str, Any] | None = None
+    """A stream that other programs read."""
 
 
 class QuerySpec(_Spec):
     name: str
+    """Name of the query."""
     from_: str = Field(alias="from")
+    """Name of the source or operator whose rows are written."""
     priority: int = Field(0, ge=0)
+    """What the query is worth when not all queries can run: the sum over those that run is
+    maximised."""
     sink: SinkSpec
+    """Where rows are written."""
 
     @property
     def identity(self) -> str:
@@ -157,25 +233,52 @@ class QuerySpec(_Spec):
 
 class TopologySpec(_Spec):
     epoch_interval: Duration = SECOND
+    """Length of an epoch. Results become stable at the ends of epochs. Between `100ms` and `60s`.
+    Cannot be changed."""
     max_delay: MaxDelay = None
+    """How long a task waits for a missing input before results become tentative."""
     availability: AvailabilitySpec = Field(default_factory=AvailabilitySpec)
+    """What happens with tentative results."""
     checkpoint: CheckpointSpec
+    """Where and how often state is saved."""
     log_budget: Size = 1024**3
+    """Local disk for the output log of one task; at least `16Mi`."""
     buffering: Literal["Adaptive", "Always", "SourcesOnly"] = "Always"
+    """Which tasks keep their output for readers that come back."""
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
+    """How queries come back after failures."""
     replicas: int = Field(1, ge=1)
+    """Copies of each partition; all of them compute. Sources and operators may have their own."""
     pod_template: dict[str, Any] = Field(default_factory=dict)
+    """`metadata.labels`, `metadata.annotations` and `spec`, merged into the pod of each task, and
+    [in part](operations.md#the-coordinators-pod) into that of the coordinator. Not everything
+    [is allowed](operations.md#what-topologies-may-ask-of-their-pods). Names of labels and
+    annotations do not begin with `rekindle.dev/`."""
     resources: dict[str, Any] = Field(default_factory=dict)
+    """`requests` and `limits` of a task: `cpu` and `memory`; without them 500m and 1Gi. A segment
+    has the most of its nodes. Other resources (`nvidia.com/gpu`, `ephemeral-storage`) are in
+    `podTemplate.spec`, `resources` of the container `task`."""
     executors: int = Field(0, ge=0)
+    """Number of Spark executors of a task."""
     suspend: bool = False
+    """Stop all tasks and keep their state."""
     image: str | None = None
+    """Image of the tasks; without it the chart's `pipelines.image`."""
     image_pull_secrets: tuple[dict[str, str], ...] = ()
+    """Secrets for pulling the image."""
     service_account_name: str | None = None
+    """Service account of the tasks."""
     spark_conf: dict[str, str] = Field(default_factory=dict)
+    """Spark configuration of each task. What results depend on (time zone, ANSI mode, case) cannot
+    be set."""
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
+    """What becomes of checkpoints and outputs when the resource is deleted."""
     sources: tuple[SourceSpec, ...]
+    """[Where rows come from](topology.md#sources)."""
     operators: tuple[OperatorSpec, ...] = ()
+    """[What is computed](topology.md#operators)."""
     queries: tuple[QuerySpec, ...]
+    """[What is written](topology.md#queries), and how important it is."""
 
     @property
     def checkpoint_every(self) -> int:

@@ -1,6 +1,6 @@
 """The kinds of windows that this version has. A new kind is a module beside this one, and a line.
 
-Fields of `window` that no kind claims are refused as not supported yet.
+Fields of `window` that no kind has are refused as not supported yet.
 
 Design: docs/design/engine.md#windows.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rekindle.errors import Problem
-from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import Hopping
 from rekindle.topology.windows.kind import WindowAssigner, WindowKind
@@ -41,15 +40,10 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
                 yield Problem(f"{path}.{alias}", "InvalidWindow", what, hint)
 
 
-def unsupported_fields(window: WindowSpec, path: str) -> Iterator[Problem]:
-    """Fields of kinds that are named by v1alpha1 and not built."""
+def unsupported_fields() -> list[str]:
+    """Fields of kinds that v1alpha1 names and that are not built."""
     supported = _OF_ALL_KINDS.union(KINDS, *(kind.options for kind in KINDS.values()))
-    for field in WindowSpec.model_fields:
-        if field not in supported and getattr(window, field) is not None:
-            alias = WindowSpec.name_of(field)
-            what = f"a window by {alias} is not supported yet"
-            hint = "use size, and slide for overlapping windows"
-            yield Problem(f"{path}.{alias}", NOT_SUPPORTED_YET, what, hint)
+    return [field for field in WindowSpec.model_fields if field not in supported]
 
 
 def assigner_of(window: WindowSpec) -> WindowAssigner:

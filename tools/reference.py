@@ -1,0 +1,148 @@
+"""Write docs/reference.md: every field of a StreamTopology's spec.
+
+Types, limits, defaults and what is required come from the CRD, meanings from the texts below the
+fields in `rekindle.topology.spec`. `--check` writes nothing and fails where the page is not
+current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from rekindle.topology import spec
+from rekindle.topology.checks.unsupported import NOT_BUILT
+from rekindle.topology.load import model_in
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/reference.md"
+CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
+HEAD = """\
+# Reference of the resource
+
+Every field of the `spec` of a `StreamTopology`, written by `make reference`.
+[StreamTopology](topology.md) says how they go together.
+
+- A *duration* is a number with a unit, or several of them: `250ms`, `10s`, `1h30m`, `7d`; the units
+  are `us`, `ms`, `s`, `m`, `h`, `d`.
+- A *size* is a number of bytes with an optional unit: `512Mi`, `1Gi`; the units are `k`, `M`, `G`,
+  `T`, `P` (of 1000) and `Ki`, `Mi`, `Gi`, `Ti`, `Pi` (of 1024).
+- A *name* is at most 40 of `a-z`, `0-9`, `-` and `_`, begins with a letter and ends in a letter or
+  digit.
+- A field that is not *required* may be left out; then its default holds, if it has one.
+- *Not yet*: values other than the default are refused with the reason `NotSupportedYet`.
+"""
+_DURATION = "us|ms|s|m|h|d"
+_SIZE = "[KMGTP]i"
+_NUMBERS = {"integer": "integer", "number": "number"}
+
+
+def page() -> str:
+    """The text of the page."""
+    resource = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    sections = _sections("spec", resource["properties"]["spec"], spec.TopologySpec)
+    return "\n".join([HEAD, *sections])
+
+
+def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterator[str]:
+    """A table of an object's fields, then those of the objects in it."""
+    meanings = _meanings()[model.__name__]
+    rows = []
+    nested: list[tuple[str, dict[str, Any], type[BaseModel]]] = []
+    for field, info in model.model_fields.items():
+        name = info.alias or field
+        shape = node["properties"][name]
+        inner = shape.get("items", shape)
+        child = model_in(info.annotation)
+        if child is not None:
+            dots = "[]" if "items" in shape else ""
+            nested.append((f"{path}.{name}{dots}", inner, child))
+        required = name in node.get("required", [])
+        default = "*required*" if required else _default(shape)
+        unbuilt = "*Not yet.* " if field in NOT_BUILT.get(model, {}) else ""
+        text = " ".join(meanings[field].split()).replace("|", "\\|")
+        rows.append(f"| `{name}` | {_type(shape, name)} | {default} | {unbuilt}{text} |")
+    table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
+    yield "\n".join([f"## `{path}`", "", *table, ""])
+    for place, shape, child in nested:
+        yield from _sections(place, shape, child)
+
+
+def _type(shape: dict[str, Any], name: str) -> str:
+    if "enum" in shape:
+        return " or ".join(f"`{value}`" for value in shape["enum"])
+    pattern = shape.get("pattern", "")
+    if _DURATION in pattern:
+        return "duration, `Infinite`" if "Infinite" in pattern else "duration"
+    if "anyOf" in shape or _SIZE in pattern:
+        return "size"
+    match shape["type"]:
+        case "array":
+            most = f", at most {shape['maxItems']}" if "maxItems" in shape else ""
+            objects = shape["items"]["type"] == "object"
+            return f"list of {'objects' if objects else 'texts'}{most}"
+        case "object":
+            texts = shape.get("additionalProperties", {}).get("type") == "string"
+            return "texts by name" if texts else "object"
+        case "boolean":
+            return "`true` or `false`"
+        case "string":
+            return "name" if "a-z0-9_-" in pattern else "text"
+        case number:
+            return _NUMBERS[number] + _limits(shape)
+
+
+def _limits(shape: dict[str, Any]) -> str:
+    least, most = shape.get("minimum"), shape.get("maximum")
+    if shape.get("exclusiveMinimum"):
+        return f", more than {least}"
+    if least is not None and most is not None:
+        return f", {least} to {most}"
+    return f", {least} or more" if least is not None else ""
+
+
+def _default(shape: dict[str, Any]) -> str:
+    value = shape.get("default")
+    if value is None or value == {}:
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _meanings() -> dict[str, dict[str, str]]:
+    """Class -> field -> the text below it."""
+    found: dict[str, dict[str, str]] = {}
+    for item in ast.parse(Path(spec.__file__).read_text()).body:
+        if isinstance(item, ast.ClassDef):
+            fields = found.setdefault(item.name, {})
+            for field, after in zip(item.body, item.body[1:], strict=False):
+                match field, after:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        fields[name] = text
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where the page is not current")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.read_text() == text:
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} is not current; run make reference", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
