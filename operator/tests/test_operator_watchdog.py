@@ -1,4 +1,4 @@
-"""The watchdog deletes the operator's pods only where machines are dead and nobody leads."""
+"""The watchdog deletes pods of the operator only on lost nodes, and without a leader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from rekindle import names
 from rekindle_operator.watchdog.__main__ import Settings, Watchdog
 from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_answers, pod_answers
-from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming
+from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming
 
 TIMING = WatchdogTiming()
 
@@ -25,15 +25,15 @@ def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorP
 
 
 def watched(one: OperatorPod, answers: list[bool | None], every_s: float = 1.0) -> list[str]:
-    """What is lost after these answers; None: it was not asked."""
-    watch, at = Watch(), 0.0
+    """The lost pods after these answers to probes; None: not probed."""
+    observation, at = Observation(), 0.0
     for number, answer in enumerate(answers):
         at = number * every_s
-        watch = watch.seen([one], {} if answer is None else {one.uid: answer}, at)
-    return watch.lost([one], at, TIMING, hears=True)
+        observation = observation.seen([one], {} if answer is None else {one.uid: answer}, at)
+    return observation.lost([one], at, TIMING, probes_work=True)
 
 
-def test_a_pod_on_a_silent_machine_is_lost() -> None:
+def test_a_pod_on_a_silent_node_is_lost() -> None:
     assert watched(pod(), [False, False, False]) == ["uid of a"]
 
 
@@ -55,32 +55,32 @@ def test_a_pod_that_waits_for_a_node_is_not_lost() -> None:
     assert watched(pod(accepted=False, node=""), [None] * 60) == []
 
 
-def test_patience_grows_with_each_pod_that_no_kubelet_took() -> None:
+def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
     one = pod("b", accepted=False)
-    watch = Watch().deleted(pod(accepted=False)).deleted(pod(accepted=False))
+    observation = Observation().deleted(pod(accepted=False)).deleted(pod(accepted=False))
     for second in range(12):
-        watch = watch.seen([one], {}, float(second))
-        found = watch.lost([one], float(second), TIMING, hears=True)
+        observation = observation.seen([one], {}, float(second))
+        found = observation.lost([one], float(second), TIMING, probes_work=True)
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
 
-def test_looks_become_rarer_while_nobody_leads() -> None:
-    watch = Watch()
+def test_checks_become_rarer_without_a_leader() -> None:
+    observation = Observation()
     for second in range(60):
-        watch = watch.seen([], {}, float(second))
-    assert watch.pause_s(TIMING) == TIMING.longest_poll_s
+        observation = observation.seen([], {}, float(second))
+    assert observation.pause_s(TIMING) == TIMING.longest_poll_s
 
 
 # --- over HTTP ------------------------------------------------------------------
 
 
 class ApiServerWith:
-    """One Lease and some pods, by HTTP."""
+    """An API server with one Lease and some pods."""
 
     def __init__(self) -> None:
         self.version = 1
         self.renewed = True
-        self.away = False  # it hangs up without an answer
+        self.away = False  # it closes connections without a response
         self.pods: dict[str, dict[str, Any]] = {}
         self.deleted: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ class ApiServerWith:
                 self.wfile.write(text)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
+                """Requests are not logged."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -163,17 +163,17 @@ QUICK = WatchdogTiming(
     poll_s=0.1,
     quick_poll_s=0.05,
     longest_poll_s=0.1,
-    look_s=0.1,
-    stale_s=0.3,
+    probe_after_s=0.1,
+    delete_after_s=0.3,
     silent_s=0.2,
-    deaf_s=0.2,
+    unproven_silent_s=0.2,
     accept_s=0.3,
     spread_s=0.0,
 )
 
 
 class Clock:
-    """Time that passes only while a watchdog waits for its next look."""
+    """Time that passes only while a watchdog waits for its next check."""
 
     now = 1000.0
 
@@ -210,9 +210,7 @@ def run_for(dog: Watchdog, clock: Clock, seconds: float) -> None:
     run_until(dog, clock, lambda: clock.now > end)
 
 
-def test_pods_on_dead_machines_are_deleted_while_nobody_leads(
-    api: ApiServerWith, clock: Clock
-) -> None:
+def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: ApiServerWith, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False
@@ -225,8 +223,8 @@ def test_pods_on_dead_machines_are_deleted_while_nobody_leads(
     assert api.events[0]["reason"] == "OperatorLost"
 
 
-def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith, clock: Clock) -> None:
-    """The fake API server's port plays the pod's."""
+def test_pods_whose_node_answers_are_kept(api: ApiServerWith, clock: Clock) -> None:
+    """The port of the fake API server stands for the pod's."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=api.server.server_port)
     api.renewed = False
@@ -234,27 +232,25 @@ def test_pods_whose_machine_answers_are_left_alone(api: ApiServerWith, clock: Cl
     assert api.deleted == []
 
 
-def test_an_operator_that_starts_is_left_alone_where_kubelets_cannot_be_asked(
+def test_a_starting_operator_is_kept_if_probes_do_not_work(
     api: ApiServerWith, clock: Clock
 ) -> None:
     api.add_pod("pulls-its-image", "127.0.0.1", "")
-    dog = watchdog(api, clock, pod_port=free_port(), timing=replace(QUICK, deaf_s=60.0))
+    dog = watchdog(api, clock, pod_port=free_port(), timing=replace(QUICK, unproven_silent_s=60.0))
     api.renewed = False
     run_for(dog, clock, 1.5)
     assert api.deleted == []
 
 
-def test_who_has_heard_a_kubelet_before_believes_its_silence(
-    api: ApiServerWith, clock: Clock
-) -> None:
-    """The fake API server's port plays the kubelet's."""
+def test_silence_counts_if_a_kubelet_has_answered_before(api: ApiServerWith, clock: Clock) -> None:
+    """The port of the fake API server stands for the kubelet's."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
         api,
         clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
-        timing=replace(QUICK, deaf_s=60.0),
+        timing=replace(QUICK, unproven_silent_s=60.0),
     )
     dog.step()
     api.pods.clear()
@@ -263,15 +259,13 @@ def test_who_has_heard_a_kubelet_before_believes_its_silence(
     run_until(dog, clock, lambda: api.deleted)
 
 
-def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(
-    api: ApiServerWith, clock: Clock
-) -> None:
+def test_kubelets_of_other_watchdogs_are_probed_at_once(api: ApiServerWith, clock: Clock) -> None:
     dog = watchdog(
         api,
         clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
-        timing=replace(QUICK, deaf_s=60.0),
+        timing=replace(QUICK, unproven_silent_s=60.0),
     )
     api.renewed = False
     dog.step()
@@ -281,7 +275,9 @@ def test_the_kubelet_of_another_watchdogs_machine_is_heard_at_once(
     assert [name for name, _ in api.deleted] == ["dead"]
 
 
-def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith, clock: Clock) -> None:
+def test_its_own_nodes_kubelet_does_not_show_that_probes_work(
+    api: ApiServerWith, clock: Clock
+) -> None:
     api.add_pod("beside", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
         api,
@@ -289,7 +285,7 @@ def test_the_kubelet_of_its_own_machine_proves_nothing(api: ApiServerWith, clock
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
         own_host="127.0.0.1",
-        timing=replace(QUICK, deaf_s=60.0),
+        timing=replace(QUICK, unproven_silent_s=60.0),
     )
     dog.step()
     api.pods.clear()
@@ -306,7 +302,9 @@ def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith, clock
     assert api.deleted == []
 
 
-def test_an_api_server_that_is_away_makes_nobody_lost(api: ApiServerWith, clock: Clock) -> None:
+def test_nothing_is_lost_while_the_api_server_is_unreachable(
+    api: ApiServerWith, clock: Clock
+) -> None:
     dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
@@ -319,7 +317,7 @@ def test_an_api_server_that_is_away_makes_nobody_lost(api: ApiServerWith, clock:
     run_until(dog, clock, lambda: api.deleted)
 
 
-def test_a_machine_that_accepts_and_says_nothing_is_silent() -> None:
+def test_a_node_that_accepts_connections_only_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert not kubelet_answers("127.0.0.1", port, 0.2)

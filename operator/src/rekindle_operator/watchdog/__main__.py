@@ -1,4 +1,4 @@
-"""`python -m rekindle_operator.watchdog`: what one node does for the operator."""
+"""`python -m rekindle_operator.watchdog`: replaces lost replicas of the operator."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rekindle_operator.election import Candidate, ElectionTiming, Span
 from rekindle_operator.lease import lease_path, read_lease
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_answers, pod_answers
-from rekindle_operator.watchdog.core import OperatorPod, Watch, WatchdogTiming, read_pod
+from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming, read_pod
 
-_ANSWER_S = 1.0
-_CONTROLS = 8
+_PROBE_TIMEOUT_S = 1.0
+_MAX_EXTRA_HOSTS = 8
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the release that it watches."""
+    """The release that it watches, and how."""
 
     namespace: str
     release: str
     lease: str
     identity: str = "watchdog"
-    own_host: str = ""  # address of its own machine, whose kubelet it hears without a network
+    own_host: str = ""  # its own node, whose kubelet answers even without a network
     kubelet_port: int = 10250
     pod_port: int = 8080
     timing: WatchdogTiming = field(default_factory=WatchdogTiming)
@@ -63,42 +63,42 @@ class Watchdog:
         self._clock = clock
         self._settings = settings
         timing = settings.timing
-        # It never writes; the candidate is used for how long the Lease has stood still.
+        # It never writes the Lease; the candidate measures how long it was not renewed.
         pace = ElectionTiming(retry_s=timing.poll_s)
         self._lease = Candidate(settings.identity, "", pace)
-        # Not all nodes at the same moment.
-        self._stale_s = timing.stale_s + random.uniform(0, timing.spread_s)
-        self._watch = Watch()
+        # Not all watchdogs delete at the same moment.
+        self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.spread_s)
+        self._observation = Observation()
         self._away = False
-        self._hears = False  # kubelets of other machines have answered
-        self._learned_at: float | None = None
+        self._probes_work = False  # a kubelet of another node has answered
+        self._routine_probe_at: float | None = None
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Forever."""
         while True:
             time.sleep(self.step())
 
     def step(self) -> float:
-        """Look once, act if nobody else does; seconds until the next look."""
+        """Check once, and delete lost replicas if there is no leader. Returns the pause in s."""
         timing = self._settings.timing
         try:
             self._read_lease()
-            if self._lease.unchanged_s >= timing.look_s:
-                self._look()
-            elif not self._hears:
-                self._learn()
+            if self._lease.unchanged_s >= timing.probe_after_s:
+                self._check_pods()
+            elif not self._probes_work:
+                self._probe_routinely()
         except (OSError, http.client.HTTPException) as error:
             if not self._away:
-                logger.warning("the API server does not answer: %s", error)
+                logger.warning("the API server does not respond: %s", error)
             self._away = True
         quiet = self._lease.unchanged_s == 0
-        return timing.poll_s if quiet else self._watch.pause_s(timing)
+        return timing.poll_s if quiet else self._observation.pause_s(timing)
 
     def _read_lease(self) -> None:
         began = self._clock()
         path = lease_path(self._settings.namespace, self._settings.lease)
-        # Of the API server's cache, until there is a reason for more.
-        cached = self._lease.unchanged_s == 0 and not self._watch.sightings
+        # Read from the API server's cache while the Lease is renewed.
+        cached = self._lease.unchanged_s == 0 and not self._observation.histories
         try:
             status, raw = self._api.call("GET", path + ("?resourceVersion=0" if cached else ""))
         except (OSError, http.client.HTTPException):
@@ -113,32 +113,33 @@ class Watchdog:
         before = self._lease.unchanged_s
         self._lease = self._lease.after_read(read_lease(raw) if status == 200 else None, span)
         if self._lease.unchanged_s == 0:
-            if before >= self._stale_s:
-                logger.info("the operator's Lease is renewed again")
-            self._watch = Watch()
+            if before >= self._delete_after_s:
+                logger.info("the operator has a leader again")
+            self._observation = Observation()
 
-    def _learn(self) -> None:
-        """While all is well, whether kubelets can be asked at all."""
+    def _probe_routinely(self) -> None:
+        """While the Lease is renewed: find out whether probes of kubelets work."""
         now = self._clock()
-        if self._learned_at is None or now - self._learned_at >= self._settings.timing.learn_s:
-            self._learned_at = now
-            self._ask(*self._list_pods())
+        last, pause_s = self._routine_probe_at, self._settings.timing.routine_probe_s
+        if last is None or now - last >= pause_s:
+            self._routine_probe_at = now
+            self._probe(*self._list_pods())
 
-    def _look(self) -> None:
+    def _check_pods(self) -> None:
         pods, hosts = self._list_pods()
-        asked_at = self._clock()
-        answers = self._ask(pods, hosts)
-        self._watch = self._watch.seen(pods, answers, asked_at)
-        if self._lease.unchanged_s < self._stale_s:
+        probed_at = self._clock()
+        answers = self._probe(pods, hosts)
+        self._observation = self._observation.seen(pods, answers, probed_at)
+        if self._lease.unchanged_s < self._delete_after_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
         now, timing = self._clock(), self._settings.timing
-        for uid in self._watch.lost(pods, now, timing, hears=self._hears):
+        for uid in self._observation.lost(pods, now, timing, probes_work=self._probes_work):
             self._delete(by_uid[uid])
 
     def _list_pods(self) -> tuple[list[OperatorPod], set[str]]:
-        """The operator's, and the other machines on which the namespace has pods, as it has one of
-        the watchdog on each."""
+        """The operator's pods, and the addresses of all other nodes with pods of the namespace; the
+        watchdog has a pod on each node."""
         settings = self._settings
         status, raw = self._api.call("GET", f"/api/v1/namespaces/{settings.namespace}/pods")
         if status != 200:
@@ -151,43 +152,43 @@ class Watchdog:
         pods = [read_pod(item) for item, is_ours in zip(items, ours, strict=True) if is_ours]
         return pods, hosts - {"", settings.own_host}
 
-    def _ask(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
-        """Side by side: who is dead answers late. Some of `hosts` are asked as well, for as long as
-        no kubelet of another machine has been heard."""
+    def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
+        """Probe in parallel, since probes of lost nodes last until their timeout. Until a kubelet
+        of another node has answered, some of `hosts` are probed too."""
         answers = {pod.uid: False for pod in pods if pod.host_ip}
 
-        def ask_kubelet(pod: OperatorPod) -> None:
-            if kubelet_answers(pod.host_ip, self._settings.kubelet_port, _ANSWER_S):
+        def probe_kubelet(pod: OperatorPod) -> None:
+            if kubelet_answers(pod.host_ip, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
                 answers[pod.uid] = True
-                self._hears |= pod.host_ip != self._settings.own_host
+                self._probes_work |= pod.host_ip != self._settings.own_host
 
-        def ask_pod(pod: OperatorPod) -> None:
-            if pod.pod_ip and pod_answers(pod.pod_ip, self._settings.pod_port, _ANSWER_S):
+        def probe_pod(pod: OperatorPod) -> None:
+            if pod.pod_ip and pod_answers(pod.pod_ip, self._settings.pod_port, _PROBE_TIMEOUT_S):
                 answers[pod.uid] = True
 
-        def ask_host(host: str) -> None:
-            if kubelet_answers(host, self._settings.kubelet_port, _ANSWER_S):
-                self._hears = True
+        def probe_host(host: str) -> None:
+            if kubelet_answers(host, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
+                self._probes_work = True
 
-        asking = [
-            threading.Thread(target=ask, args=(pod,), daemon=True)
+        threads = [
+            threading.Thread(target=probe, args=(pod,), daemon=True)
             for pod in pods
-            for ask in (ask_kubelet, ask_pod)
+            for probe in (probe_kubelet, probe_pod)
             if pod.uid in answers
         ]
-        if not self._hears:
-            chosen = random.sample(sorted(hosts), min(len(hosts), _CONTROLS))
-            asking += [threading.Thread(target=ask_host, args=(h,), daemon=True) for h in chosen]
-        for thread in asking:
+        if not self._probes_work:
+            chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))
+            threads += [threading.Thread(target=probe_host, args=(h,), daemon=True) for h in chosen]
+        for thread in threads:
             thread.start()
-        for thread in asking:
-            thread.join(2 * _ANSWER_S)
+        for thread in threads:
+            thread.join(2 * _PROBE_TIMEOUT_S)
         return dict(answers)
 
     def _delete(self, pod: OperatorPod) -> None:
         silence_s = self._lease.unchanged_s
         why = (
-            f"nobody has renewed the operator's Lease for {silence_s:.0f} s, "
+            f"the operator's Lease was not renewed for {silence_s:.0f} s, "
             f"and node {pod.node} does not answer"
         )
         body = {
@@ -198,15 +199,15 @@ class Watchdog:
         status, raw = self._api.call("DELETE", path, body)
         if status == 200:
             logger.warning("deleted pod %s of the operator: %s", pod.name, why)
-            self._watch = self._watch.deleted(pod)
-            self._tell(pod, why)
-        elif status not in (404, 409):  # gone, or changed since: the next look tells
+            self._observation = self._observation.deleted(pod)
+            self._write_event(pod, why)
+        elif status not in (404, 409):  # deleted or changed: the next check decides
             logger.warning(
                 "pod %s cannot be deleted: HTTP %d %s", pod.name, status, raw.get("message", "")
             )
 
-    def _tell(self, pod: OperatorPod, why: str) -> None:
-        """As an Event; that it cannot be written holds up nothing."""
+    def _write_event(self, pod: OperatorPod, why: str) -> None:
+        """Write an Event. A failure is only logged."""
         namespace = self._settings.namespace
         name = f"{pod.name}.{hashlib.sha256(pod.uid.encode()).hexdigest()[:16]}"
         body = {
@@ -236,7 +237,7 @@ class Watchdog:
 
 
 def main() -> None:
-    # The first process of a container gets no signal that it has not asked for.
+    # Process 1 of a container only gets signals for which it has a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_up_logging(os.environ.get("REKINDLE_LOG_LEVEL", "INFO").upper())
     Watchdog(ApiServer(find_access(os.environ)), read_settings(os.environ)).run()

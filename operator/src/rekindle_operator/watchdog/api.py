@@ -1,5 +1,5 @@
-"""The few calls that a watchdog makes, by the standard library: to the API server, and to kubelets
-and pods for a sign of life."""
+"""HTTP calls of the watchdog with the standard library: to the API server, and probes of kubelets
+and pods."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Json = dict[str, Any]
 class Access:
     url: str
     tls: ssl.SSLContext | None = None
-    token: Path | None = None  # read for each call: the kubelet replaces it
+    token: Path | None = None  # read for each call, since the kubelet replaces it
 
 
 def find_access(env: Mapping[str, str]) -> Access:
-    """Of the pod's service account."""
+    """From the pod's environment and ServiceAccount."""
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
@@ -36,14 +36,14 @@ def find_access(env: Mapping[str, str]) -> Access:
 
 
 class ApiServer:
-    """Raises OSError or HTTPException when nobody answers in time."""
+    """Calls raise OSError or HTTPException if there is no response in time."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._connection: http.client.HTTPConnection | None = None
 
     def call(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
-        """HTTP status, and the answer."""
+        """(HTTP status, JSON of the response)."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if self._access.token is not None:
             headers["Authorization"] = f"Bearer {self._access.token.read_text().strip()}"
@@ -71,8 +71,8 @@ class ApiServer:
 
 
 def kubelet_answers(host: str, port: int, within_s: float) -> bool:
-    """A TLS handshake: the kernel of a frozen process accepts a connection and cannot shake hands.
-    The certificate is not verified: nothing is sent."""
+    """Whether a TLS handshake works: the kernel accepts connections for a frozen process too, but
+    it cannot do the handshake. The certificate is not verified, since nothing is sent."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     try:
@@ -81,13 +81,13 @@ def kubelet_answers(host: str, port: int, within_s: float) -> bool:
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError):
         return False
     except ssl.SSLError:
-        return True  # a refusal of the handshake is an answer too
+        return True  # the process has refused the handshake, so it runs
     except OSError:
         return False
 
 
 def pod_answers(host: str, port: int, within_s: float) -> bool:
-    """Whatever it says of itself."""
+    """Whether it responds to /livez, with any status."""
     connection = http.client.HTTPConnection(host, port, timeout=within_s)
     try:
         connection.request("GET", "/livez")

@@ -1,8 +1,8 @@
 """Which of the operator's pods are lost, while nobody renews its Lease. Pure.
 
-The watchdog acts only while the Lease has stood still for longer than any election takes, with an
-API server that answers. Even then it deletes no more than pods whose machine does not answer: what
-crashed on a living node is its kubelet's business.
+The watchdog acts only if the Lease was not renewed for longer than an election takes, while the API
+server responds. Even then it only deletes pods whose node does not answer: a pod that crashed on a
+good node is restarted by its kubelet.
 
 Design: docs/decisions/0030.
 """
@@ -16,27 +16,31 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WatchdogTiming:
-    poll_s: float = 3.0  # many watchdogs ask: one small object of the API server's cache
-    quick_poll_s: float = 0.5  # once the Lease has stood still between two reads; then less often
-    longest_poll_s: float = 10.0  # while nobody takes the Lease for long
-    look_s: float = 2.5  # of standing still; from then on pods and kubelets are asked
-    stale_s: float = 5.0  # a replica that lives has taken the Lease after 2.5 s
-    silent_s: float = 2.0  # no answer from kubelet and pod
-    deaf_s: float = 180.0  # the same, of who has never heard a kubelet: an operator starts in it
-    learn_s: float = 300.0  # between two tries to hear one while all is well
-    accept_s: float = 5.0  # bound, and its kubelet has not said a word of it
-    longest_accept_s: float = 30.0  # so long for pods that follow each other
-    spread_s: float = 2.0  # between the watchdogs of different nodes
+    poll_s: float = 3.0  # there are many watchdogs; the read is served from the API server's cache
+    quick_poll_s: float = 0.5  # after the Lease was unchanged between two reads; then growing
+    longest_poll_s: float = 10.0  # if nobody takes the Lease for long
+    probe_after_s: float = 2.5  # without renewal; from then on pods and kubelets are probed
+    delete_after_s: float = 5.0  # a running replica takes the Lease after 2.5 s
+    silent_s: float = 2.0  # neither kubelet nor pod answers
+    unproven_silent_s: float = (
+        180.0  # the same if no kubelet ever answered; longer than an operator's start
+    )
+    routine_probe_s: float = (
+        300.0  # between two probes while the Lease is renewed, if none was answered yet
+    )
+    accept_s: float = 5.0  # after binding, until the kubelet must have accepted the pod
+    longest_accept_s: float = 30.0  # at most, as it grows with each deleted pod
+    spread_s: float = 2.0  # random delay, different on each node
 
 
 _GROWTH = 1.5
 _POLL_GROWTH = 1.2
-_ASKED_AT_LEAST = 2
+_MIN_PROBES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPod:
-    """`accepted`: the kubelet of its node has taken notice of it."""
+    """`accepted`: the kubelet of its node has started to handle it."""
 
     name: str
     uid: str
@@ -49,9 +53,9 @@ class OperatorPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """`first`: when this process saw it bound; `silent_since`: the first question without answer
-    since the last answer."""
+class PodHistory:
+    """`first`: when this process first saw the pod bound. `silent_since`: the first probe without
+    an answer since the last answer."""
 
     first: float
     silent_since: float | None = None
@@ -59,60 +63,62 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """What one watchdog has seen since the Lease began to stand still. By pod uid."""
+class Observation:
+    """What this watchdog has seen since the last renewal of the Lease. Histories by pod uid."""
 
-    sightings: Mapping[str, Sighting] = field(default_factory=dict)
-    never_accepted: int = 0  # deleted ones
-    looks: int = 0
+    histories: Mapping[str, PodHistory] = field(default_factory=dict)
+    never_accepted: int = 0  # deleted pods that no kubelet had accepted
+    checks: int = 0
 
-    def seen(self, pods: Iterable[OperatorPod], answers: Mapping[str, bool], now: float) -> Watch:
-        """`answers`: whether kubelet or pod answered the question that was asked at `now`; who has
-        no address was not asked."""
-        sightings = {}
+    def seen(
+        self, pods: Iterable[OperatorPod], answers: Mapping[str, bool], now: float
+    ) -> Observation:
+        """`answers`: whether the kubelet or the pod answered the probe of `now`. Pods without an
+        address are not probed and are left out."""
+        histories = {}
         for pod in pods:
-            known = self.sightings.get(pod.uid, Sighting(now))
+            known = self.histories.get(pod.uid, PodHistory(now))
             match answers.get(pod.uid):
                 case True:
-                    known = Sighting(known.first)
+                    known = PodHistory(known.first)
                 case False:
                     since = now if known.silent_since is None else known.silent_since
-                    known = Sighting(known.first, since, known.unanswered + 1)
-            sightings[pod.uid] = known
-        return replace(self, sightings=sightings, looks=self.looks + 1)
+                    known = PodHistory(known.first, since, known.unanswered + 1)
+            histories[pod.uid] = known
+        return replace(self, histories=histories, checks=self.checks + 1)
 
     def pause_s(self, timing: WatchdogTiming) -> float:
-        """Until the next look, while the Lease stands still."""
-        grown_s = timing.quick_poll_s * _POLL_GROWTH ** min(self.looks, 50)
+        """Until the next check, while the Lease is not renewed."""
+        grown_s = timing.quick_poll_s * _POLL_GROWTH ** min(self.checks, 50)
         return min(grown_s, timing.longest_poll_s)
 
     def lost(
-        self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, *, hears: bool
+        self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, *, probes_work: bool
     ) -> list[str]:
-        """uids of those to delete. `hears`: a kubelet of another machine has answered this process
-        at some time. Where a network policy forbids that, a pod that starts is as silent as a dead
-        machine."""
-        silent_s = timing.silent_s if hears else timing.deaf_s
+        """uids of the pods to delete. `probes_work`: a kubelet of another node has answered at some
+        time. Otherwise a network policy may block probes, and a starting pod looks like a lost
+        node, so silence must last longer."""
+        silent_s = timing.silent_s if probes_work else timing.unproven_silent_s
         bound = (p for p in pods if not p.ended and p.node)
         return [p.uid for p in bound if self._is_lost(p, now, timing, silent_s)]
 
     def _is_lost(
         self, pod: OperatorPod, now: float, timing: WatchdogTiming, silent_s: float
     ) -> bool:
-        seen = self.sightings.get(pod.uid)
+        seen = self.histories.get(pod.uid)
         if seen is None:
             return False
         if not pod.accepted:
-            # The scheduler may choose a dead node for as long as Kubernetes calls it Ready.
+            # The scheduler may choose a lost node for as long as it is reported Ready.
             patience_s = timing.accept_s * _GROWTH**self.never_accepted
             return now - seen.first >= min(patience_s, timing.longest_accept_s)
         return (
             seen.silent_since is not None
-            and seen.unanswered >= _ASKED_AT_LEAST
+            and seen.unanswered >= _MIN_PROBES
             and now - seen.silent_since >= silent_s
         )
 
-    def deleted(self, pod: OperatorPod) -> Watch:
+    def deleted(self, pod: OperatorPod) -> Observation:
         return replace(self, never_accepted=self.never_accepted + (not pod.accepted))
 
 
