@@ -269,7 +269,7 @@ def test_a_refusal_is_said_until_the_task_answers() -> None:
     world = started(2)
     slot = Slot("both", 0, 0)
     reason = "HTTP 426 from 10.0.0.9: poll refused"
-    world.tell(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
+    world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
     world.tell_tick()
     assert world.statuses[-1].data_plane["problems"] == [f"both/0/0: {reason}"]
     world.rounds(9)
