@@ -16,7 +16,7 @@ from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
 from rekindle.protocol import PollResponse, TaskRef
-from rekindle.streams.choice import ReplicaChoice, RoutesChanged, SwitchTo
+from rekindle.streams.replica_choice import ReplicaChoice, RoutesChanged, SwitchReplica
 from rekindle.topology.model import Slot
 
 Phase = Literal["CatchingUp", "Live"]
@@ -62,7 +62,7 @@ class Reader:
         before = self.choice.current
         effects = self.choice.step(RoutesChanged(upstream.endpoints), self.now)
         if before is not None:
-            self.left += [before for e in effects if isinstance(e, SwitchTo)]
+            self.left += [before for e in effects if isinstance(e, SwitchReplica)]
 
 
 @given(st.lists(st.tuples(lags, st.floats(-STEP_S, STEP_S), behind, behind, phases, phases)))

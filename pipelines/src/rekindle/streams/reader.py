@@ -1,10 +1,10 @@
 """The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
 
-Calls are bounded and the deadline is a second more than the wait, so a silent replica is left soon
-by itself; it doubles while one epoch does not come within it, for that one may be large. When the
-coordinator's routes say to leave earlier, the thread stuck in a call is left behind: its answer no
-longer counts, and another thread goes on at once. Knows nothing of the union: it delivers batches
-and asks whether there is room for more.
+Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
+soon; it doubles while one epoch does not arrive within it, because that epoch may be large. When
+the coordinator's routes demand a switch during a call, the thread in the call is abandoned: its
+result is ignored, and a new thread takes over at once. Knows nothing of the SUnion: it delivers
+batches and asks whether there is capacity for more.
 
 Design: docs/design/streams.md#reader.
 """
@@ -20,24 +20,24 @@ from dataclasses import dataclass
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint
-from rekindle.streams.choice import (
-    Answered,
-    CallFailed,
-    Effect,
-    ReplicaChoice,
-    RoutesChanged,
-    SwitchTo,
-    Take,
-)
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.streams.flight import CallTimedOut, Get, Got, StreamClient
+from rekindle.streams.replica_choice import (
+    CallFailed,
+    DeliverEpochs,
+    Effect,
+    EpochsReceived,
+    ReplicaChoice,
+    RoutesChanged,
+    SwitchReplica,
+)
 from rekindle.workers import Worker
 
 WAIT_S = 0.5
 GRACE_S = 1.0
 MAX_DEADLINE_S = 60.0
-_LATE = 2
-"""So many calls for one epoch past their deadline are worth saying."""
+_REPORTED_TIMEOUTS = 2
+"""Calls for one epoch that may pass their deadline before this is reported as a problem."""
 CALL_BYTES = 8 << 20
 _IDLE_S = 0.05
 
@@ -55,37 +55,37 @@ class Subscription:
 
 
 class PartitionReader:
-    """Reads until closed. `deliver` is called with new batches in order, `has_room` before each
+    """Reads until closed. `deliver` is called with new batches in order, `has_capacity` before each
     call; both from the reader's thread."""
 
     def __init__(
         self,
         subscription: Subscription,
         deliver: Callable[[EpochBatch], None],
-        has_room: Callable[[], bool],
+        has_capacity: Callable[[], bool],
         *,
         stall_s: float = 3.0,
         connect: Callable[[str], StreamClient] = StreamClient,
-        refuse: Callable[[Exception], None] = lambda error: None,
+        on_fatal: Callable[[Exception], None] = lambda error: None,
         call_bytes: int = CALL_BYTES,
     ) -> None:
-        """`refuse` is given what no replica and no time will cure. `call_bytes`: asked for in one
-        call, which brings one epoch at least."""
+        """`on_fatal` is called with errors that no other replica and no retry can avoid.
+        `call_bytes`: requested in one call, which returns one epoch at least."""
         self.subscription = subscription
-        self._refuse = refuse
+        self._on_fatal = on_fatal
         self._call_bytes = call_bytes
         self._deliver = deliver
-        self._has_room = has_room
+        self._has_capacity = has_capacity
         self._connect = connect
         self._choice = ReplicaChoice(subscription.from_epoch, stall_s)
         self._lock = threading.Condition()
         self._incarnations: dict[str, int] = {}  # by address, as the routes say
-        self._turn = 0  # of the thread whose answers count
+        self._current_thread = 0  # number of the thread whose results count
         self._closed = False
         self._released = NO_EPOCH
-        self._read_last: str | None = None
-        self._worker: Worker | None = None  # of the turn
-        self._unexpected: str | None = None  # what the last call failed of, if by no known error
+        self._logged_address: str | None = None
+        self._worker: Worker | None = None  # the current thread
+        self._unexpected: str | None = None  # error of the last call, if not a known one
 
     # -- from any thread -------------------------------------------------------------------------
 
@@ -105,32 +105,32 @@ class PartitionReader:
                 return self._worker.problem
             if self._unexpected is not None:
                 return f"epoch {epoch} of stream {s.stream}/{s.partition}: {self._unexpected}"
-            if not self._choice.out_of_reach():
-                if self._choice.late < _LATE:
+            if not self._choice.all_truncated():
+                if self._choice.timeouts < _REPORTED_TIMEOUTS:
                     return None
                 return (
-                    f"epoch {epoch} of stream {s.stream}/{s.partition} did not come in "
-                    f"{self._choice.late} calls, the next may take {self._deadline_s():g} s; if "
-                    f"its replicas are well it is too large: use shorter epochs"
+                    f"epoch {epoch} of stream {s.stream}/{s.partition} did not arrive in "
+                    f"{self._choice.timeouts} calls; the next may take {self._deadline_s():g} s. "
+                    f"If its replicas are healthy it is too large: use shorter epochs"
                 )
             return (
-                f"epoch {epoch} of stream {s.stream}/{s.partition} is in no replica's log any "
-                f"more; the task needs a later restore point"
+                f"epoch {epoch} of stream {s.stream}/{s.partition} is no longer in the log of any "
+                f"replica; the task needs a later restore point"
             )
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Take the coordinator's routes; leave a replica in the middle of a call if they say so."""
+        """Apply the coordinator's routes; abandon a call if they demand another replica."""
         with self._lock:
             self._incarnations = {e.address: e.incarnation for e in endpoints}
-            asked = self._choice.current
+            before = self._choice.current
             self._apply(self._choice.step(RoutesChanged(endpoints), time.monotonic()), ())
-            if not self._closed and (self._turn == 0 or self._choice.current != asked):
+            if not self._closed and (self._current_thread == 0 or self._choice.current != before):
                 self._start()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._turn += 1
+            self._current_thread += 1
             if self._worker is not None:
                 self._worker.stop()
             self._lock.notify_all()
@@ -138,40 +138,40 @@ class PartitionReader:
     # -- the thread ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._turn += 1
-        s, turn = self.subscription, self._turn
+        self._current_thread += 1
+        s, thread = self.subscription, self._current_thread
         if self._worker is not None:
             self._worker.stop()
-        name = f"read-{s.stream[:8]}-{s.partition}-{turn}"
-        self._worker = Worker(name, lambda: self._run(turn)).start()
+        name = f"read-{s.stream[:8]}-{s.partition}-{thread}"
+        self._worker = Worker(name, lambda: self._run(thread)).start()
 
-    def _run(self, turn: int) -> None:
+    def _run(self, thread: int) -> None:
         client: StreamClient | None = None
         try:
-            while (address := self._target(turn)) is not None:
+            while (address := self._target(thread)) is not None:
                 if client is None or client.address != address:
                     if client is not None:
                         client.close()
                     client = self._connect(address)
-                if not self._call(turn, client):
+                if not self._call(thread, client):
                     client.close()
                     client = None
         finally:
             if client is not None:
                 client.close()
 
-    def _target(self, turn: int) -> str | None:
-        """Wait for a replica to ask and room for its answer; None when the thread is to end."""
+    def _target(self, thread: int) -> str | None:
+        """Wait for a replica to call and for capacity; None when the thread has to end."""
         with self._lock:
-            while turn == self._turn:
-                if self._choice.current is not None and self._has_room():
+            while thread == self._current_thread:
+                if self._choice.current is not None and self._has_capacity():
                     return self._choice.current
                 self._lock.wait(_IDLE_S)
-                if turn == self._turn:
+                if thread == self._current_thread:
                     self._apply(self._choice.wake(time.monotonic()), ())
         return None
 
-    def _call(self, turn: int, client: StreamClient) -> bool:
+    def _call(self, thread: int, client: StreamClient) -> bool:
         s = self.subscription
         with self._lock:
             epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
@@ -181,13 +181,13 @@ class PartitionReader:
             got = client.get(get, deadline_s)
         except Exception as error:
             if isinstance(error, EpochTooLarge):
-                self._refuse(error)
+                self._on_fatal(error)
             with self._lock:
-                if turn == self._turn:
+                if thread == self._current_thread:
                     self._call_failed(client.address, error)
             return False
         with self._lock:
-            if turn == self._turn:
+            if thread == self._current_thread:
                 self._unexpected = None
                 self._take(client.address, got)
                 if self._worker is not None:
@@ -195,36 +195,39 @@ class PartitionReader:
         return True
 
     def _call_failed(self, address: str, error: Exception) -> None:
-        """Also by an error that nobody expects: the replica is left as any other that fails."""
+        """Unexpected errors too: the replica is left as after any other failure."""
         s, expected = self.subscription, isinstance(error, RekindleError)
         first = address not in self._choice.unreadable()
         level = logging.WARNING if first else logging.DEBUG
         stack = None if expected or not first else error
         _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
         self._unexpected = None if expected else f"{address} cannot be read: {error!r}"
-        gone, late = isinstance(error, BelowFloor), isinstance(error, CallTimedOut)
-        event = CallFailed(address, gone, late)
+        event = CallFailed(
+            address,
+            truncated=isinstance(error, BelowFloor),
+            timed_out=isinstance(error, CallTimedOut),
+        )
         self._apply(self._choice.step(event, time.monotonic()), ())
 
     def _deadline_s(self) -> float:
-        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.late, 10)
+        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.timeouts, 10)
         return min(doubled, MAX_DEADLINE_S)
 
     def _take(self, address: str, got: Got) -> None:
         self._released = max(self._released, got.head.released)
-        event = Answered(address, tuple(b.epoch for b in got.epochs))
+        event = EpochsReceived(address, tuple(b.epoch for b in got.epochs))
         self._apply(self._choice.step(event, time.monotonic()), got.epochs)
 
-    def _apply(self, effects: list[Effect], answered: tuple[EpochBatch, ...]) -> None:
+    def _apply(self, effects: list[Effect], received: tuple[EpochBatch, ...]) -> None:
         for effect in effects:
             match effect:
-                case Take(epochs):
-                    for batch in answered:
+                case DeliverEpochs(epochs):
+                    for batch in received:
                         if batch.epoch in epochs:
                             self._deliver(batch)
-                case SwitchTo(address, epoch):
+                case SwitchReplica(address, epoch):
                     s = self.subscription
-                    if address is not None and address != self._read_last:
+                    if address is not None and address != self._logged_address:
                         _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
-                        self._read_last = address
+                        self._logged_address = address
                     self._lock.notify_all()

@@ -32,7 +32,7 @@ LONG_GAP_US = 365 * _DAY_US
 """Time without rows that a source reports as a problem."""
 
 MIN_CALL_BYTES = 64 << 10
-"""Of a reader among so many that their parts of the room are smaller."""
+"""Of a reader among so many that their shares of the capacity are smaller."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -167,14 +167,14 @@ class StreamInputs:
         return PartitionReader(
             Subscription(input.stream, channel.partition, next_epoch, share),
             lambda batch: self._arrived(channel, batch),
-            lambda: self._has_room(channel),
+            lambda: self._has_capacity(channel),
             stall_s=stall_s,
             connect=connect,
-            refuse=self._refuse,
+            on_fatal=self._fail,
             call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._union.channel_bytes)),
         )
 
-    def _refuse(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -192,7 +192,7 @@ class StreamInputs:
                 self._ready_bytes += sum(map(bytes_of, complete))
                 self._changed.notify_all()
 
-    def _has_room(self, channel: Channel) -> bool:
+    def _has_capacity(self, channel: Channel) -> bool:
         with self._changed:
             return self._union.has_capacity(channel) and self._ready_bytes < self._ahead_bytes
 

@@ -1,0 +1,192 @@
+"""Which replica of an upstream partition to read from. Pure.
+
+Replicas of a stable stream serve equal epochs, so a reader may switch between them at any epoch. It
+stays with one as long as it can, because switching costs a connection. It leaves a replica
+
+- that failed a call, or no longer has the epoch,
+- that the coordinator suspects, while another one is not suspected,
+- that returned nothing new for `stall_s`, while another one can be tried,
+- that lags, while another one does not and has not failed or stalled recently.
+
+A replica that failed is not called again before its back-off is over, unless it has a new
+incarnation.
+
+Design: docs/design/streams.md#reader.
+Paper: DPC (Balazinska et al. 2005), section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from rekindle.protocol import Endpoint
+
+FIRST_BACK_OFF_S = 0.1
+MAX_BACK_OFF_S = 2.0
+FAILURE_MEMORY_S = 30.0
+"""A replica that failed or stalled is not preferred to a lagging one for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesChanged:
+    """The coordinator's list of replicas, preferred first."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsReceived:
+    """A call returned these consecutive epochs (none: nothing new in the time it waited)."""
+
+    address: str
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """A call failed. `truncated`: the replica's log no longer has the epoch."""
+
+    address: str
+    truncated: bool = False
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverEpochs:
+    """Use these of the epochs received: the new ones."""
+
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReplica:
+    """Read from this replica, beginning with `epoch`; None: no replica can be called for now."""
+
+    address: str | None
+    epoch: int
+
+
+Event = RoutesChanged | EpochsReceived | CallFailed
+Effect = DeliverEpochs | SwitchReplica
+
+
+@dataclass(slots=True)
+class _ReplicaHealth:
+    """What the reader knows of one replica; times in seconds."""
+
+    failures: int = 0
+    retry_at: float = 0.0
+    truncated: bool = False
+    left_at: float = -math.inf
+
+
+class ReplicaChoice:
+    """The state of one reader. `next_epoch`: the first epoch that it has not received; `timeouts`:
+    calls for it that passed their deadline at replicas that were not suspected."""
+
+    def __init__(self, next_epoch: int, stall_s: float) -> None:
+        self.next_epoch = next_epoch
+        self.current: str | None = None
+        self.timeouts = 0
+        self._stall_s = stall_s
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._health: dict[tuple[str, int], _ReplicaHealth] = {}
+        self._progress_at = 0.0
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Addresses whose last call failed."""
+        return tuple(e.address for e in self._endpoints if self._health_of(e).failures)
+
+    def all_truncated(self) -> bool:
+        """Whether no replica's log has the needed epoch any more."""
+        return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)
+
+    def wake(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        return self._choose(now)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case RoutesChanged(endpoints):
+                self._endpoints = endpoints
+                known = {(e.address, e.incarnation) for e in endpoints}
+                self._health = {k: s for k, s in self._health.items() if k in known}
+                return self._choose(now)
+            case EpochsReceived(address, epochs):
+                return self._epochs_received(address, epochs, now)
+            case CallFailed(address, truncated, timed_out):
+                trusted = any(e.address == address and not e.suspected for e in self._endpoints)
+                self.timeouts += timed_out and trusted
+                self._record_failure(address, truncated, now)
+                return self._choose(now)
+            case _:
+                assert_never(event)
+
+    def _epochs_received(self, address: str, epochs: Sequence[int], now: float) -> list[Effect]:
+        new = tuple(e for e in epochs if e >= self.next_epoch)
+        if new and new != tuple(range(self.next_epoch, self.next_epoch + len(new))):
+            self._record_failure(address, False, now)  # a gap: the replica violates the protocol
+            return self._choose(now)
+        for endpoint in self._endpoints:
+            if endpoint.address == address:
+                self._health.pop((address, endpoint.incarnation), None)
+        if new:
+            self.next_epoch = new[-1] + 1
+            self.timeouts = 0
+            self._progress_at = now
+            return [DeliverEpochs(new), *self._choose(now)]
+        if address == self.current and now - self._progress_at >= self._stall_s:
+            self._progress_at = now
+            others = [e for e in self._available(now) if e.address != address]
+            if others:
+                for health in self._health_of_address(address):
+                    health.left_at = now
+                return self._switch(self._best(others), now)
+        return self._choose(now)
+
+    def _choose(self, now: float) -> list[Effect]:
+        available = self._available(now)
+        current = next((e for e in available if e.address == self.current), None)
+        if current is not None and (not current.suspected or all(e.suspected for e in available)):
+            better = [e for e in available if current.lagging and self._keeps_up(e, now)]
+            return self._switch(self._best(better), now) if better else []
+        return self._switch(self._best(available) if available else None, now)
+
+    def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
+        healthy = now - self._health_of(endpoint).left_at >= FAILURE_MEMORY_S
+        return healthy and not endpoint.suspected and not endpoint.lagging
+
+    def _switch(self, to: Endpoint | None, now: float) -> list[Effect]:
+        address = to.address if to else None
+        if address == self.current:
+            return []
+        self.current = address
+        self._progress_at = now
+        return [SwitchReplica(address, self.next_epoch)]
+
+    def _best(self, endpoints: Sequence[Endpoint]) -> Endpoint:
+        return min(endpoints, key=lambda e: (e.suspected, self._health_of(e).failures))
+
+    def _available(self, now: float) -> list[Endpoint]:
+        return [e for e in self._endpoints if self._health_of(e).retry_at <= now]
+
+    def _health_of(self, endpoint: Endpoint) -> _ReplicaHealth:
+        return self._health.get((endpoint.address, endpoint.incarnation), _ReplicaHealth())
+
+    def _record_failure(self, address: str, truncated: bool, now: float) -> None:
+        for health in self._health_of_address(address):
+            back_off = min(FIRST_BACK_OFF_S * 2**health.failures, MAX_BACK_OFF_S)
+            health.failures += 1
+            health.truncated = truncated
+            health.retry_at = now + back_off
+            health.left_at = now
+
+    def _health_of_address(self, address: str) -> list[_ReplicaHealth]:
+        return [
+            self._health.setdefault((e.address, e.incarnation), _ReplicaHealth())
+            for e in self._endpoints
+            if e.address == address
+        ]
