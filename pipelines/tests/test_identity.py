@@ -270,7 +270,7 @@ def test_a_refusal_is_said_until_the_task_answers() -> None:
     slot = Slot("both", 0, 0)
     reason = "HTTP 426 from 10.0.0.9: poll refused"
     world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
-    world.tell_tick()
+    world.tick()
     assert world.statuses[-1].data_plane["problems"] == [f"both/0/0: {reason}"]
     world.rounds(9)
     assert world.statuses[-1].data_plane["problems"] == []
