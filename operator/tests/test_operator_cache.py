@@ -1,4 +1,4 @@
-"""What the operator remembers of the reports it reads: since when a task is silent."""
+"""What the cache derives from reports: since when a task is silent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, cloc
     assert cluster.snapshot().silent_since == {}
 
 
-def test_silence_while_the_operator_was_away_proves_nothing(
+def test_silence_does_not_count_while_the_operator_was_away(
     cluster: ClusterCache, clock: Clock
 ) -> None:
     cluster.reset_timers()
@@ -66,7 +66,7 @@ def test_silence_while_the_operator_was_away_proves_nothing(
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
 
-def test_a_report_that_cannot_be_read_is_not_said(cluster: ClusterCache) -> None:
+def test_a_report_that_cannot_be_parsed_is_ignored(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
@@ -81,23 +81,21 @@ def test_a_report_that_cannot_be_read_is_not_said(cluster: ClusterCache) -> None
         {"fence": "1e999"},
     ],
 )
-def test_a_report_of_another_shape_fails_nobody(
-    cluster: ClusterCache, said: dict[str, Any]
-) -> None:
+def test_a_report_with_wrong_types_is_no_error(cluster: ClusterCache, said: dict[str, Any]) -> None:
     raw = report(1)
     raw["status"]["dataPlane"] |= said
     cluster.list_topologies([raw, report(2)], 2)
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 
 
-def test_neither_does_a_kubelets_silence(cluster: ClusterCache, clock: Clock) -> None:
+def test_a_kubelets_silence_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:
     cluster.kubelet_probes.asked("uid-a", clock.now)
     clock.now += 5
     cluster.reset_timers()
     assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now
 
 
-def test_tasks_of_namespaces_that_are_not_watched_are_nobodys_and_take_room(clock: Clock) -> None:
+def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:
     cluster = ClusterCache(client.ApiClient(), "watched", clock)
     for namespace in ("watched", "other"):
         cluster.pods.put(

@@ -20,12 +20,12 @@ _TIMEOUT_S = 1.0
 
 
 class Conflict(Exception):
-    """The version that was to stand does not."""
+    """The version to be replaced is not the current one."""
 
 
 @dataclass
 class Server:
-    """The Lease at the API server."""
+    """The Lease in the API server."""
 
     record: LeaseRecord | None = None
     versions: int = 0
@@ -42,7 +42,7 @@ class Server:
 
 @dataclass
 class Faults:
-    """What may happen to a call or a process; probabilities of each."""
+    """Probabilities of what may happen to a call or a process."""
 
     lost_request: float = 0.0
     lost_answer: float = 0.0
@@ -53,7 +53,7 @@ class Faults:
 
 @dataclass
 class Process:
-    """A candidate with a clock of its own, that starts anywhere and runs a little fast or slow."""
+    """A candidate with its own clock, which has any offset and runs slightly fast or slow."""
 
     name: str
     offset_s: float
@@ -186,7 +186,7 @@ FAULTS = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
-def test_never_two_processes_lead_at_once(seed: int, processes: int, faults: Faults) -> None:
+def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) -> None:
     World(seed, processes, faults).run(until=60)  # asserts after each event
 
 
@@ -201,7 +201,7 @@ def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) ->
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), faults=FAULTS)
-def test_once_calls_succeed_again_somebody_leads(seed: int, faults: Faults) -> None:
+def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
     world = World(seed, 3, faults)
     world.run(until=30)
     world.faults = Faults()
@@ -210,7 +210,7 @@ def test_once_calls_succeed_again_somebody_leads(seed: int, faults: Faults) -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_dead_leader_is_followed_within_three_seconds(seed: int) -> None:
+def test_another_leads_three_seconds_after_a_crash(seed: int) -> None:
     world = World(seed, 3, Faults())
     world.run(until=10)
     (leader,) = world.leaders()
@@ -220,7 +220,7 @@ def test_a_dead_leader_is_followed_within_three_seconds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_slow_api_server_moves_no_lease(seed: int) -> None:
+def test_a_slow_api_server_does_not_change_the_leader(seed: int) -> None:
     world = World(seed, 3, Faults())
     world.run(until=10)
     (leader,) = world.leaders()
@@ -242,13 +242,13 @@ def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> Lease
 
 
 def leading(name: str = "a") -> Candidate:
-    """It took a Lease that was given back; its renewal took from 0 to 0.1 s."""
+    """It took a released Lease; its renewal lasted from 0 to 0.1 s."""
     free = candidate(name, released(record()))
     return free.after_write(record(name, "2"), Span(0.0, 0.1))
 
 
 def watched(made: Candidate, for_s: float, version: str = "1") -> Candidate:
-    """It reads the same version again and again."""
+    """It reads the same version repeatedly."""
     at = made.last_read_ended or 0.0
     while at < for_s:
         made = made.after_read(replace(made.seen or record(), version=version), Span(at, at + 0.01))
@@ -256,11 +256,11 @@ def watched(made: Candidate, for_s: float, version: str = "1") -> Candidate:
     return made
 
 
-def test_a_lease_that_is_given_back_is_free_at_once() -> None:
+def test_a_released_lease_is_free_at_once() -> None:
     assert candidate(seen=released(record())).wants_to_write()
 
 
-def test_time_without_an_answer_does_not_count_as_silence() -> None:
+def test_time_without_a_response_is_no_silence() -> None:
     waiting = candidate(seen=record())
     for second in range(10):
         waiting = waiting.after_failure(Span(second, second + 1))
@@ -268,7 +268,7 @@ def test_time_without_an_answer_does_not_count_as_silence() -> None:
     assert not waiting.wants_to_write()
 
 
-def test_a_paused_candidate_has_watched_nobody() -> None:
+def test_a_pause_of_the_candidate_is_no_silence() -> None:
     waiting = candidate(seen=record()).after_read(record(), Span(60, 60.01))
     assert not waiting.wants_to_write()
 
@@ -295,7 +295,7 @@ def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
     assert again.term == leader.term, "nobody led in between"
 
 
-def test_leading_anew_after_another_is_another_term() -> None:
+def test_leading_again_after_another_is_a_new_term() -> None:
     first = leading()
     lost = first.after_conflict().after_read(record("b", "2"), Span(0.5, 0.6))
     assert not lost.leads(0.6)
@@ -303,7 +303,7 @@ def test_leading_anew_after_another_is_another_term() -> None:
     assert again.term == first.term + 1
 
 
-def test_who_makes_a_lease_leads_once_an_earlier_leader_has_ceased() -> None:
+def test_a_new_lease_counts_once_earlier_leaders_have_stopped() -> None:
     made = candidate().after_read(None, Span(0.0, 0.1))
     assert made.wants_to_write()
     made = made.after_write(record("a", "1"), Span(0.2, 0.3))
@@ -313,7 +313,7 @@ def test_who_makes_a_lease_leads_once_an_earlier_leader_has_ceased() -> None:
     assert made.term == 1
 
 
-def test_a_leader_whose_lease_is_deleted_goes_on_and_makes_another() -> None:
+def test_a_leader_creates_a_deleted_lease_again() -> None:
     deleted = leading().after_conflict().after_read(None, Span(0.5, 0.6))
     assert deleted.leads(0.6)
     made = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
@@ -322,11 +322,11 @@ def test_a_leader_whose_lease_is_deleted_goes_on_and_makes_another() -> None:
     assert not made.has_led
 
 
-def test_timing_that_lets_two_lead_is_refused() -> None:
+def test_timing_that_allows_two_leaders_is_refused() -> None:
     with pytest.raises(ValueError, match="must be less than"):
         ElectionTiming(lease_s=2, act_s=2.0)
 
 
-def test_a_lease_survives_its_way_through_the_api() -> None:
+def test_a_lease_is_read_as_it_was_written() -> None:
     made = LeaseRecord("a", "p", 2.0, 3, "7")
     assert read_lease(lease_body("ns", "name", made, 5.0, 4.0)) == made

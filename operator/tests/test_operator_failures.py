@@ -1,4 +1,4 @@
-"""What the API server keeps refusing is said in the condition Degraded."""
+"""Repeated failures of actions are reported in the condition Degraded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def operator(cluster: ModelCluster) -> ModelOperator:
     return made
 
 
-def test_a_deletion_that_is_refused_again_and_again_is_said(operator: ModelOperator) -> None:
+def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> None:
     operator.api.errors = [ApiError("DELETE", "/pods/", 403, "deletion is forbidden here")]
     operator.model.lose_node("b")
     operator.run(8.0)
@@ -32,7 +32,7 @@ def test_a_deletion_that_is_refused_again_and_again_is_said(operator: ModelOpera
     assert operator.model.condition("Degraded")["status"] == "False"
 
 
-def test_one_failure_is_not_said_and_an_old_one_is_forgotten() -> None:
+def test_single_and_old_failures_are_not_reported() -> None:
     failures = ActionFailures()
     failures.failed("default/t", "DeletePod u", "409 conflict", now=0.0)
     assert failures.by_owner(1.0) == {}

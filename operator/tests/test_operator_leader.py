@@ -1,4 +1,4 @@
-"""Who leads acts, and who lost the Lease goes on without acting: the I/O around the election."""
+"""The I/O around the election: only the leader acts; others keep running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
 
 
 class LeaseServer:
-    """One Lease, behind `Leader`'s calls, that is free at first; `away`: it answers nobody."""
+    """An API with one Lease, free at first. `away`: it does not respond."""
 
     def __init__(self) -> None:
         free = LeaseRecord("", "", 1.0, 0, "0")
@@ -48,7 +48,7 @@ class LeaseServer:
 
 
 class Clock:
-    """Of all leaders of a test; it goes on with each look at it."""
+    """Common clock of a test's leaders; it advances with each read."""
 
     now = 1000.0
 
@@ -76,7 +76,7 @@ def lead(leader: Leader) -> None:
 
 
 def pass_until(condition: Callable[[], bool], *steps: Leader) -> None:
-    """Let time pass, in which these leaders take their steps."""
+    """Let these leaders take steps for some time."""
     end = CLOCK.now + 10
     while not condition():
         assert CLOCK.now < end
@@ -85,7 +85,9 @@ def pass_until(condition: Callable[[], bool], *steps: Leader) -> None:
         CLOCK.now += 0.02
 
 
-def test_who_lost_the_lease_waits_and_may_lead_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_without_its_lease_waits_and_may_lead_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = LeaseServer()
     first, second = (make_leader(server, name, monkeypatch) for name in "ab")
     lead(first)
@@ -100,7 +102,7 @@ def test_who_lost_the_lease_waits_and_may_lead_again(monkeypatch: pytest.MonkeyP
     assert third.wait_leading(0.01)
 
 
-def test_decisions_of_an_earlier_term_are_not_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_of_an_earlier_term_are_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LeaseServer()
     leader = make_leader(server, "a", monkeypatch)
     lead(leader)
@@ -117,7 +119,7 @@ def test_decisions_of_an_earlier_term_are_not_acted_on(monkeypatch: pytest.Monke
     assert leader.may_act()
 
 
-def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_cannot_renew_stops_acting(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LeaseServer()
     leader = make_leader(server, "a", monkeypatch)
     lead(leader)
@@ -130,7 +132,7 @@ def test_a_leader_that_cannot_renew_acts_no_more(monkeypatch: pytest.MonkeyPatch
     assert leader.may_act(), "nobody else led in between"
 
 
-def test_who_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     server, ready = LeaseServer(), False
     leader = make_leader(server, "a", monkeypatch, ready=lambda: ready)
     for _ in range(3):
@@ -157,7 +159,7 @@ def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert not leader.leading
 
 
-def test_a_leader_that_is_stuck_lets_its_lease_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_leader_lets_its_lease_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     server, healthy = LeaseServer(), True
     stuck = make_leader(server, "a", monkeypatch, healthy=lambda: healthy)
     lead(stuck)

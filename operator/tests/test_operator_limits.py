@@ -1,4 +1,4 @@
-"""Limits that an administrator grants namespaces: priorities, and shares of the capacity."""
+"""Limits of namespaces: priorities, and shares of the capacity."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_limit_that_cannot_be_read_stops_the_operator(env: dict[str, str]) -> 
         read_limits(env)
 
 
-def test_a_priority_above_the_limit_is_clamped_and_told() -> None:
+def test_a_priority_above_the_limit_is_clamped_and_reported() -> None:
     cluster = limited(priorities={"default": 50})
     for name in "abc":
         cluster.add_node(name)
@@ -106,7 +106,7 @@ def shared(of: Capacity, **left: Amounts) -> Capacity:
     return Capacity(of.nodes, of.whole, left)
 
 
-def test_a_share_that_is_used_up_delays_no_spare_of_others() -> None:
+def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     pods = {"a": replace(pod("a", 4), namespace="small")}
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     nodes = shared(capacity(node("n", 9)), small=Amounts(2, 100, 10))
@@ -115,7 +115,7 @@ def test_a_share_that_is_used_up_delays_no_spare_of_others() -> None:
     assert plan.over_share == {("ns/t", "Q")}
 
 
-def test_queries_of_one_namespace_share_its_part() -> None:
+def test_queries_of_a_namespace_share_its_limit() -> None:
     pods = {n: replace(pod(n, 2), namespace="small") for n in ("a", "b")} | {"c": pod("c", 2)}
     queries = [query("A", 9, "a"), query("B", 8, "b"), query("C", 1, "c")]
     nodes = shared(capacity(node("n", 9)), small=Amounts(3, 100, 10))

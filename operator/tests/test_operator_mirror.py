@@ -1,4 +1,4 @@
-"""Mirrors of what the API server has, and what the informer below them keeps."""
+"""Mirrors of objects of the API, and what their informers keep."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mirror(server: Server) -> Mirror[PodView]:
 
 
 def watch(mirror: Mirror[PodView], kind: str, raw: dict[str, Any]) -> None:
-    """As the informer does with an event."""
+    """Handle an event as the informer does."""
     raw = copy.deepcopy(raw)
     cache = mirror._informer.cache
     (cache._remove if kind == DELETED else cache._put)(raw)  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def names(mirror: Mirror[PodView]) -> set[str]:
     return {v.name for v in mirror.views()}
 
 
-def test_views_are_whole_and_the_informer_keeps_names_only(mirror: Mirror[PodView]) -> None:
+def test_the_informer_keeps_only_the_identity_of_objects(mirror: Mirror[PodView]) -> None:
     watch(mirror, ADDED, pod("c", 3))
     watch(mirror, MODIFIED, pod("a", 4, nodeName="n"))
     views = {v.name: v for v in mirror.views()}
@@ -81,7 +81,7 @@ def test_views_are_whole_and_the_informer_keeps_names_only(mirror: Mirror[PodVie
     )
 
 
-def test_a_relist_takes_away_what_is_gone_and_brings_back_nothing(
+def test_a_relist_removes_deleted_objects_and_restores_none(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     watch(mirror, DELETED, pod("a", 3))
@@ -91,7 +91,7 @@ def test_a_relist_takes_away_what_is_gone_and_brings_back_nothing(
     assert names(mirror) == {"d"}
 
 
-def test_a_list_that_is_read_late_brings_nothing_back(
+def test_a_late_list_does_not_restore_a_deleted_object(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     watch(mirror, DELETED, pod("a", 3))
@@ -100,7 +100,7 @@ def test_a_list_that_is_read_late_brings_nothing_back(
     assert names(mirror) == {"b"}
 
 
-def test_what_a_finalizer_keeps_comes_back_with_the_next_list(
+def test_an_object_with_a_finalizer_returns_with_the_next_list(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     kept_back = pod("a", 3)
@@ -111,7 +111,7 @@ def test_what_a_finalizer_keeps_comes_back_with_the_next_list(
     assert names(mirror) == {"a", "b"}
 
 
-def test_a_relist_makes_no_lease_look_renewed(server: Server) -> None:
+def test_a_relist_does_not_count_as_a_renewal(server: Server) -> None:
     times = iter([10.0, 20.0, 30.0, 40.0])
     mirror = Mirror[LeaseView](
         "leases", server.list_pods, lambda raw: lease_view(raw, next(times)), lambda: None
@@ -122,7 +122,7 @@ def test_a_relist_makes_no_lease_look_renewed(server: Server) -> None:
     assert {v.name: v.seen_at for v in mirror.views()} == {"a": 10.0, "b": 40.0}
 
 
-def test_what_this_process_deleted_does_not_come_back_by_the_list_before(
+def test_an_older_list_does_not_restore_what_was_deleted_here(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     listed = kept(mirror)[0]
@@ -138,7 +138,7 @@ def test_an_annotation_that_is_no_number_counts_as_none(attempt: str) -> None:
     assert pod_view(raw).attempt == 0
 
 
-def test_an_object_that_cannot_be_read_hides_no_other(
+def test_an_object_that_cannot_be_parsed_hides_no_other(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     unreadable = {"containers": [{"resources": {"requests": {"cpu": "much"}}}]}
@@ -148,7 +148,7 @@ def test_an_object_that_cannot_be_read_hides_no_other(
     assert names(mirror) == {"a", "c"}
 
 
-def test_a_list_that_is_refused_is_asked_for_again_after_a_pause(
+def test_a_refused_list_is_tried_again_after_a_pause(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

@@ -1,4 +1,4 @@
-"""Names of what the operator makes: no two things of a namespace share one."""
+"""Names of created objects are unique in a namespace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_pods_of_two_tasks_have_two_names(
 
 
 @given(task=_TASKS, coordinated=_TOPOLOGIES, incarnation=st.integers(1, 11))
-def test_a_pods_name_is_a_label_and_no_coordinators(
+def test_a_tasks_name_is_a_label_and_not_a_coordinators(
     task: tuple[str, str, int, int, int], coordinated: str, incarnation: int
 ) -> None:
     name = _name(task)
@@ -57,7 +57,7 @@ def test_a_pods_name_is_a_label_and_no_coordinators(
     assert name != coordinator_pod_name(coordinated, incarnation)
 
 
-def test_a_name_of_one_word_stands_in_the_pods_name_as_it_is() -> None:
+def test_a_pods_name_contains_simple_names_unchanged() -> None:
     assert task_pod_name("my-flights", "storms", 2, 1, 3) == "my-flights-storms-2-1-3"
 
 
@@ -70,7 +70,7 @@ def _with_storms_called(name: str) -> dict[str, Any]:
     return spec
 
 
-def test_topologies_whose_names_share_a_beginning_both_run() -> None:
+def test_topologies_with_a_common_prefix_both_run() -> None:
     cluster = ModelCluster()
     for node in "abc":
         cluster.add_node(node)

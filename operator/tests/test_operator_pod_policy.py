@@ -1,4 +1,4 @@
-"""What a topology may not ask of its pods, and what the administrator has to set for it."""
+"""What the pod policy refuses, and which setting allows it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def named(value: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("spec", "path"), SECRETS)
-def test_a_secret_is_refused_unless_it_is_for_topologies(spec: dict[str, Any], path: str) -> None:
+def test_a_secret_is_refused_unless_it_matches_the_policy(spec: dict[str, Any], path: str) -> None:
     (problem,) = refused_by_policy(named(spec, "database"), PodPolicy())
     assert problem.path == path
     assert "does not allow the Secret database" in problem.message
@@ -147,7 +147,7 @@ def test_a_secret_is_refused_unless_it_is_for_topologies(spec: dict[str, Any], p
     assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
 
 
-def test_tokens_of_topologies_are_not_for_topologies() -> None:
+def test_secrets_of_tokens_are_refused() -> None:
     for name in ("rekindle-token-0a1b2c3d", "x-rekindle-token-0a1b2c3d"):
         assert refused_by_policy({"checkpoint": {"secretRef": name}}, PodPolicy())
 
@@ -226,7 +226,7 @@ anything = st.recursive(
 
 
 @given(anything)
-def test_no_shape_of_a_template_makes_the_check_fail(value: Any) -> None:
+def test_values_of_any_type_can_be_checked(value: Any) -> None:
     refused_by_policy({"podTemplate": value, "checkpoint": value}, PodPolicy())
     refused_by_policy({"podTemplate": {"spec": value}}, PodPolicy())
 
@@ -255,7 +255,7 @@ def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: Mode
     assert running.tasks() == before
 
 
-def test_a_topology_of_too_many_tasks_is_refused_and_said(cluster: ModelCluster) -> None:
+def test_a_topology_with_too_many_tasks_is_invalid(cluster: ModelCluster) -> None:
     pods = replace(cluster.settings.pods, policy=parse_policy({"maxTasks": 7}))
     cluster.settings = replace(cluster.settings, pods=pods)
     cluster.settle()
@@ -266,6 +266,6 @@ def test_a_topology_of_too_many_tasks_is_refused_and_said(cluster: ModelCluster)
 
 
 @pytest.mark.parametrize("name", ["", None])
-def test_the_class_that_preempts_nobody_cannot_be_taken_away(name: str | None) -> None:
+def test_the_priority_class_cannot_be_removed(name: str | None) -> None:
     (problem,) = refused_by_policy(template(priorityClassName=name), PodPolicy())
     assert problem.path == "spec.podTemplate.spec.priorityClassName"

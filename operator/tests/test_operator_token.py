@@ -1,4 +1,4 @@
-"""The topology's token: made once, given to its own pods by reference, read by nobody."""
+"""The topology's token: created once, given to its pods by reference, and not readable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def first_actions(cluster: ModelCluster) -> list[Any]:
-    """The actions of the pass that makes the first pods."""
+    """Actions of the pass that creates the first pods."""
     for _ in range(5):
         actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
         if any(isinstance(a, CreatePod) for a in actions):
@@ -63,13 +63,13 @@ def test_a_pod_template_cannot_replace_the_token(cluster: ModelCluster) -> None:
     assert all(tokens_of(pod) for pod in cluster.raw_pods.values())
 
 
-def test_the_token_comes_before_the_pods_that_need_it(cluster: ModelCluster) -> None:
+def test_the_token_is_created_before_the_pods_that_need_it(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
     kinds = [type(action) for action in actions]
     assert kinds.index(CreateToken) < kinds.index(CreatePod)
 
 
-def test_the_token_is_owned_immutable_and_drawn_elsewhere(cluster: ModelCluster) -> None:
+def test_the_token_is_owned_and_immutable_without_its_value(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
     (token,) = (a for a in actions if isinstance(a, CreateToken))
     assert token.manifest["immutable"] is True
@@ -77,7 +77,7 @@ def test_the_token_is_owned_immutable_and_drawn_elsewhere(cluster: ModelCluster)
     assert not {"data", "stringData"} & token.manifest.keys()
 
 
-def test_no_role_of_a_coordinator_reads_secrets(cluster: ModelCluster) -> None:
+def test_no_role_of_a_coordinator_may_read_secrets(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
     (access,) = (a for a in actions if isinstance(a, EnsureAccess))
     rules = [r for m in access.manifests if m["kind"] == "Role" for r in m["rules"]]
@@ -126,7 +126,7 @@ def token(name: str) -> TopologyActions:
     return TopologyActions(f"default/{name}", (CreateToken("default", secret),))
 
 
-def test_each_token_is_drawn_anew(now: list[float]) -> None:
+def test_each_token_is_random(now: list[float]) -> None:
     api = Recording()
     executor(api, now).run([token("one"), token("two")])
     drawn = [body["stringData"]["token"] for body in api.bodies]
@@ -134,7 +134,7 @@ def test_each_token_is_drawn_anew(now: list[float]) -> None:
     assert all(len(value) >= 43 for value in drawn)
 
 
-def test_a_token_that_exists_is_left_alone(now: list[float]) -> None:
+def test_an_existing_token_is_kept(now: list[float]) -> None:
     api = Recording(status=409)
     runner = executor(api, now)
     runner.run([token("one")])

@@ -1,4 +1,4 @@
-"""What nodes refused is remembered; what cannot start on its node is replaced elsewhere."""
+"""Nodes that refused a pod are avoided; a pod that cannot start is replaced elsewhere."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_node_that_the_scheduler_refused_is_not_chosen_again(picky: PickyClust
 @pytest.mark.parametrize(
     "said", ["Insufficient cpu.", "Too many pods.", "node(s) had untolerated taint {x: }"]
 )
-def test_a_lack_of_room_is_not_held_against_a_node(picky: PickyCluster, said: str) -> None:
-    """The plan counts room itself: what is taken now may be free in a moment."""
+def test_a_node_without_capacity_is_not_unsuitable(picky: PickyCluster, said: str) -> None:
+    """The plan computes capacity itself, and used capacity may be free in a moment."""
     for name in "ab":
         picky.add_node(name)
     picky.ports_taken, picky.said_by_scheduler = {"a"}, said
@@ -140,7 +140,7 @@ def test_a_bad_image_is_not_tried_on_every_node(picky: PickyCluster) -> None:
 CREATING = {"waiting": {"reason": "ContainerCreating"}}
 
 
-def test_a_pod_whose_containers_are_never_made_is_replaced_elsewhere(picky: PickyCluster) -> None:
+def test_a_pod_without_any_container_is_replaced_elsewhere(picky: PickyCluster) -> None:
     """A volume that cannot be mounted, a Secret that is not there, no network: no container says
     so."""
     for name in "abc":
@@ -154,7 +154,7 @@ def test_a_pod_whose_containers_are_never_made_is_replaced_elsewhere(picky: Pick
     assert picky.status()["phase"] == "Running"
 
 
-def test_a_query_says_that_it_waits_for_containers_to_be_made(picky: PickyCluster) -> None:
+def test_a_query_reports_that_it_waits_for_containers(picky: PickyCluster) -> None:
     picky.add_node("a", cpu_m=16000, memory=64 << 30)
     picky.broken["a"] = CREATING
     picky.settle()
@@ -227,7 +227,7 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -
         ({"state": {"terminated": {"exitCode": 0}}}, ""),
     ],
 )
-def test_a_containers_trouble_is_told_in_its_kubelets_words(container: Any, said: str) -> None:
+def test_a_containers_error_has_the_kubelets_message(container: Any, said: str) -> None:
     assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == said
 
 

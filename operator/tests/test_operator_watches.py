@@ -1,4 +1,4 @@
-"""Watches that stall: a connection that dies without a word, over real sockets."""
+"""Stalled watches: connections that break without a reset, with real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 
 class Server:
-    """Lists pods; its watches send what comes, unless they `stall`."""
+    """Lists pods; its watches send events, unless they `stall`."""
 
     def __init__(self) -> None:
         self.items = [pod("a", 1)]
@@ -119,7 +119,7 @@ def names(mirror: Mirror[PodView]) -> set[str]:
     return {v.name for v in mirror.views()}
 
 
-def test_a_watch_that_stalls_is_opened_again_without_a_list(
+def test_a_stalled_watch_is_opened_again_without_a_list(
     server: Server, started: Mirror[PodView]
 ) -> None:
     server.stalls = True
@@ -131,7 +131,7 @@ def test_a_watch_that_stalls_is_opened_again_without_a_list(
     assert server.lists == 1
 
 
-def test_a_mirror_is_as_old_as_the_last_word_of_the_server(
+def test_a_mirrors_age_is_the_time_since_the_last_response(
     server: Server, started: Mirror[PodView]
 ) -> None:
     server.stalls = True
@@ -143,7 +143,7 @@ def test_a_mirror_is_as_old_as_the_last_word_of_the_server(
     until(lambda: started.age_s < 1.0)
 
 
-def test_a_list_now_and_then_corrects_what_a_watch_has_missed(
+def test_a_periodic_list_corrects_what_a_watch_has_missed(
     server: Server, started: Mirror[PodView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.items = [pod("z", 1)]  # no event has told
