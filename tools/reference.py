@@ -1,8 +1,8 @@
 """Write docs/reference.md: every field of a StreamTopology's spec.
 
 Types, limits, defaults and what is required come from the CRD, meanings from the texts below the
-fields in `rekindle.topology.spec`. `--check` writes nothing and fails where the page is not
-current.
+fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check` writes nothing and fails
+where the page is not current.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
         shape = node["properties"][name]
         inner = shape.get("items", shape)
         child = model_in(info.annotation)
-        if child is not None:
+        if child is not None and child.model_fields:
             dots = "[]" if "items" in shape else ""
             nested.append((f"{path}.{name}{dots}", inner, child))
         required = name in node.get("required", [])
@@ -118,8 +118,9 @@ def _default(shape: dict[str, Any]) -> str:
 def _meanings() -> dict[str, dict[str, str]]:
     """Class -> field -> the text below it."""
     found: dict[str, dict[str, str]] = {}
-    for item in ast.parse(Path(spec.__file__).read_text()).body:
-        if isinstance(item, ast.ClassDef):
+    topology = Path(spec.__file__).parent
+    for module in (topology / "spec.py", *topology.glob("kinds/*.py")):
+        for item in _classes(module):
             fields = found.setdefault(item.name, {})
             for field, after in zip(item.body, item.body[1:], strict=False):
                 match field, after:
@@ -129,6 +130,10 @@ def _meanings() -> dict[str, dict[str, str]]:
                     ):
                         fields[name] = text
     return found
+
+
+def _classes(module: Path) -> list[ast.ClassDef]:
+    return [i for i in ast.parse(module.read_text()).body if isinstance(i, ast.ClassDef)]
 
 
 def main() -> int:

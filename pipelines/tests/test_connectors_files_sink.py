@@ -17,7 +17,7 @@ import pytest
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_name
 from rekindle.connectors.json_lines import json_line
-from rekindle.connectors.kinds import open_sink
+from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import SinkRefused
 from rekindle.streams.digest import digest_table
@@ -92,7 +92,7 @@ def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:
 
 def test_sinks_that_are_not_built_say_so() -> None:
     kafka = SinkSpec.model_validate({"kafka": {}})
-    with pytest.raises(SinkRefused, match="kafka are not built yet"):
+    with pytest.raises(SinkRefused, match="kafka are not supported yet"):
         open_sink("q", kafka, 0, "uid", SCHEMA)
     with pytest.raises(SinkRefused, match="ftp:// cannot create"):
         sink_at("ftp://host/x")

@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from rekindle.connectors import files_source
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.files_source import FilesSource
-from rekindle.connectors.kinds import open_source
+from rekindle.connectors.registry import open_source
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.model import Node

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.connectors.kinds import open_source
+from rekindle.connectors.registry import open_source
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.memory import plan_memory
 from rekindle.errors import EpochTooLarge, SourceFailed

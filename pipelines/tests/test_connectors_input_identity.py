@@ -13,7 +13,7 @@ import pytest
 from rekindle.checkpoints.store import Store
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.input_identity import InputFile, decode, difference, encode, identify
-from rekindle.connectors.kinds import open_source
+from rekindle.connectors.registry import open_source
 from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.identity import Identity
 from rekindle.protocol import TaskRef

@@ -13,7 +13,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
-from rekindle.connectors.kinds import open_sink
+from rekindle.connectors.registry import open_sink
 from rekindle.engine.model import State
 from rekindle.objects import open_objects
 from rekindle.streams.epochs import EpochBatch, Kind

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rekindle.connectors.compare import Difference, compare_sinks
-from rekindle.connectors.kinds import open_source
+from rekindle.connectors.registry import open_source
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.spec import SourceSpec

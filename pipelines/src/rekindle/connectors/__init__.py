@@ -4,7 +4,7 @@
 """
 
 from rekindle.connectors.compare import Difference, compare_sinks, read_sink
-from rekindle.connectors.kinds import open_sink, open_source
+from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource, SourceCut
 

@@ -24,11 +24,12 @@ import pyarrow.parquet as pq
 
 from rekindle.connectors.epoch_ranges import Definition, EpochRanges
 from rekindle.connectors.json_lines import NotJson, encode_lines, same_lines
+from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, Objects, Retry, StoreRootMissing, open_objects, to_json
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.topology.spec import FilesSinkSpec
+from rekindle.topology.kinds.files import FilesSinkSpec
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,18 @@ def parse_name(name: str) -> tuple[str, int, int] | None:
     """Query, partition and epoch of a file name; None if it is not a sink's file."""
     match = _NAME.fullmatch(name)
     return (match["query"], int(match["partition"]), int(match["epoch"])) if match else None
+
+
+def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:
+    """See `rekindle.connectors.sink.OpenSink`."""
+    return FilesSink(
+        context.query,
+        options,
+        context.partition,
+        context.topology_uid,
+        context.schema,
+        definition=context.definition,
+    )
 
 
 @dataclass(frozen=True, slots=True)

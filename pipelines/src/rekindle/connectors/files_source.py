@@ -50,13 +50,12 @@ from rekindle.connectors.prepared import (
     seal,
     write_rows,
 )
-from rekindle.connectors.source import SourceCut
+from rekindle.connectors.source import SourceContext, SourceCut
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
-from rekindle.topology.model import Node
-from rekindle.topology.spec import FilesSourceSpec, SourceSpec
+from rekindle.topology.kinds.files import FilesSourceSpec
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +75,10 @@ class _Job:
     interval_us: int
 
 
-def open_files(
-    source: SourceSpec, node: Node, epoch_interval_us: int, work_dir: Path
-) -> FilesSource:
-    """Prepare the source unless that was done, and open it. `work_dir` belongs to this process.
-    Raises SourceFailed."""
-    if source.files is None:
-        raise ValueError(f"source {source.name} has no files")
-    job = _Job(source.name, source.files, node.schema, node.event_time, epoch_interval_us)
+def open_files(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
+    """Prepare the source unless that was done, and open it. Raises SourceFailed."""
+    source, node, work_dir = context.spec, context.node, context.work_dir
+    job = _Job(source.name, options, node.schema, node.event_time, context.epoch_interval_us)
     _check(job)
     fs, found = find_files(job.files.url, job.name)
     base = f"source-{node.id}-{_fingerprint(job, found)}"

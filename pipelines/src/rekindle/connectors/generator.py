@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from rekindle.connectors.cuts import SECOND_US, exact, first_row, scaled
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceCut
-from rekindle.engine.memory import MemoryPlan
+from rekindle.connectors.source import SourceContext, SourceCut
 from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -35,8 +34,7 @@ from rekindle.topology.generator.columns import (
     make_column,
 )
 from rekindle.topology.generator.expressions import ExpressionError
-from rekindle.topology.model import Node
-from rekindle.topology.spec import SourceSpec
+from rekindle.topology.kinds.generator import GeneratorSourceSpec
 
 SAMPLE_ROWS = 1_000
 """Of an epoch, from which its size is known before it is made."""
@@ -73,31 +71,28 @@ class _Rows:
         return base + scaled(np.arange(self.count, dtype=np.int64), step, self.rate_num, rest)
 
 
+def open_generator(options: GeneratorSourceSpec, context: SourceContext) -> GeneratorSource:
+    """See `rekindle.connectors.source.OpenSource`."""
+    return GeneratorSource(options, context)
+
+
 class GeneratorSource:
     """See the module. Bounded if the spec gives `rows`."""
 
     input: tuple[InputFile, ...] = ()
 
-    def __init__(
-        self,
-        source: SourceSpec,
-        node: Node,
-        epoch_interval_us: int,
-        memory: MemoryPlan | None = None,
-    ) -> None:
-        """`memory`: of the task that is to hold an epoch."""
-        if source.generator is None:
-            raise ValueError(f"source {source.name} has no generator")
-        self._memory = memory
+    def __init__(self, options: GeneratorSourceSpec, context: SourceContext) -> None:
+        source, node = context.spec, context.node
+        self._memory = context.memory
         self._sampled = False
         self._name = source.name
-        self._spec = source.generator
-        self._rate = exact(self._spec.rows_per_second)
-        self._interval_us = epoch_interval_us
+        self._spec = options
+        self._rate = exact(options.rows_per_second)
+        self._interval_us = context.epoch_interval_us
         self._schema = node.schema
-        self._columns = _compile(source, node.schema)
+        self._columns = _compile(source.name, options, node.schema)
         self._lateness_us = source.event_time.lateness if source.event_time else 0
-        self._start_us = _event_start(source, node.event_time)
+        self._start_us = _event_start(source.name, options, node.event_time)
 
     @property
     def schema(self) -> pa.Schema:
@@ -172,30 +167,30 @@ def _key(seed: int, lane: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _compile(source: SourceSpec, schema: pa.Schema) -> dict[str, Column]:
+def _compile(name: str, options: GeneratorSourceSpec, schema: pa.Schema) -> dict[str, Column]:
     """One function for each column of the schema, in its order. Raises SourceFailed."""
-    given = source.generator.columns if source.generator else {}
+    given = options.columns
     missing = [n for n in schema.names if n not in given]
     unknown = [n for n in given if n not in schema.names]
     if missing or unknown:
         what = [f"no expression for {', '.join(missing)}"] if missing else []
         what += [f"{', '.join(unknown)} not in the schema"] if unknown else []
-        raise SourceFailed(f"source {source.name}: generator.columns: {'; '.join(what)}")
+        raise SourceFailed(f"source {name}: generator.columns: {'; '.join(what)}")
     columns = {}
     for field in schema:
         try:
             columns[field.name] = make_column(given[field.name], field.type)
         except ExpressionError as e:
-            where = f"source {source.name}: generator.columns.{field.name}"
+            where = f"source {name}: generator.columns.{field.name}"
             raise SourceFailed(f"{where}: {given[field.name]!r}: {e}") from e
     return columns
 
 
-def _event_start(source: SourceSpec, event_time: str | None) -> int | None:
-    if event_time is None or source.generator is None:
+def _event_start(name: str, options: GeneratorSourceSpec, event_time: str | None) -> int | None:
+    if event_time is None:
         return None
     try:
-        return event_start(source.generator.columns[event_time])
+        return event_start(options.columns[event_time])
     except ExpressionError as e:
-        where = f"source {source.name}: generator.columns.{event_time}"
+        where = f"source {name}: generator.columns.{event_time}"
         raise SourceFailed(f"{where}: {e}") from e

@@ -11,8 +11,12 @@ Paper: FlameStream (Trofimov et al. 2019), section V-A2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import pyarrow as pa
+
+from rekindle.connectors.epoch_ranges import Definition
 from rekindle.streams.epochs import EpochBatch
 
 
@@ -46,3 +50,19 @@ class Sink(Protocol):
         epoch is durable. Raises SinkRefused if the outside cannot take it now; the same call may be
         made again."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink is opened for: one partition of the stream of `query`, rows of `schema`. Without
+    a `definition` nobody else may write to the place: a run by itself."""
+
+    query: str
+    partition: int
+    topology_uid: str
+    schema: pa.Schema
+    definition: Definition | None = None
+
+
+OpenSink = Callable[[Any, SinkContext], Sink]
+"""Opens a sink with the options of its kind. Raises SinkRefused if the place is another's."""

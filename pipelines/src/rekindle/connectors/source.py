@@ -11,12 +11,17 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from rekindle.connectors.input_identity import InputFile
+from rekindle.engine.memory import MemoryPlan
+from rekindle.topology.model import Node
+from rekindle.topology.spec import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +55,19 @@ class ReplayableSource(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What a source is opened for. What it prepares lies in `work_dir`, which belongs to this
+    process, and is reused after a restart. `memory` bounds an epoch that is computed."""
+
+    spec: SourceSpec
+    node: Node
+    epoch_interval_us: int
+    work_dir: Path
+    memory: MemoryPlan | None = None
+
+
+OpenSource = Callable[[Any, SourceContext], ReplayableSource]
+"""Opens a source with the options of its kind. Raises SourceFailed."""

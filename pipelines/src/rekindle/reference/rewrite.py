@@ -21,7 +21,13 @@ def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> 
     whatever its sink was. Raises RekindleError."""
     changes: dict[str, Any] = {}
     if input is not None:
-        places = relative_places([s.files.url for s in spec.sources if s.files is not None])
+        inputs = [
+            given.input_url
+            for source in spec.sources
+            for given in source.kinds.values()
+            if given is not None
+        ]
+        places = relative_places([url for url in inputs if url is not None])
         changes["sources"] = tuple(_read_from(source, input, places) for source in spec.sources)
     if output is not None:
         changes["queries"] = tuple(_write_to(query, output) for query in spec.queries)
@@ -85,11 +91,11 @@ def _after(pattern: str, at: int) -> int:
 
 
 def _read_from(source: SourceSpec, directory: Path, places: dict[str, str]) -> SourceSpec:
-    if source.files is None:
+    kind, given = source.kind
+    if given.input_url is None:
         return source
-    name = places[source.files.url]
-    files = source.files.model_copy(update={"url": f"file://{directory.absolute()}/{name}"})
-    return source.model_copy(update={"files": files})
+    url = f"file://{directory.absolute()}/{places[given.input_url]}"
+    return source.model_copy(update={kind: given.reading(url)})
 
 
 def _write_to(query: QuerySpec, directory: Path) -> QuerySpec:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rekindle.connectors.kinds import open_sink, open_source
+from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.model import Chain, DroppedRows
@@ -128,7 +128,7 @@ def run_reference(
         if reported < last:
             report(Progress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
-    urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
+    urls = _output_urls(topology)
     return ReferenceResult(
         rows=execution.rows,
         epochs_with_rows=execution.epochs_with_rows,
@@ -163,8 +163,14 @@ def _sinks(topology: Topology) -> OpenSink:
     return opened
 
 
+def _output_urls(topology: Topology) -> dict[str, str]:
+    """By query, of sinks that have a place."""
+    urls = {query.name: query.sink.output_url for query in topology.spec.queries}
+    return {name: url for name, url in urls.items() if url is not None}
+
+
 def _require_no_output(topology: Topology) -> None:
-    urls = {q.name: q.sink.files.url for q in topology.spec.queries if q.sink.files is not None}
+    urls = _output_urls(topology)
     opened = _sinks(topology)
     for segment in topology.segments:
         schema = topology.nodes[segment.name].schema

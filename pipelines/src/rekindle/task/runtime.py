@@ -17,7 +17,7 @@ import uuid
 import pyarrow as pa
 
 from rekindle.connectors.epoch_ranges import Definition
-from rekindle.connectors.kinds import open_sink
+from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import NotDeterministic, OperatorRefused
 from rekindle.protocol import (

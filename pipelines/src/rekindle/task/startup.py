@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from rekindle.checkpoints.store import ObjectMissing
-from rekindle.connectors.kinds import open_source
+from rekindle.connectors.registry import open_source
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError

@@ -3,18 +3,22 @@
 Parsing only: shapes, durations, quantities, unknown fields. What needs the graph, SQL or the list
 of what this version supports is `rekindle.topology.validate`. Durations are integers of
 microseconds, sizes integers of bytes. No Kubernetes and no Spark here. The text below a field is
-its meaning in docs/reference.md, which `make reference` writes.
+its meaning in docs/reference.md, which `make reference` writes. Fields of the kinds of sources and
+sinks are in `rekindle.topology.kinds`.
 
 Design: docs/design/compilation.md#resource.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, BeforeValidator, Field
 
+from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
+from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
+from rekindle.topology.kinds.generator import GeneratorSourceSpec
+from rekindle.topology.kinds.unbuilt import UnbuiltSink, UnbuiltSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 Duration = Annotated[int, BeforeValidator(parse_duration)]
@@ -24,18 +28,17 @@ MaxDelay = Annotated[
 ]
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=False
-    )
+def kinds_of(spec: type[BaseModel]) -> dict[str, type[SourceOptions | SinkOptions]]:
+    """The kinds of `SourceSpec` or `SinkSpec` by name: their fields whose types are options."""
+    return {
+        name: given
+        for name, field in spec.model_fields.items()
+        for given in get_args(field.annotation)
+        if isinstance(given, type) and issubclass(given, SourceOptions | SinkOptions)
+    }
 
-    @classmethod
-    def name_of(cls, field: str) -> str:
-        """What the manifest calls a field."""
-        return cls.model_fields[field].alias or field
 
-
-class AvailabilitySpec(_Spec):
+class AvailabilitySpec(Spec):
     delay_fraction: float = Field(0.9, ge=0, le=1)
     """Share of `maxDelay` that a task waits before it goes on with tentative results."""
     during_failure: Literal["Process", "Delay"] = "Process"
@@ -44,7 +47,7 @@ class AvailabilitySpec(_Spec):
     """What tasks do with new input while results are corrected."""
 
 
-class CheckpointSpec(_Spec):
+class CheckpointSpec(Spec):
     interval: Duration = 10 * SECOND
     """Time between two checkpoints; a multiple of `epochInterval`."""
     store: str
@@ -62,7 +65,7 @@ class CheckpointSpec(_Spec):
     checkpoints and sinks; required for these in a cluster. Cannot be changed."""
 
 
-class RecoverySpec(_Spec):
+class RecoverySpec(Spec):
     mode: Literal["Progressive", "Blocking"] = "Progressive"
     """After a burst of failures, queries come back by priority (`Progressive`) or all together
     (`Blocking`)."""
@@ -74,7 +77,7 @@ class RecoverySpec(_Spec):
     """Ask for nodes for queries that wait."""
 
 
-class EventTimeSpec(_Spec):
+class EventTimeSpec(Spec):
     column: str
     """A TIMESTAMP column of the schema."""
     lateness: Duration = 0
@@ -83,35 +86,7 @@ class EventTimeSpec(_Spec):
     """Time after which a source without rows no longer holds windows open."""
 
 
-class FilesSourceSpec(_Spec):
-    url: str
-    """URL of a file, or a pattern with `*`, `?` and `[...]` for several; any scheme of fsspec."""
-    format: Literal["csv", "parquet", "json"]
-    """Format of the files; `json` has one object a line."""
-    order_by: str | None = None
-    """Column by which rows are ordered; without it, they keep the order of the files."""
-    speedup: float | None = Field(None, gt=0)
-    """Event time runs this many times faster than the clock. Exactly one of `speedup` and
-    `rowsPerSecond`."""
-    rows_per_second: float | None = Field(None, gt=0)
-    """Rows a second. Exactly one of `speedup` and `rowsPerSecond`."""
-    null_value: str = "NA"
-    """CSV text that means NULL."""
-
-
-class GeneratorSourceSpec(_Spec):
-    rows_per_second: float = Field(gt=0)
-    """Rows a second."""
-    seed: int = 0
-    """Another seed gives other random values."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """For each column of the schema an [expression](design/exactly-once.md#sources) that makes its
-    values."""
-    rows: int | None = Field(None, gt=0)
-    """Number of rows after which the source ends; without it, it never ends."""
-
-
-class SourceSpec(_Spec):
+class SourceSpec(Spec):
     name: str
     """Name of the stream, by which operators and queries read it."""
     schema_: str = Field(alias="schema")
@@ -123,15 +98,25 @@ class SourceSpec(_Spec):
     """Rows of files. Exactly one of `files`, `generator` and `kafka`."""
     generator: GeneratorSourceSpec | None = None
     """Rows that are made up, the same each time."""
-    kafka: dict[str, Any] | None = None
+    kafka: UnbuiltSource | None = None
     """Rows of a Kafka topic."""
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this source."""
     resources: dict[str, Any] | None = None
     """Replaces `spec.resources` for this source."""
 
+    @property
+    def kinds(self) -> dict[str, SourceOptions | None]:
+        """Every kind by its name, with what is given of it."""
+        return {name: getattr(self, name) for name in kinds_of(type(self))}
 
-class WindowSpec(_Spec):
+    @property
+    def kind(self) -> tuple[str, SourceOptions]:
+        """The kind that is given, of a valid source."""
+        return next((name, given) for name, given in self.kinds.items() if given is not None)
+
+
+class WindowSpec(Spec):
     """Kinds of windows: `rekindle.topology.windows`."""
 
     SELECTORS: ClassVar = ("size", "session", "rows")
@@ -154,7 +139,7 @@ class WindowSpec(_Spec):
     """List of [aggregates](topology.md#window): `count(*) AS flights, avg(delay) AS delay`."""
 
 
-class OperatorCheckpointSpec(_Spec):
+class OperatorCheckpointSpec(Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
     """State is saved for all windows together, or for each."""
     load_target: Size | None = None
@@ -163,7 +148,7 @@ class OperatorCheckpointSpec(_Spec):
     """Time that a replay may take."""
 
 
-class OperatorSpec(_Spec):
+class OperatorSpec(Spec):
     """Exactly one of sql, window, join, distinct, python."""
 
     name: str
@@ -195,24 +180,32 @@ class OperatorSpec(_Spec):
     """Replaces `spec.resources` for this operator."""
 
 
-class FilesSinkSpec(_Spec):
-    url: str
-    """Directory of the files, for this query alone; schemes as of `spec.checkpoint.store`."""
-    format: Literal["parquet", "json"] = "parquet"
-    """Format of the files; `json` has one object a line."""
-
-
-class SinkSpec(_Spec):
+class SinkSpec(Spec):
     files: FilesSinkSpec | None = None
     """Files in a directory, one for each epoch with rows. Exactly one of `files`, `kafka` and
     `stream`."""
-    kafka: dict[str, Any] | None = None
+    kafka: UnbuiltSink | None = None
     """A Kafka topic."""
-    stream: dict[str, Any] | None = None
+    stream: UnbuiltSink | None = None
     """A stream that other programs read."""
 
+    @property
+    def kinds(self) -> dict[str, SinkOptions | None]:
+        """Every kind by its name, with what is given of it."""
+        return {name: getattr(self, name) for name in kinds_of(type(self))}
 
-class QuerySpec(_Spec):
+    @property
+    def kind(self) -> tuple[str, SinkOptions]:
+        """The kind that is given, of a valid sink."""
+        return next((name, given) for name, given in self.kinds.items() if given is not None)
+
+    @property
+    def output_url(self) -> str | None:
+        """The place that is this sink's alone; None: it has none."""
+        return next((given.output_url for given in self.kinds.values() if given is not None), None)
+
+
+class QuerySpec(Spec):
     name: str
     """Name of the query."""
     from_: str = Field(alias="from")
@@ -231,7 +224,7 @@ class QuerySpec(_Spec):
         )
 
 
-class TopologySpec(_Spec):
+class TopologySpec(Spec):
     epoch_interval: Duration = SECOND
     """Length of an epoch. Results become stable at the ends of epochs. Between `100ms` and `60s`.
     Cannot be changed."""

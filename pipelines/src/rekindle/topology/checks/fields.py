@@ -15,7 +15,6 @@ from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
-    FilesSourceSpec,
     OperatorSpec,
     SourceSpec,
     TopologySpec,
@@ -66,8 +65,7 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
         found += _limit(node.replicas, MAX_REPLICAS, f"{path}.replicas", "replicas")
         found += _source(node, path) if isinstance(node, SourceSpec) else _operator(node, path)
     for at, query in enumerate(spec.queries):
-        kinds = {k: getattr(query.sink, k) for k in ("files", "kafka", "stream")}
-        found += _exactly_one(kinds, f"spec.queries[{at}].sink")
+        found += _exactly_one(query.sink.kinds, f"spec.queries[{at}].sink")
     return found
 
 
@@ -138,8 +136,9 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
 def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
     places = [("spec.checkpoint.store", spec.checkpoint.store)]
     for at, query in enumerate(spec.queries):
-        if query.sink.files is not None:
-            places.append((f"spec.queries[{at}].sink.files.url", query.sink.files.url))
+        for kind, sink in query.sink.kinds.items():
+            if sink is not None and sink.output_url is not None:
+                places.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
     taken: dict[str, str] = {}
     for path, url in places:
         lacks = "cannot create an object only if it is absent"
@@ -157,9 +156,10 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
     # With _ONCE, since fsspec knows some of these only where their driver is installed.
     known, lacks = _ONCE.union(fsspec.available_protocols()), "is not a scheme that fsspec knows"
     for at, source in enumerate(spec.sources):
-        if source.files is not None:
-            where = f"spec.sources[{at}].files.url"
-            yield from _url(source.files.url, where, known, lacks, local=local)
+        for kind, given in source.kinds.items():
+            if given is not None and given.input_url is not None:
+                where = f"spec.sources[{at}].{kind}.url"
+                yield from _url(given.input_url, where, known, lacks, local=local)
 
 
 def _url(
@@ -239,21 +239,11 @@ def _exactly_one(kinds: Mapping[str, object], path: str) -> Iterator[Problem]:
 
 
 def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
-    kinds = {k: getattr(node, k) for k in ("files", "generator", "kafka")}
-    yield from _exactly_one(kinds, path)
-    if node.files is not None:
-        yield from _pace(node.files, node, f"{path}.files")
-
-
-def _pace(files: FilesSourceSpec, node: SourceSpec, path: str) -> Iterator[Problem]:
-    if (files.speedup is None) == (files.rows_per_second is None):
-        both = files.speedup is not None
-        what = "has both speedup and rowsPerSecond" if both else "has no pace"
-        hint = "speedup: event time runs so many times faster than the clock; or rowsPerSecond"
-        yield Problem(path, "ExactlyOneOf", what, hint)
-    if files.speedup is not None and files.order_by is None and node.event_time is None:
-        what = "needs a column of time to run faster than the clock"
-        yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime or orderBy")
+    yield from _exactly_one(node.kinds, path)
+    event_time = node.event_time.column if node.event_time else None
+    for kind, given in node.kinds.items():
+        if given is not None:
+            yield from given.check(event_time, f"{path}.{kind}")
 
 
 def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rekindle.errors import Problem
-from rekindle.topology.generator.columns import event_start, make_column, suitable
-from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
 from rekindle.topology.problems import Finding, InvalidSql, nearest
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
@@ -74,53 +72,10 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     event_time = node.event_time.column if node.event_time else None
     if event_time is not None:
         problems += check_timestamp(schema, event_time, f"{path}.eventTime.column")
-    problems += _source_columns(node, schema, path)
+    for kind, given in node.kinds.items():
+        if given is not None:
+            problems += given.check_columns(schema, event_time, f"{path}.{kind}")
     return Stream(schema, event_time, 1)
-
-
-def _source_columns(node: SourceSpec, schema: pa.Schema, path: str) -> list[Problem]:
-    """Columns that the connector's settings name."""
-    if node.files is not None and node.files.order_by is not None:
-        return _order_column(node, node.files.order_by, schema, f"{path}.files")
-    if node.generator is not None:
-        return _generated(node.generator.columns, node, schema, f"{path}.generator.columns")
-    return []
-
-
-def _generated(
-    given: Mapping[str, str], node: SourceSpec, schema: pa.Schema, where: str
-) -> list[Problem]:
-    """Each column of the schema has an expression that gives its type."""
-    found = [
-        Problem(f"{where}[{c}]", "UnknownColumn", f"unknown column {c}", nearest(c, schema.names))
-        for c in given
-        if c not in schema.names
-    ]
-    missing = [c for c in schema.names if c not in given]
-    if missing:
-        what = f"column {missing[0]} of the schema has no expression"
-        found.append(Problem(where, "Missing", what, suitable(schema.field(missing[0]).type)))
-    for field in (f for f in schema if f.name in given):
-        text = given[field.name]
-        try:
-            make_column(text, field.type)
-            if node.event_time is not None and node.event_time.column == field.name:
-                event_start(text)
-        except ExpressionError as error:
-            at, what = f"{where}[{field.name}]", f"{text!r}: {error}"
-            found.append(Problem(at, "InvalidExpression", what, error.hint))
-    return found
-
-
-def _order_column(node: SourceSpec, column: str, schema: pa.Schema, path: str) -> list[Problem]:
-    if column not in schema.names:
-        what, hint = f"unknown column {column}", nearest(column, schema.names)
-        return [Problem(f"{path}.orderBy", "UnknownColumn", what, hint)]
-    timed = node.event_time is not None or schema.field(column).type == TIMESTAMP
-    if node.files is not None and node.files.speedup is not None and not timed:
-        what = f"speedup needs a time to go by, and {column} is no TIMESTAMP"
-        return [Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")]
-    return []
 
 
 def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:

@@ -21,6 +21,7 @@ from rekindle.topology.spec import (
     SourceSpec,
     TopologySpec,
     WindowSpec,
+    kinds_of,
 )
 from rekindle.topology.windows.registry import unsupported_fields
 
@@ -28,6 +29,17 @@ _TENTATIVE = "leave it out: there are no tentative results yet"
 _OPERATOR = "use sql or window"
 _PER_WINDOW = "leave it out: it belongs to the mode PerWindow"
 _WINDOW = "use size, and slide for windows that overlap"
+
+
+def _kinds_not_built(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
+    kinds = kinds_of(spec)
+    built = " or ".join(kind for kind, options in kinds.items() if options.connector)
+    return {
+        kind: (f"a {kind} {what}", f"use {built}")
+        for kind, options in kinds.items()
+        if not options.connector
+    }
+
 
 NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     TopologySpec: {
@@ -53,7 +65,7 @@ NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity comes"),
     },
-    SourceSpec: {"kafka": ("a kafka source", "use files or generator")},
+    SourceSpec: _kinds_not_built(SourceSpec, "source"),
     EventTimeSpec: {
         "idle_after": (
             "idleAfter",
@@ -74,7 +86,7 @@ NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         "load_target": ("loadTarget", _PER_WINDOW),
         "replay_target": ("replayTarget", _PER_WINDOW),
     },
-    SinkSpec: {"kafka": ("a kafka sink", "use files"), "stream": ("a stream sink", "use files")},
+    SinkSpec: _kinds_not_built(SinkSpec, "sink"),
 }
 """Fields that may have no other value than their default: what another value is, and what to do."""
 

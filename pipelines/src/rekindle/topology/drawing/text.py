@@ -52,7 +52,7 @@ def describe_node(node: Node) -> str:
     """What a source reads or an operator does: `24h every 6h by origin: count(*) AS flights`."""
     spec = node.spec
     if isinstance(spec, SourceSpec):
-        made = f"{spec.files.format} {spec.files.url}" if spec.files is not None else "generator"
+        made = spec.kind[1].describe()
         return f"{made}, event time {node.event_time}" if node.event_time else made
     if spec.window is None:
         return " ".join((spec.sql or "").split())

@@ -1,0 +1,57 @@
+"""The source kind `generator`: what a manifest says of it.
+
+Design: docs/design/exactly-once.md#sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from rekindle.errors import Problem
+from rekindle.topology.generator.columns import event_start, make_column, suitable
+from rekindle.topology.generator.expressions import ExpressionError
+from rekindle.topology.kinds.base import SourceOptions
+from rekindle.topology.problems import nearest
+
+
+class GeneratorSourceSpec(SourceOptions):
+    connector: ClassVar[str | None] = "generator:open_generator"
+
+    rows_per_second: float = Field(gt=0)
+    """Rows a second."""
+    seed: int = 0
+    """Another seed gives other random values."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """For each column of the schema an [expression](design/exactly-once.md#sources) that makes its
+    values."""
+    rows: int | None = Field(None, gt=0)
+    """Number of rows after which the source ends; without it, it never ends."""
+
+    def describe(self) -> str:
+        return "generator"
+
+    def check_columns(
+        self, schema: pa.Schema, event_time: str | None, path: str
+    ) -> Iterator[Problem]:
+        """Each column of the schema has an expression that gives its type."""
+        where, names = f"{path}.columns", schema.names
+        for column in (c for c in self.columns if c not in names):
+            what = f"unknown column {column}"
+            yield Problem(f"{where}[{column}]", "UnknownColumn", what, nearest(column, names))
+        missing = [c for c in names if c not in self.columns]
+        if missing:
+            what = f"column {missing[0]} of the schema has no expression"
+            yield Problem(where, "Missing", what, suitable(schema.field(missing[0]).type))
+        for field in (f for f in schema if f.name in self.columns):
+            text = self.columns[field.name]
+            try:
+                make_column(text, field.type)
+                if field.name == event_time:
+                    event_start(text)
+            except ExpressionError as error:
+                at, what = f"{where}[{field.name}]", f"{text!r}: {error}"
+                yield Problem(at, "InvalidExpression", what, error.hint)

@@ -1,0 +1,18 @@
+"""Kinds that v1alpha1 names and this version refuses: any fields, no connector."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+from pydantic.alias_generators import to_camel
+
+from rekindle.topology.kinds.base import SinkOptions, SourceOptions
+
+_ANY_FIELDS = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel)
+
+
+class UnbuiltSource(SourceOptions):
+    model_config = _ANY_FIELDS
+
+
+class UnbuiltSink(SinkOptions):
+    model_config = _ANY_FIELDS
