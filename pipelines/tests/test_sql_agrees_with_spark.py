@@ -95,7 +95,7 @@ def test_ddl_means_the_same(spark: Any) -> None:
 def test_output_columns_are_those_of_spark(spark: Any, sql: str) -> None:
     report = check_sql(sql, {"rows": ddl_to_schema(DDL)})
     theirs = arrow(spark.sql(sql))
-    assert report.findings == ()
+    assert report.problems == ()
     assert report.schema is not None
     assert report.schema.names == theirs.names
     for field in report.schema:

@@ -75,7 +75,7 @@ def test_types_stand_in_each_other_as_deep_as_parquet_can_be_read(kind: str) -> 
     for depth in (33, 1500):
         with pytest.raises(InvalidSql) as caught:
             ddl_to_schema(f"x {kind * depth}INT{'>' * depth}")
-        assert [f.reason for f in caught.value.findings] == ["TooDeep"]
+        assert [f.reason for f in caught.value.problems] == ["TooDeep"]
 
 
 _TYPES = st.recursive(

@@ -21,7 +21,7 @@ def judge(sql: str) -> SqlReport:
 
 def names(sql: str) -> list[str]:
     report = judge(sql)
-    assert report.findings == ()
+    assert report.problems == ()
     assert report.schema is not None
     return list(report.schema.names)
 
@@ -106,8 +106,8 @@ def test_types_are_told_where_they_can_be_and_marked_where_not() -> None:
     ],
 )
 def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
-    found = [f for f in judge(sql).findings if f.reason == "NotRowWise"]
-    assert any(said in f.message for f in found), judge(sql).findings
+    found = [f for f in judge(sql).problems if f.reason == "NotRowWise"]
+    assert any(said in f.message for f in found), judge(sql).problems
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
     ],
 )
 def test_what_answers_differently_when_asked_again_is_refused(expression: str) -> None:
-    found = judge(f"SELECT {expression} AS x FROM rows").findings
+    found = judge(f"SELECT {expression} AS x FROM rows").problems
     assert [f.reason for f in found] == ["NonDeterministic"], found
 
 
@@ -169,12 +169,12 @@ def test_what_answers_differently_when_asked_again_is_refused(expression: str) -
     ],
 )
 def test_words_that_also_name_times_are_words(expression: str) -> None:
-    assert judge(f"SELECT {expression} AS x FROM rows").findings == ()
+    assert judge(f"SELECT {expression} AS x FROM rows").problems == ()
 
 
 def test_a_column_named_like_a_clock_is_a_column() -> None:
     schema = ddl_to_schema("user STRING, n INT")
-    assert check_sql("SELECT user FROM logs", {"logs": schema}).findings == ()
+    assert check_sql("SELECT user FROM logs", {"logs": schema}).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -200,20 +200,20 @@ def test_a_column_named_like_a_clock_is_a_column() -> None:
     ],
 )
 def test_other_mistakes_have_reasons_of_their_own(sql: str, reason: str) -> None:
-    assert reason in [f.reason for f in judge(sql).findings], judge(sql).findings
+    assert reason in [f.reason for f in judge(sql).problems], judge(sql).problems
 
 
 def test_every_input_has_to_be_read() -> None:
     inputs = {"a": SCHEMA, "b": SCHEMA}
-    (finding,) = check_sql("SELECT n FROM a", inputs).findings
-    assert (finding.reason, finding.hint) == ("UnreadInput", "add UNION ALL SELECT ... FROM b")
+    (problem,) = check_sql("SELECT n FROM a", inputs).problems
+    assert (problem.reason, problem.hint) == ("UnreadInput", "add UNION ALL SELECT ... FROM b")
     both = check_sql("SELECT n FROM b UNION ALL SELECT n FROM a", inputs)
-    assert (both.findings, both.reads) == ((), ("b", "a"))
+    assert (both.problems, both.reads) == ((), ("b", "a"))
 
 
 def test_an_input_that_is_not_known_is_not_judged() -> None:
     report = check_sql("SELECT anything FROM a", {"a": None})
-    assert (report.findings, report.schema) == ((), None)
+    assert (report.problems, report.schema) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,15 @@ def test_an_input_that_is_not_known_is_not_judged() -> None:
 @pytest.mark.parametrize("depth", [150, 1500])
 def test_what_stands_too_deep_to_be_walked_is_refused(opens: str, closes: str, depth: int) -> None:
     report = judge(f"SELECT {opens * depth}n{closes * depth} AS x FROM rows")
-    assert [f.reason for f in report.findings] == ["TooDeep"]
+    assert [f.reason for f in report.problems] == ["TooDeep"]
 
 
 def test_a_cast_to_a_type_too_deep_to_be_walked_is_refused() -> None:
     cast = f"SELECT CAST(n AS {'ARRAY<' * 120}INT{'>' * 120}) AS x FROM rows"
-    assert [f.reason for f in judge(cast).findings] == ["TooDeep"]
+    assert [f.reason for f in judge(cast).problems] == ["TooDeep"]
 
 
 @pytest.mark.parametrize("operator", [" + ", " OR ", " || "])
 def test_a_long_chain_of_one_operator_is_not_deep(operator: str) -> None:
     chain = operator.join(["n"] * 300)
-    assert not judge(f"SELECT {chain} AS x FROM rows").findings
+    assert not judge(f"SELECT {chain} AS x FROM rows").problems

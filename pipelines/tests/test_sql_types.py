@@ -32,7 +32,7 @@ SCHEMA = ddl_to_schema(
     ],
 )
 def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> None:
-    (found,) = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings
+    (found,) = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems
     assert (found.reason, hint in found.hint) == ("NotSupportedYet", True), found
 
 
@@ -48,7 +48,7 @@ def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> Non
     ],
 )
 def test_such_types_may_stand_inside_an_expression(item: str) -> None:
-    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings == ()
+    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_other_aggregates_are_not_refused(item: str) -> None:
     ],
 )
 def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
-    found = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings
+    found = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems
     assert [f.reason for f in found] == ["NonDeterministic"]
 
 
@@ -138,7 +138,7 @@ def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
     ],
 )
 def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
-    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).findings == ()
+    assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems == ()
 
 
 def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
@@ -180,9 +180,9 @@ def test_casts_inside_each_other_are_each_guarded() -> None:
 def test_an_alias_names_the_column_of_an_outer_generator() -> None:
     for call in ("explode_outer(a)", "explode(a)", "stack(2, 1, 2)"):
         report = check_sql(f"SELECT {call} AS x FROM rows", {"rows": SCHEMA})
-        assert (report.findings, report.schema and report.schema.names) == ((), ["x"])
+        assert (report.problems, report.schema and report.schema.names) == ((), ["x"])
 
 
 def test_a_generator_without_names_is_told_how_to_give_them() -> None:
-    (found,) = check_sql("SELECT stack(2, 1, 2) FROM rows", {"rows": SCHEMA}).findings
+    (found,) = check_sql("SELECT stack(2, 1, 2) FROM rows", {"rows": SCHEMA}).problems
     assert found.hint.startswith("write STACK(2, 1, 2) AS (name, ...)")

@@ -27,7 +27,7 @@ def decomposed(text: str) -> Decomposition:
 def reasons(text: str) -> list[str]:
     with pytest.raises(InvalidSql) as caught:
         parse_aggregates(text)
-    return [f.reason for f in caught.value.findings]
+    return [f.reason for f in caught.value.problems]
 
 
 def test_an_average_is_a_sum_of_doubles_over_a_count_and_null_for_no_rows() -> None:
@@ -165,4 +165,4 @@ def test_what_is_no_aggregate_list_is_refused(text: str, reason: str) -> None:
 def test_a_list_too_deep_to_be_taken_apart_is_refused(text: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         parse_aggregates(text)
-    assert [f.reason for f in caught.value.findings] == ["TooDeep"]
+    assert [f.reason for f in caught.value.problems] == ["TooDeep"]

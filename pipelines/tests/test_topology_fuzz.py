@@ -9,10 +9,10 @@ from bad_manifests import good_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.errors import InvalidTopology
+from rekindle.errors import InvalidTopology, Problem
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
-from rekindle.topology.problems import Finding, InvalidSql
+from rekindle.topology.problems import InvalidSql
 from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
@@ -79,26 +79,26 @@ def test_any_manifest_is_compiled_or_refused_with_problems(manifest: dict[str, A
 @settings(max_examples=300, deadline=None)
 def test_any_sql_is_judged(sql: str) -> None:
     report = check_sql(sql, {"rows": SCHEMA})
-    assert report.findings or report.schema is not None
+    assert report.problems or report.schema is not None
 
 
 @given(st.one_of(TEXTS, TEXTS.map(lambda t: f"sum({t}) AS x"), st.text(max_size=20)))
 @settings(max_examples=200, deadline=None)
 def test_any_aggregate_list_is_judged(text: str) -> None:
-    findings: tuple[Finding, ...] = ()
+    problems: tuple[Problem, ...] = ()
     try:
         parsed = bool(parse_aggregates(text))
     except InvalidSql as error:
-        findings = error.findings
-    assert findings or parsed
+        problems = error.problems
+    assert problems or parsed
 
 
 @given(st.one_of(TEXTS, st.text(max_size=30)))
 @settings(max_examples=100, deadline=None)
 def test_any_ddl_is_judged(text: str) -> None:
-    findings: tuple[Finding, ...] = ()
+    problems: tuple[Problem, ...] = ()
     try:
         parsed = bool(ddl_to_schema(text).names)
     except InvalidSql as error:
-        findings = error.findings
-    assert findings or parsed
+        problems = error.problems
+    assert problems or parsed

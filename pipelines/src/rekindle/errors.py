@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class RekindleError(Exception):
@@ -13,15 +13,20 @@ class RekindleError(Exception):
 class Problem:
     """One thing wrong with a topology.
 
-    `path` is the field path in the manifest (`spec.operators[2].window.size`; empty for all of it),
-    `message` says what is wrong there, `hint` what to do about it, and `reason` is a stable
-    CamelCase word for conditions and Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
+    `path` is the field path in the manifest (`spec.operators[2].window.size`); it is empty for the
+    whole manifest, and for SQL until its caller adds it with `at`. `message` says what is wrong
+    there, `hint` what to do about it, and `reason` is a stable CamelCase word for conditions and
+    Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
     """
 
     path: str
     reason: str
     message: str
     hint: str = ""
+
+    def at(self, path: str) -> Problem:
+        """The same at a field path."""
+        return replace(self, path=path)
 
     def __str__(self) -> str:
         tail = f" ({self.hint})" if self.hint else ""

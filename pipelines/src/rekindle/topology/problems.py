@@ -1,10 +1,9 @@
-"""What is wrong with a piece of SQL, before it is known where in a manifest it stands."""
+"""Reasons that several checks give, the error of SQL, and hints that name what was meant."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rekindle.errors import Problem, RekindleError
 
@@ -12,24 +11,12 @@ NOT_SUPPORTED_YET = "NotSupportedYet"
 TOO_DEEP = "TooDeep"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A `Problem` without its path."""
-
-    reason: str
-    message: str
-    hint: str = ""
-
-    def at(self, path: str) -> Problem:
-        return Problem(path, self.reason, self.message, self.hint)
-
-
 class InvalidSql(RekindleError):
-    """SQL or DDL that cannot be used; `findings` lists all that was found."""
+    """SQL or DDL that cannot be used; `problems` lists all that was found."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        super().__init__("; ".join(f.message for f in findings))
-        self.findings = tuple(findings)
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(f.message for f in problems))
+        self.problems = tuple(problems)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

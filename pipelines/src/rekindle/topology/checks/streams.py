@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rekindle.errors import Problem
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
-from rekindle.topology.problems import Finding, InvalidSql, nearest
+from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
 from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.sql.columns import unknown_columns
@@ -61,7 +61,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     try:
         schema = ddl_to_schema(node.schema_)
     except InvalidSql as error:
-        problems += [f.at(f"{path}.schema") for f in error.findings]
+        problems += [f.at(f"{path}.schema") for f in error.problems]
         return Stream(None, node.event_time.column if node.event_time else None, 1)
     for field in schema:
         if field.name.startswith("__"):
@@ -98,7 +98,7 @@ def _operator(
     if node.sql is not None:
         report = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
         if len(inputs) == len(node.inputs):  # else an unknown input has been reported
-            problems += [f.at(f"{path}.sql") for f in report.findings]
+            problems += [f.at(f"{path}.sql") for f in report.problems]
         return Stream(report.schema, _kept_event_time(report.schema, inputs), partitions)
     if node.window is not None:
         schema = _window(node, node.window, inputs, path, problems)
@@ -241,19 +241,21 @@ def _aggregates(
     try:
         items = parse_aggregates(window.aggregate)
     except InvalidSql as error:
-        problems += [f.at(where) for f in error.findings]
+        problems += [f.at(where) for f in error.problems]
         return None
     if schema is None:
         return [field_of(item.alias, None) for item in items]
     unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
-    findings = list(dict.fromkeys(unknown)) + [
-        Finding("ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's")
+    problems = list(dict.fromkeys(unknown)) + [
+        Problem(
+            "", "ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's"
+        )
         for i in items
         if i.alias.startswith("__")
     ]
-    findings += [f for item in items for f in refused_aggregates(item, schema)]
-    problems += [f.at(where) for f in findings]
-    if findings:
+    problems += [f for item in items for f in refused_aggregates(item, schema)]
+    problems += [f.at(where) for f in problems]
+    if problems:
         return None
     types = infer_types([item.expression for item in items], schema)
     return [field_of(item.alias, kind) for item, kind in zip(items, types, strict=True)]

@@ -17,7 +17,8 @@ from typing import Literal
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology.problems import NOT_SUPPORTED_YET, Finding, InvalidSql
+from rekindle.errors import Problem
+from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.dated import check_dates
 from rekindle.topology.sql.ddl import arrow_to_ddl, hint_for
@@ -73,22 +74,26 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     tree = parse(f"SELECT {text}")
     extra = [key for key, value in tree.args.items() if value and key != "expressions"]
     if not isinstance(tree, exp.Select) or extra or not tree.expressions:
-        raise InvalidSql([Finding("InvalidAggregate", "is not a list of aggregates", _example())])
+        raise InvalidSql(
+            [Problem("", "InvalidAggregate", "is not a list of aggregates", _example())]
+        )
     if depth(tree, chains=True) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
-    findings = check_functions(text, tree, ()) + check_dates(text, tree) + _unsupported(text)
+    problems = check_functions(text, tree, ()) + check_dates(text, tree) + _unsupported(text)
     items: list[Aggregate] = []
     for item in tree.expressions:
-        findings += _check_item(item)
+        problems += _check_item(item)
         alias = item.alias or _spark_name(item)
         if not alias:
-            findings.append(
-                Finding("MissingAlias", f"{_sql(item)} has no name", f"write {_sql(item)} AS name")
+            problems.append(
+                Problem(
+                    "", "MissingAlias", f"{_sql(item)} has no name", f"write {_sql(item)} AS name"
+                )
             )
         items.append(Aggregate(alias or "", item.unalias()))
-    findings += _duplicates([i.alias for i in items])
-    if findings:
-        raise InvalidSql(list(dict.fromkeys(findings)))
+    problems += _duplicates([i.alias for i in items])
+    if problems:
+        raise InvalidSql(list(dict.fromkeys(problems)))
     return tuple(items)
 
 
@@ -99,7 +104,7 @@ def added_values(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
 
 
-def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Finding]:
+def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Problem]:
     """What of an item's types is known not to be supported; the engine finds the rest."""
     fields = list(columns)
     found = [
@@ -110,7 +115,8 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
         if kind is not None and not can_be_summed(kind)
     ]
     found += [
-        Finding(
+        Problem(
+            "",
             NOT_SUPPORTED_YET,
             f"{_sql(call)} compares values of the type {arrow_to_ddl(kind)}, "
             "which is not supported yet",
@@ -124,14 +130,14 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Fin
     name = refused_type(item.expression, fields)
     if name is not None and not found:
         what = f"{item.sql} has the type {name}, which is not supported yet"
-        found.append(Finding(NOT_SUPPORTED_YET, what, hint_for(name)))
+        found.append(Problem("", NOT_SUPPORTED_YET, what, hint_for(name)))
     return found
 
 
-def not_a_number(call: str, kind: str) -> Finding:
+def not_a_number(call: str, kind: str) -> Problem:
     what = f"{call} adds values of the type {kind}, which are not numbers"
     hint = "write it as a number: CAST(x AS DOUBLE) of a text, unix_micros(x) of a time"
-    return Finding("NotANumber", what, hint)
+    return Problem("", "NotANumber", what, hint)
 
 
 def can_be_summed(kind: pa.DataType) -> bool:
@@ -269,10 +275,10 @@ def _outermost_calls(tree: exp.Expr) -> list[exp.Expr]:
     return [call for child in tree.iter_expressions() for call in _outermost_calls(child)]
 
 
-def _check_item(item: exp.Expr) -> list[Finding]:
+def _check_item(item: exp.Expr) -> list[Problem]:
     tree = item.unalias()
     if isinstance(tree, exp.Star) or (isinstance(tree, exp.Column) and tree.name == "*"):
-        return [Finding("InvalidAggregate", "* is not an aggregate", _example())]
+        return [Problem("", "InvalidAggregate", "* is not an aggregate", _example())]
     for kind, what in (
         (exp.Window, "analytic functions (OVER)"),
         (exp.Query, "subqueries"),
@@ -280,34 +286,37 @@ def _check_item(item: exp.Expr) -> list[Finding]:
         (exp.Explode, "generators"),
     ):
         if tree.find(kind):
-            return [Finding("InvalidAggregate", f"{_sql(tree)}: {what} cannot be used here")]
+            return [Problem("", "InvalidAggregate", f"{_sql(tree)}: {what} cannot be used here")]
     found = [f for call in _outermost_calls(tree) for f in _check_call(call)]
     inside = {id(c) for call in _outermost_calls(tree) for c in call.find_all(exp.Column)}
     outside = [c.name for c in tree.find_all(exp.Column) if id(c) not in inside]
     if outside:
         found.append(
-            Finding(
+            Problem(
+                "",
                 "InvalidAggregate",
                 f"{_sql(tree)}: column {outside[0]} is outside an aggregate",
                 f"write e.g. max({outside[0]}); groupBy columns are in the output anyway",
             )
         )
     elif not _outermost_calls(tree):
-        found.append(Finding("InvalidAggregate", f"{_sql(tree)} is not an aggregate", _example()))
+        found.append(
+            Problem("", "InvalidAggregate", f"{_sql(tree)} is not an aggregate", _example())
+        )
     return found
 
 
-def _check_call(call: exp.Expr) -> list[Finding]:
+def _check_call(call: exp.Expr) -> list[Problem]:
     inner = call.this if isinstance(call, exp.Filter) else call
     if isinstance(inner.this, exp.Distinct):
         return [_not_yet(f"{_sql(inner)}: DISTINCT inside an aggregate", ", without DISTINCT")]
     parts = [*inner.iter_expressions(), *(call.iter_expressions() if call is not inner else ())]
     if any(_outermost_calls(part) for part in parts if part is not inner):
-        return [Finding("InvalidAggregate", f"{_sql(call)}: an aggregate inside an aggregate")]
+        return [Problem("", "InvalidAggregate", f"{_sql(call)}: an aggregate inside an aggregate")]
     return []
 
 
-def _unsupported(text: str) -> list[Finding]:
+def _unsupported(text: str) -> list[Problem]:
     names = (call.name for call in calls(text))
     return [
         _not_yet(f"the aggregate {name}")
@@ -316,9 +325,9 @@ def _unsupported(text: str) -> list[Finding]:
     ]
 
 
-def _not_yet(what: str, but: str = "") -> Finding:
+def _not_yet(what: str, but: str = "") -> Problem:
     hint = f"this version has {SUPPORTED}{but}"
-    return Finding(NOT_SUPPORTED_YET, f"{what} is not supported yet", hint)
+    return Problem("", NOT_SUPPORTED_YET, f"{what} is not supported yet", hint)
 
 
 def _spark_name(item: exp.Expr) -> str:
@@ -335,10 +344,10 @@ def _spark_name(item: exp.Expr) -> str:
     return ""
 
 
-def _duplicates(names: Sequence[str]) -> list[Finding]:
+def _duplicates(names: Sequence[str]) -> list[Problem]:
     lower = [n.lower() for n in names if n]
     return [
-        Finding("DuplicateColumn", f"column {name} is there twice", "give each its own alias")
+        Problem("", "DuplicateColumn", f"column {name} is there twice", "give each its own alias")
         for name in dict.fromkeys(n for n in lower if lower.count(n) > 1)
     ]
 

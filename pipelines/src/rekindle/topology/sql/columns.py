@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology.problems import NOT_SUPPORTED_YET, Finding, nearest
+from rekindle.errors import Problem
+from rekindle.topology.problems import NOT_SUPPORTED_YET, nearest
 from rekindle.topology.sql.dated import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
@@ -66,7 +67,7 @@ class Scope:
         return None
 
 
-def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
+def check_columns(select: exp.Select, scope: Scope) -> list[Problem]:
     """Columns that are not there."""
     aliases = {a.alias.lower() for a in select.expressions if a.alias}
     found = []
@@ -82,7 +83,7 @@ def check_columns(select: exp.Select, scope: Scope) -> list[Finding]:
     return found
 
 
-def check_casts(select: exp.Select, scope: Scope) -> list[Finding]:
+def check_casts(select: exp.Select, scope: Scope) -> list[Problem]:
     """Texts inside a larger value that are cast to TIMESTAMP: they cannot be guarded one by one, as
     a text by itself is (`topology.sql.dated`). Where types are unknown, Spark checks it later."""
     found = []
@@ -91,13 +92,13 @@ def check_casts(select: exp.Select, scope: Scope) -> list[Finding]:
         if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, scope)):
             what = f"{cast.sql(dialect=DIALECT)} reads texts as TIMESTAMP, and those without a date"
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
-            found.append(Finding("NonDeterministic", f"{what} as of today", hint))
+            found.append(Problem("", "NonDeterministic", f"{what} as of today", hint))
     for node in select.find_all(*_COMPARISONS):
         found += _compared_texts(node, scope)
     return found
 
 
-def _compared_texts(node: exp.Expr, scope: Scope) -> Iterator[Finding]:
+def _compared_texts(node: exp.Expr, scope: Scope) -> Iterator[Problem]:
     """Texts that Spark takes for a TIMESTAMP because they are compared with one."""
     sides = {side: _type_of(side, scope) for side in node.iter_expressions()}
     if not any(kind is not None and pa.types.is_timestamp(kind) for kind in sides.values()):
@@ -106,7 +107,7 @@ def _compared_texts(node: exp.Expr, scope: Scope) -> Iterator[Finding]:
         if kind is not None and pa.types.is_string(kind) and may_lack_date(side):
             text = side.sql(dialect=DIALECT)
             what = f"{text} is a text taken for a TIMESTAMP, and without a date for one of today"
-            yield Finding("NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
+            yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 
 def _has_text(kind: pa.DataType | None) -> bool:
@@ -116,21 +117,23 @@ def _has_text(kind: pa.DataType | None) -> bool:
     return pa.types.is_string(kind) or any(map(_has_text, inside))
 
 
-def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Finding]:
+def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Problem]:
     """Columns of an expression over one table, and fields of structs in it, that are not there."""
     scope = Scope({"": list(columns)})
     named = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
-    return [finding for parts in named for finding in _missing(scope, parts)]
+    return [problem for parts in named for problem in _missing(scope, parts)]
 
 
-def _missing(scope: Scope, parts: list[str]) -> list[Finding]:
+def _missing(scope: Scope, parts: list[str]) -> list[Problem]:
     target = scope.find(parts)
     names = [f.name for f in scope.columns]
     if target is None and parts[0].lower() in WITHOUT_PARENTHESES and len(parts) == 1:
         return []  # a function, and judged as one
     if target is None:
         written = ".".join(parts)
-        return [Finding("UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))]
+        return [
+            Problem("", "UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))
+        ]
     field, rest = target
     kind = known_type(field)
     for part in rest:
@@ -139,44 +142,46 @@ def _missing(scope: Scope, parts: list[str]) -> list[Finding]:
         inner = {f.name.lower(): f for f in kind}
         if part.lower() not in inner:
             what = f"column {field.name} has no field {part}"
-            return [Finding("UnknownColumn", what, nearest(part, [f.name for f in kind]))]
+            return [Problem("", "UnknownColumn", what, nearest(part, [f.name for f in kind]))]
         kind = inner[part.lower()].type
     return []
 
 
 def output_columns(
-    select: exp.Select, scope: Scope, findings: list[Finding]
+    select: exp.Select, scope: Scope, problems: list[Problem]
 ) -> list[pa.Field] | None:
-    """The output's columns in order; None, with a finding, if one has no name or a name twice."""
+    """The output's columns in order; None, with a problem, if one has no name or a name twice."""
     fields: list[pa.Field] = []
     for item in select.expressions:
         columns = _item_columns(item, scope)
         if columns is None:
-            findings.append(_no_name(item.unalias()))
+            problems.append(_no_name(item.unalias()))
             return None
-        findings += _refused_types(item, scope)
+        problems += _refused_types(item, scope)
         fields += columns
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
-    findings += [
-        Finding("DuplicateColumn", f"column {name} is there twice", "rename one with AS")
+    problems += [
+        Problem("", "DuplicateColumn", f"column {name} is there twice", "rename one with AS")
         for name in twice
     ]
-    findings += [
-        Finding("ReservedColumn", f"column {f.name} begins with __", "such names are Rekindle's")
+    problems += [
+        Problem(
+            "", "ReservedColumn", f"column {f.name} begins with __", "such names are Rekindle's"
+        )
         for f in fields
         if f.name.startswith("__")
     ]
     return None if twice else fields
 
 
-def _no_name(item: exp.Expr) -> Finding:
+def _no_name(item: exp.Expr) -> Problem:
     text = item.sql(dialect=DIALECT)
     names = "name" if _generated_names(item) is None else "(name, ...), with a name for each column"
-    return Finding("MissingAlias", f"{text} has no name", f"write {text} AS {names}")
+    return Problem("", "MissingAlias", f"{text} has no name", f"write {text} AS {names}")
 
 
-def _refused_types(item: exp.Expr, scope: Scope) -> list[Finding]:
+def _refused_types(item: exp.Expr, scope: Scope) -> list[Problem]:
     """What of an item's type is known not to be supported; the engine finds the rest."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
@@ -185,7 +190,7 @@ def _refused_types(item: exp.Expr, scope: Scope) -> list[Finding]:
         return []
     text = item.unalias().sql(dialect=DIALECT)
     what = f"{text} has the type {kind}, which is not supported yet"
-    return [Finding(NOT_SUPPORTED_YET, what, hint_for(kind))]
+    return [Problem("", NOT_SUPPORTED_YET, what, hint_for(kind))]
 
 
 def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology.problems import Finding
+from rekindle.errors import Problem
 from rekindle.topology.sql.inference import is_timestamp
 from rekindle.topology.sql.tokens import first_of_operand, is_clock, tokenize
 
@@ -48,11 +48,13 @@ def may_lack_date(text: exp.Expr) -> bool:
     return re.match(STARTS_WITH_YEAR, inner.name) is None and not is_clock(inner.name)
 
 
-def check_dates(sql: str, tree: exp.Expr) -> list[Finding]:
+def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
     """What is known to read the clock without knowing any column's type."""
     undated = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
     what = "as a TIMESTAMP has no date, and Spark would take that of the clock"
-    found = [Finding("NonDeterministic", f"'{text}' {what}", "write its date") for text in undated]
+    found = [
+        Problem("", "NonDeterministic", f"'{text}' {what}", "write its date") for text in undated
+    ]
     found += [_without_format(name) for name in _nested_reads(sql)]
     tokens = tokenize(sql)
     unread = (at for at in _colon_casts(tokens) if first_of_operand(tokens, at - 1) is None)
@@ -140,9 +142,9 @@ def _is_call_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
     return _argument(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
 
 
-def _unclear(text: str) -> Finding:
+def _unclear(text: str) -> Problem:
     what = f"it cannot be told what is cast at {text[:40]!r}, and whether that has a date"
-    return Finding("NonDeterministic", what, "write CAST(... AS TIMESTAMP)")
+    return Problem("", "NonDeterministic", what, "write CAST(... AS TIMESTAMP)")
 
 
 def _closing(tokens: Sequence[Token], opening: int) -> int | None:
@@ -191,9 +193,9 @@ def _nested_reads(sql: str) -> Iterator[str]:
             yield name
 
 
-def _without_format(name: str) -> Finding:
+def _without_format(name: str) -> Problem:
     hint = "read it as STRING, and CAST that AS TIMESTAMP: a text without a date gives NULL there"
     if name in _READS_SCHEMA:
         hint += ", or give map('timestampFormat', 'yyyy-MM-dd HH:mm:ss')"
     what = f"{name}() reads a TIMESTAMP without a date as one of today"
-    return Finding("NonDeterministic", what, hint)
+    return Problem("", "NonDeterministic", what, hint)

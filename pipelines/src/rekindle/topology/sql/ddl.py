@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.errors import Problem
+from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, InvalidSql, nearest
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 
@@ -76,7 +77,7 @@ def ddl_to_schema(ddl: str) -> pa.Schema:
     lower = [f.name.lower() for f in fields]
     twice = [f.name for f in fields if lower.count(f.name.lower()) > 1]
     if twice:
-        raise InvalidSql([Finding("DuplicateColumn", f"column {twice[-1]} is there twice")])
+        raise InvalidSql([Problem("", "DuplicateColumn", f"column {twice[-1]} is there twice")])
     return pa.schema(fields)
 
 
@@ -104,7 +105,7 @@ class _Reader:
 
     def _fail(self, message: str, column: int) -> NoReturn:
         hint = "write it like: origin STRING, delay DOUBLE, tags ARRAY<STRING>"
-        raise InvalidSql([Finding("InvalidSchema", f"{message} at column {column}", hint)])
+        raise InvalidSql([Problem("", "InvalidSchema", f"{message} at column {column}", hint)])
 
     def _peek(self) -> _Token:
         if self._at < len(self._tokens):
@@ -155,15 +156,15 @@ class _Reader:
             return self._nested(name, token.column)
         if name in _NOT_YET:
             what = f"the type {token.text} at column {token.column} is not supported yet"
-            raise InvalidSql([Finding(NOT_SUPPORTED_YET, what, _NOT_YET[name])])
+            raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _NOT_YET[name])])
         known = nearest(name, [*_SIMPLE, "decimal", "array", "struct"])
         what = f"unknown type {token.text} at column {token.column}"
-        raise InvalidSql([Finding("InvalidSchema", what, known)])
+        raise InvalidSql([Problem("", "InvalidSchema", what, known)])
 
     def _nested(self, name: str, column: int) -> pa.DataType:
         if self._depth == _MAX_DEPTH:
             what = f"types stand in each other more than {_MAX_DEPTH} deep at column {column}"
-            raise InvalidSql([Finding(TOO_DEEP, what, "use columns of their own, or a STRING")])
+            raise InvalidSql([Problem("", TOO_DEEP, what, "use columns of their own, or a STRING")])
         self._depth += 1
         kind = self._struct() if name == "struct" else self._array()
         self._depth -= 1

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from sqlglot import exp
 
-from rekindle.topology.problems import Finding, InvalidSql, nearest
+from rekindle.errors import Problem
+from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.columns import Scope, check_casts, check_columns, output_columns
 from rekindle.topology.sql.dated import check_dates
@@ -45,10 +46,10 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 
 @dataclass(frozen=True, slots=True)
 class SqlReport:
-    """What an operator's SQL reads and gives. `schema` is None if `findings` leave it open; its
+    """What an operator's SQL reads and gives. `schema` is None if `problems` leave it open; its
     names are right, its types as far as they can be told (`rekindle.topology.sql.inference`)."""
 
-    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...]
     reads: tuple[str, ...]
     schema: pa.Schema | None
 
@@ -58,14 +59,14 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     try:
         tree = parse(sql)
     except InvalidSql as error:
-        return SqlReport(error.findings, (), None)
+        return SqlReport(error.problems, (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
-    findings = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
+    problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
     outputs: list[list[pa.Field] | None] = []
-    for branch in _branches(tree, findings):
-        findings += _check_clauses(branch)
-        name = _input_of(branch, inputs, findings)
+    for branch in _branches(tree, problems):
+        problems += _check_clauses(branch)
+        name = _input_of(branch, inputs, problems)
         outputs.append(None)
         if name is None:
             continue
@@ -74,35 +75,36 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
         if schema is not None and not _looks_beyond_a_row(branch):
             scope = Scope.of(branch, name, schema)
             wrong = check_columns(branch, scope)
-            findings += wrong or check_casts(branch, scope)
-            outputs[-1] = None if wrong else output_columns(branch, scope, findings)
+            problems += wrong or check_casts(branch, scope)
+            outputs[-1] = None if wrong else output_columns(branch, scope, problems)
     unread = [name for name in inputs if name not in reads]
-    if unread and all(f.reason != "InvalidFrom" for f in findings):
-        findings.append(_unread(unread[0], reads))
-    result = _union(outputs, findings)
-    return SqlReport(tuple(dict.fromkeys(findings)), tuple(reads), result)
+    if unread and all(f.reason != "InvalidFrom" for f in problems):
+        problems.append(_unread(unread[0], reads))
+    result = _union(outputs, problems)
+    return SqlReport(tuple(dict.fromkeys(problems)), tuple(reads), result)
 
 
-def _unread(name: str, reads: Sequence[str]) -> Finding:
+def _unread(name: str, reads: Sequence[str]) -> Problem:
     example = f"add UNION ALL SELECT ... FROM {name}" if reads else f"select FROM {name}"
-    return Finding("UnreadInput", f"does not read its input {name}", example)
+    return Problem("", "UnreadInput", f"does not read its input {name}", example)
 
 
-def _branches(tree: exp.Expr, findings: list[Finding]) -> Iterator[exp.Select]:
+def _branches(tree: exp.Expr, problems: list[Problem]) -> Iterator[exp.Select]:
     """The SELECTs of a UNION ALL, left to right."""
     match tree:
         case exp.Select():
             yield tree
         case exp.Subquery() if not _extra(tree, {"this"}):
-            yield from _branches(tree.this, findings)
+            yield from _branches(tree.this, problems)
         case exp.Union() if not tree.args.get("distinct"):
             for key in _extra(tree, {"this", "expression", "distinct"}):
-                findings.append(_refused(key))
-            yield from _branches(tree.this, findings)
-            yield from _branches(tree.expression, findings)
+                problems.append(_refused(key))
+            yield from _branches(tree.this, problems)
+            yield from _branches(tree.expression, problems)
         case exp.SetOperation():
-            findings.append(
-                Finding(
+            problems.append(
+                Problem(
+                    "",
                     "NotRowWise",
                     f"{tree.key.upper()} compares rows with each other; {_PER_ROW}",
                     "only UNION ALL can be used",
@@ -110,7 +112,9 @@ def _branches(tree: exp.Expr, findings: list[Finding]) -> Iterator[exp.Select]:
             )
         case _:
             what = f"{tree.key.upper()} is not a SELECT"
-            findings.append(Finding("NotRowWise", what, "write SELECT ... FROM input WHERE ..."))
+            problems.append(
+                Problem("", "NotRowWise", what, "write SELECT ... FROM input WHERE ...")
+            )
 
 
 def _extra(tree: exp.Expr, known: set[str]) -> list[str]:
@@ -122,24 +126,24 @@ def _extra(tree: exp.Expr, known: set[str]) -> list[str]:
     ]
 
 
-def _refused(key: str) -> Finding:
+def _refused(key: str) -> Problem:
     what, hint = _CLAUSES.get(key, (key.upper(), ""))
-    return Finding("NotRowWise", f"{what} cannot be used; {_PER_ROW}", hint)
+    return Problem("", "NotRowWise", f"{what} cannot be used; {_PER_ROW}", hint)
 
 
-def _check_clauses(branch: exp.Select) -> list[Finding]:
+def _check_clauses(branch: exp.Select) -> list[Problem]:
     found = [_refused(key) for key in _extra(branch, set(_ALLOWED))]
     if branch.find(exp.QueryTransform):
-        found.append(Finding("NotRowWise", "TRANSFORM ... USING cannot be used", "use python"))
+        found.append(Problem("", "NotRowWise", "TRANSFORM ... USING cannot be used", "use python"))
     if branch.find(exp.Window):
         hint = "use an operator with window; what is OVER a frame of rows is not supported yet"
-        found.append(Finding("NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
+        found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
-        found.append(Finding("NotRowWise", what, "write it as an operator of its own"))
+        found.append(Problem("", "NotRowWise", what, "write it as an operator of its own"))
     for node in branch.find_all(exp.Placeholder, exp.Parameter):
         what = f"{node.sql()} is a parameter, and there is nothing to bind it to"
-        found.append(Finding("SqlDoesNotParse", what))
+        found.append(Problem("", "SqlDoesNotParse", what))
     return found
 
 
@@ -150,52 +154,54 @@ def _looks_beyond_a_row(branch: exp.Select) -> bool:
     )
 
 
-def _check_calls(sql: str) -> list[Finding]:
+def _check_calls(sql: str) -> list[Problem]:
     found = []
     for call in calls(sql):
         if call.name in functions.AGGREGATE:
             what = f"{call.name}() is an aggregate; {_PER_ROW}"
-            found.append(Finding("NotRowWise", what, "use an operator with window and aggregate"))
+            found.append(
+                Problem("", "NotRowWise", what, "use an operator with window and aggregate")
+            )
         elif call.name in functions.ANALYTIC:
             what = f"{call.name}() looks at other rows; {_PER_ROW}"
-            found.append(Finding("NotRowWise", what, "use an operator with window"))
+            found.append(Problem("", "NotRowWise", what, "use an operator with window"))
     return found
 
 
 def _input_of(
-    branch: exp.Select, inputs: Mapping[str, pa.Schema | None], findings: list[Finding]
+    branch: exp.Select, inputs: Mapping[str, pa.Schema | None], problems: list[Problem]
 ) -> str | None:
     """The input that a SELECT reads; says so if it is none of the operator's."""
     clause = branch.args.get("from_") or branch.args.get("from")
     hint = f"write FROM {next(iter(inputs), 'input')}"
     if clause is None:
-        findings.append(Finding("InvalidFrom", "a SELECT has no FROM", hint))
+        problems.append(Problem("", "InvalidFrom", "a SELECT has no FROM", hint))
         return None
     table = clause.this
     if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
         if not isinstance(table, exp.Query):  # a subquery has been reported as such
             what = f"FROM {table.sql(dialect='spark')} is not an input"
-            findings.append(Finding("InvalidFrom", what, hint))
+            problems.append(Problem("", "InvalidFrom", what, hint))
         return None
     for key in _extra(table, {"this", "alias", "db", "catalog"}):
-        findings.append(_refused(key))
+        problems.append(_refused(key))
     by_lower = {name.lower(): name for name in inputs}
     if table.args.get("db") or table.name.lower() not in by_lower:
         written = ".".join(part.name for part in table.parts)
         what = f"FROM {written} is not an input of this operator"
-        findings.append(Finding("InvalidFrom", what, nearest(written, inputs)))
+        problems.append(Problem("", "InvalidFrom", what, nearest(written, inputs)))
         return None
     return by_lower[table.name.lower()]
 
 
-def _union(outputs: Sequence[list[pa.Field] | None], findings: list[Finding]) -> pa.Schema | None:
+def _union(outputs: Sequence[list[pa.Field] | None], problems: list[Problem]) -> pa.Schema | None:
     """The output's schema: names of the first SELECT, as in Spark."""
     known = [fields for fields in outputs if fields is not None]
     widths = {len(fields) for fields in known}
     if len(widths) > 1:
         counts = " and ".join(str(w) for w in sorted(widths))
         what = f"the SELECTs of the UNION ALL have {counts} columns"
-        findings.append(Finding("UnionMismatch", what, "give each the same columns"))
+        problems.append(Problem("", "UnionMismatch", what, "give each the same columns"))
     if not outputs or outputs[0] is None:
         return None
     return pa.schema(outputs[0])

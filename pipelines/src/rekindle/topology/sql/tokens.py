@@ -16,7 +16,8 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, Finding, InvalidSql, nearest
+from rekindle.errors import Problem
+from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, InvalidSql, nearest
 from rekindle.topology.sql import functions
 
 DIALECT = "spark"
@@ -52,14 +53,14 @@ def parse(sql: str) -> exp.Expr:
     try:
         statements = [s for s in sqlglot.parse(sql, dialect=DIALECT) if s is not None]
     except ParseError as error:
-        raise InvalidSql([_parse_finding(error)]) from error
+        raise InvalidSql([_parse_problem(error)]) from error
     except RecursionError as error:
         raise InvalidSql([too_deep()]) from error
     except (SqlglotError, *_OF_BROKEN_TEXT) as error:
-        raise InvalidSql([Finding("SqlDoesNotParse", f"does not parse: {error}")]) from error
+        raise InvalidSql([Problem("", "SqlDoesNotParse", f"does not parse: {error}")]) from error
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
-        raise InvalidSql([Finding("SqlDoesNotParse", what, "write exactly one SELECT")])
+        raise InvalidSql([Problem("", "SqlDoesNotParse", what, "write exactly one SELECT")])
     _refuse_dangling_commas(sql)
     if depth(statements[0], chains=False) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
@@ -79,9 +80,9 @@ def depth(tree: exp.Expr, *, chains: bool) -> int:
     return deepest
 
 
-def too_deep() -> Finding:
+def too_deep() -> Problem:
     hint = "write a part of it as an operator of its own"
-    return Finding(TOO_DEEP, "expressions stand in each other too deep", hint)
+    return Problem("", TOO_DEEP, "expressions stand in each other too deep", hint)
 
 
 def _refuse_dangling_commas(sql: str) -> None:
@@ -91,15 +92,15 @@ def _refuse_dangling_commas(sql: str) -> None:
         ends = after is None or after.token_type in (TokenType.FROM, TokenType.R_PAREN)
         if token.token_type is TokenType.COMMA and ends:
             what = f"does not parse at line {token.line}, column {token.col}, near ','"
-            raise InvalidSql([Finding("SqlDoesNotParse", what, "take out the comma")])
+            raise InvalidSql([Problem("", "SqlDoesNotParse", what, "take out the comma")])
 
 
-def _parse_finding(error: ParseError) -> Finding:
+def _parse_problem(error: ParseError) -> Problem:
     first = error.errors[0] if error.errors else {}
     where = f" at line {first.get('line')}, column {first.get('col')}" if first else ""
     near = f", near {first['highlight']!r}" if first.get("highlight") else ""
     what = str(first.get("description") or error).rstrip(".")
-    return Finding("SqlDoesNotParse", f"does not parse{where}{near}: {what}")
+    return Problem("", "SqlDoesNotParse", f"does not parse{where}{near}: {what}")
 
 
 def tokenize(sql: str) -> list[Token]:
@@ -187,10 +188,10 @@ def _is_word(token: Token) -> bool:
     return token.text.replace("_", "a").isalnum() and not token.text[0].isdigit()
 
 
-def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Finding]:
+def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Problem]:
     """What no operator may call: unknown functions, and those that answer differently when asked
     again. `columns` are the names that a bare word may mean."""
-    found: list[Finding] = []
+    found: list[Problem] = []
     own = {c.lower() for c in columns}
     for call in calls(sql):
         clock = call.name in functions.CLOCK_WITHOUT_ARGUMENTS and not call.has_arguments
@@ -198,7 +199,7 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Fi
             found.append(_non_deterministic(f"{call.name}()"))
         elif call.name not in functions.KNOWN:
             hint = nearest(call.name, functions.KNOWN)
-            found.append(Finding("UnknownFunction", f"unknown function {call.name}()", hint))
+            found.append(Problem("", "UnknownFunction", f"unknown function {call.name}()", hint))
     found += [
         _non_deterministic(word)
         for word in bare_words(sql)
@@ -222,9 +223,9 @@ def _lengths(sql: str) -> Iterator[str]:
             yield f"{tokens[at].text.upper()}({tokens[at + 2].text})"
 
 
-def _without_length(text: str) -> Finding:
+def _without_length(text: str) -> Problem:
     what = f"the type {text} is not supported yet: Spark would neither cut nor fill up the text"
-    return Finding(NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
+    return Problem("", NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 
 
 def is_clock(text: str) -> bool:
@@ -254,8 +255,9 @@ def _taken_for_times(tree: exp.Expr) -> Iterator[str]:
                 yield str(inner.this)
 
 
-def _non_deterministic(what: str) -> Finding:
-    return Finding(
+def _non_deterministic(what: str) -> Problem:
+    return Problem(
+        "",
         "NonDeterministic",
         f"{what} gives another answer when an epoch is computed again",
         "recovery computes epochs again and must get the same rows; use the event-time column or a "
