@@ -3,7 +3,7 @@
 Only `on.event`: finalizers, daemons or timers would block a deletion while the operator is down.
 Handlers decide nothing; the control loop reconciles.
 
-Design: docs/design/kubernetes.md#watching.
+Design: docs/design/kubernetes.md#watching, docs/decisions/0035.
 """
 
 from __future__ import annotations
