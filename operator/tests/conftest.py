@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 
 @pytest.fixture

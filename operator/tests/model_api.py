@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kubernetes import client
+from model_cluster import ModelCluster
 from model_objects import lease_json, node_json, topology_json
-from test_operator_model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache

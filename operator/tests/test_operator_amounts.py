@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import pod_requests

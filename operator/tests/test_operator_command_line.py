@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from model_cluster import ModelCluster
 from model_objects import topology_json
-from test_operator_model_cluster import ModelCluster
 
 from rekindle.cli.status_view import StatusView, read_status
 from rekindle.timeline.documents import Timeline, read_timeline

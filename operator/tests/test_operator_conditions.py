@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile, reconcile_all

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from model_cluster import ModelCluster
 from model_objects import rfc3339
-from test_operator_model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle_operator.reconcile.core import reconcile

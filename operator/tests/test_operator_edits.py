@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec, with_replicas
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import Amounts

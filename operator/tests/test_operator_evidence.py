@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
 from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportAges

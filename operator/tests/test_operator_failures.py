@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from model_api import ApiError, ModelOperator
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.failures import ActionFailures
 

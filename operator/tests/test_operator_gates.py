@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.reconcile.core import reconcile_all

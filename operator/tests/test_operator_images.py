@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle_operator.cluster.convert import topology_view

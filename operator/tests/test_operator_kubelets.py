@@ -8,17 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kubelet_parts import START, node, task
 
-from rekindle import names
-from rekindle.topology.model import Slot
-from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import node_view
 from rekindle_operator.cluster.kubelets import TICK_S, KubeletProbeState
 from rekindle_operator.cluster.model import (
     Endpoint,
     KubeletReplies,
-    NodeView,
-    PodView,
     Snapshot,
     TopologyView,
 )
@@ -27,32 +23,6 @@ from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.settings import Timing
 
 TIMING = Timing()
-START = 1_800_000_000.0
-
-
-def node(name: str, **more: object) -> NodeView:
-    made = NodeView(name, f"uid-{name}", 1, True, 0.0, False, (), {}, Amounts(4000, 8 << 30, 50))
-    usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
-    return replace(made, **{**usual, **more})  # type: ignore[arg-type]
-
-
-def task(number: int, on: str) -> PodView:
-    """The one task of its segment."""
-    return PodView(
-        "default",
-        f"t-{number}",
-        f"uid-t-{number}",
-        1,
-        START,
-        "Running",
-        on,
-        Amounts(),
-        owner_uid="uid-t",
-        topology="t",
-        role=names.ROLE_TASK,
-        slot=Slot(f"s{number}", 0, 0),
-        incarnation=1,
-    )
 
 
 class Watch:

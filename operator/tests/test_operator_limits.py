@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
-from test_operator_plan import capacity, node, pod, query, started
+from model_cluster import ModelCluster
+from plan_parts import capacity, node, pod, query, started
 
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.limits import NamespaceLimits, read_limits

@@ -10,22 +10,12 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED
+from mirror_parts import pod
 
 from rekindle.names import ANNOTATION_ATTEMPT
 from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import LeaseView, PodView
-
-
-def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:
-    meta = {
-        "namespace": "default",
-        "name": name,
-        "uid": f"uid-{name}",
-        "resourceVersion": str(version),
-        "labels": {"long": "x" * 50},
-    }
-    return {"metadata": meta, "spec": {"nodeSelector": {"disk": "fast"}, **spec}}
 
 
 class Server:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
+from model_cluster import ModelCluster
 from model_objects import rfc3339
-from test_operator_model_cluster import ModelCluster
 from urllib3.exceptions import ReadTimeoutError
 
 from rekindle_operator.live_check import LiveCheck

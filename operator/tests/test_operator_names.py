@@ -8,7 +8,7 @@ from typing import Any
 from flights_example import flights_spec
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle.names import MAX_NAME, coordinator_pod_name, task_pod_name
 from rekindle.topology.checks.fields import NAME, OBJECT_NAME

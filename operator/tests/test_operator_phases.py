@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.phases import (

@@ -9,44 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_parts import capacity, node, pod, query, started
 
 from rekindle_operator.cluster.amounts import Amounts, total
-from rekindle_operator.cluster.model import NodeView, Taint, Toleration
+from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
-from rekindle_operator.recovery.plan import DownQuery, SpareReplica, make_plan
-
-
-def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) -> NodeView:
-    return NodeView(
-        name=name,
-        uid=name,
-        version=1,
-        ready=True,
-        ready_since=0.0,
-        cordoned=False,
-        taints=more.get("taints", ()),
-        labels=more.get("labels", {}),
-        allocatable=Amounts(cpu_m, memory, pods),
-    )
-
-
-def capacity(*nodes: NodeView) -> Capacity:
-    return Capacity(
-        {n.name: NodeCapacity(n, n.allocatable) for n in nodes}, total(n.allocatable for n in nodes)
-    )
-
-
-def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> PodToPlace:
-    return PodToPlace(key, Amounts(cpu_m, memory, 1), group or key, replica)
-
-
-def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) -> DownQuery:
-    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long)
-
-
-def started(plan: Any) -> list[str]:
-    return [r.key[1] for r in plan.order]
+from rekindle_operator.recovery.plan import SpareReplica, make_plan
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:

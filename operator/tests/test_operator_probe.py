@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from kubelet_parts import node, task
 from kubernetes import client
-from test_operator_kubelets import node, task
 
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, KubeletReplies, NodeView, Snapshot

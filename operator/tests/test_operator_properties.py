@@ -11,7 +11,7 @@ from typing import Any
 from flights_example import flights_spec, with_replicas
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flights_example import flights_spec
+from model_cluster import ModelCluster
 from prometheus_client import REGISTRY
-from test_operator_model_cluster import ModelCluster
 
 from rekindle.names import GATE
 from rekindle_operator.cluster.model import Taint

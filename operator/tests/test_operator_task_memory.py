@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 LIMIT = {"limits": {"memory": "3Gi"}}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flights_example import flights_spec
 from kubernetes import client
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache

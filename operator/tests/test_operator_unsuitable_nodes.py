@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from test_operator_model_cluster import ModelCluster
+from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.containers import container_trouble, is_preparing
 from rekindle_operator.cluster.model import PodView

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from kubernetes import client
-from test_operator_mirror import pod
+from mirror_parts import pod
 
 from rekindle_operator.cluster import mirror as mirrors
 from rekindle_operator.cluster.convert import pod_view

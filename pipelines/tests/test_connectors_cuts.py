@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from files_source_parts import T0, csv, keys, source_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_connectors_files_source import T0, csv, keys, source_of
 
 from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
 from rekindle.errors import SchemaMismatch

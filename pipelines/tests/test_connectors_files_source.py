@@ -18,50 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import EndpointConnectionError
+from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.connectors import files_source
 from rekindle.connectors.files_read import find_files
-from rekindle.connectors.files_source import FilesSource
-from rekindle.connectors.registry import open_source
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
-from rekindle.topology.model import Node
-from rekindle.topology.spec import SourceSpec
-
-SECOND = 1_000_000
-T0 = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
-T0_US = int(T0.timestamp()) * SECOND
-SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64()), ("t", pa.timestamp("us", "UTC"))])
-
-
-def source_of(
-    tmp: Path, url: str, schema: pa.Schema = SCHEMA, lateness: str = "0s", **files: Any
-) -> FilesSource:
-    spec = {
-        "name": "s",
-        "schema": "-",
-        "eventTime": {"column": "t", "lateness": lateness},
-        "files": {"url": url, "format": "csv", "orderBy": "t", "speedup": 3600, **files},
-    }
-    event_time: str | None = "t"
-    if "t" not in schema.names or not pa.types.is_timestamp(schema.field("t").type):
-        event_time = None
-    source = SourceSpec.model_validate(spec)
-    node = Node("s", "id-s", source, (), schema, event_time, 1)
-    opened = open_source(source, node, SECOND, tmp / "work")
-    assert isinstance(opened, FilesSource)
-    return opened
-
-
-def csv(tmp: Path, *lines: str, name: str = "in.csv", header: str = "k,v,t") -> str:
-    path = tmp / name
-    path.write_text("\n".join((header, *lines)) + "\n")
-    return f"file://{path}"
-
-
-def keys(source: FilesSource, epoch: int) -> list[str]:
-    return source.cut(epoch).rows.column("k").to_pylist()  # type: ignore[no-any-return]
 
 
 def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Path) -> None:

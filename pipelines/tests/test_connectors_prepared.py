@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_connectors_files_source import csv, keys, source_of
+from files_source_parts import csv, keys, source_of
 
 from rekindle.connectors import files_source, prepared
 from rekindle.connectors.files_source import FilesSource

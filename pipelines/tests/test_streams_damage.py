@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_streams_log import MemorySpill, batch, filled, open_log
-from test_streams_reader import A, FakeClient, Harness, endpoints
-from test_task_loop import eventually
+from log_parts import MemorySpill, batch, filled, open_log
+from reader_parts import A, FakeClient, Harness, endpoints
+from task_world import eventually
 
 from rekindle.errors import EpochTooLarge, LogCorrupt
 from rekindle.streams import flight

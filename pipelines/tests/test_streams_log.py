@@ -6,45 +6,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
 from rekindle.errors import BelowFloor, Diverged, LogFull
-from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.streams.log import READ_EPOCHS, OutputLog, Result
-
-SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
-
-
-def batch(epoch: int, rows: int = 3, *, salt: int = 0, watermark: int | None = None) -> EpochBatch:
-    table = pa.table(
-        {"n": [epoch * 100 + i + salt for i in range(rows)], "s": ["x" * 10] * rows}, schema=SCHEMA
-    )
-    mark = epoch * 1000 if watermark is None else watermark
-    return EpochBatch("stream", 0, epoch, mark, table, digest_table(table))
-
-
-def open_log(directory: Path, **options: object) -> OutputLog:
-    return OutputLog(directory, "stream", 0, SCHEMA, **options)  # type: ignore[arg-type]
-
-
-def filled(directory: Path, count: int, rows: int = 3, **options: object) -> OutputLog:
-    log = open_log(directory, **options)
-    for epoch in range(count):
-        assert log.append(batch(epoch, rows))
-    return log
-
-
-class MemorySpill(dict[str, bytes]):
-    def put(self, name: str, data: bytes) -> None:
-        self[name] = data
-
-    def get(self, name: str) -> bytes:  # type: ignore[override]
-        return self[name]
-
-    def delete(self, name: str) -> None:
-        del self[name]
+from rekindle.streams.log import READ_EPOCHS, Result
 
 
 def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:

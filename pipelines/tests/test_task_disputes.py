@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_task_loop import SCHEMA, World, eventually
+from task_world import SCHEMA, World, eventually
 
 from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_task_loop import SINK, World, eventually
+from task_world import SINK, World, eventually
 
 from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic

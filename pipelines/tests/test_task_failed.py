@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_task_loop import eventually
+from task_world import eventually
 
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.task.config import TaskConfig

@@ -4,178 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from task_world import SINK, World, eventually
 
-from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.connectors.source import SourceCut
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.model import ChainResult, EpochOutput, State
-from rekindle.errors import Diverged, SinkRefused, SourceFailed, StoreError
-from rekindle.protocol import RestorePoint, SinkAssignment, TaskRef
-from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
-from rekindle.streams.log import OutputLog
-from rekindle.task.earlier import take_over_log
-from rekindle.task.inputs import SourceInputs, released_epoch
-from rekindle.task.loop import EpochLoop
-from rekindle.task.phases import TaskEvent
-from rekindle.task.saver import CheckpointSaver
-from rekindle.task.sinks import SinkWriters
+from rekindle.engine.model import State
+from rekindle.errors import Diverged
+from rekindle.protocol import RestorePoint
+from rekindle.task.inputs import released_epoch
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskComponents, TaskStatus
-from rekindle.topology.spec import SinkSpec
-
-SCHEMA = pa.schema([("n", pa.int64())])
-SINK = SinkAssignment(query="q", from_epoch=0, sink=SinkSpec())
-REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
-
-
-class Counting:
-    """Adds up all rows it ever saw: output is the running sum, state is the sum."""
-
-    output_schema = SCHEMA
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-        self.wrong: dict[int, int] = {}  # added to the output of an epoch, not to the state
-
-    def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
-        self.calls.append([e.epoch for e in epochs])
-        total = state.buckets["sum"][0]["n"][0].as_py() if state.buckets else 0
-        outputs = []
-        for epoch in epochs:
-            total += sum(epoch.inputs[0]["n"].to_pylist())
-            said = total + self.wrong.get(epoch.epoch, 0)
-            rows = pa.table({"n": [said]}, schema=SCHEMA)
-            outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
-        table = pa.table({"n": [total]}, schema=SCHEMA)
-        return ChainResult(tuple(outputs), State({"sum": {0: table}}))
-
-
-class Rows:
-    """A source of `per_epoch` rows an epoch."""
-
-    schema = SCHEMA
-    last_epoch = None
-
-    def __init__(self, per_epoch: int = 1) -> None:
-        self.per_epoch = per_epoch
-        self.fails = 0
-        self.fails_from = 0
-
-    def cut(self, epoch: int) -> SourceCut:
-        if self.fails and epoch >= self.fails_from:
-            self.fails -= 1
-            raise SourceFailed("the file is away")
-        return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
-
-    def next_change(self, epoch: int) -> int | None:
-        return epoch
-
-    def close(self) -> None:
-        pass
-
-
-class FakeStates:
-    def __init__(self) -> None:
-        self.saved: list[tuple[int, str | None]] = []
-        self.away = 0
-
-    def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
-        if self.away:
-            self.away -= 1
-            raise StoreError("the store is away")
-        self.saved.append((state.epoch, previous.segment if previous else None))
-        return EntryRef(state.epoch, f"entry-{state.epoch}", "d", 7)
-
-    def load_entry(self, name: str) -> Entry:
-        return Entry(name, 0, 0, 0, (), {})
-
-
-class MemorySink:
-    conflict: str | None = None
-    deleted = False
-
-    def __init__(self) -> None:
-        self.epochs: list[int] = []
-        self.refuse = 0
-
-    def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
-        if self.deleted and may_write(0):
-            self.conflict = None
-
-    def first_epoch(self) -> int:
-        return 0
-
-    def last_epoch(self) -> int:
-        return self.epochs[-1] if self.epochs else NO_EPOCH
-
-    def write(self, batch: EpochBatch) -> bool:
-        if self.refuse:
-            self.refuse -= 1
-            raise SinkRefused("query q: the disk is full")
-        self.epochs.append(batch.epoch)
-        return True
-
-
-class World:
-    """One task's components around a loop; the clock is set by hand."""
-
-    def __init__(
-        self,
-        directory: Path,
-        start: TaskState | None = None,
-        per_epoch: int = 1,
-        replicas: int = 1,
-    ) -> None:
-        self.now = 0.0
-        self.chain, self.source, self.states, self.sink = (
-            Counting(),
-            Rows(per_epoch),
-            FakeStates(),
-            MemorySink(),
-        )
-        state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
-        self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = take_over_log(self.log, directory, state.epoch, alone=replicas == 1)
-        self.inputs = SourceInputs(
-            self.source,
-            state.epoch + 1,
-            state.watermark,
-            origin_us=0,
-            interval_us=1_000_000,
-            clock=lambda: self.now,
-        )
-        self.saver = CheckpointSaver(self.states)
-        self.sinks = SinkWriters(self.log, state.epoch, lambda _, __: self.sink, earlier.disputed)
-        self.status = TaskStatus(REF, "boot", 0, 1_000_000, lambda: self.now)
-        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        self.status.phases.step(TaskEvent.STARTED)
-        self.status.restored_from = state.epoch
-        self.status.components = TaskComponents(self.log, self.inputs, self.sinks, self.saver)
-        self.saved: list[TaskState] = []
-        self.loop = EpochLoop(
-            chain=self.chain,
-            state=state,
-            inputs=self.inputs,
-            log=self.log,
-            checkpoint_every=10,
-            save=self.saved.append,
-            status=self.status,
-            wait=lambda _: False,
-            earlier=earlier,
-        )
-
-    def run_to(self, now: float) -> None:
-        self.now = now
-        while self.loop.turn(0):
-            pass
-
-    def sums(self) -> list[int]:
-        return [b.rows["n"][0].as_py() for b in self.log]
 
 
 @pytest.fixture
@@ -184,13 +24,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     made.sinks.stop()
     made.saver.stop(1)
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
 
 
 def test_an_epoch_is_released_when_its_time_is_over() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_task_loop import SCHEMA, Counting, World
+from task_world import SCHEMA, Counting, World
 
 from rekindle.engine.bounds import CallBounds, bytes_of
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death

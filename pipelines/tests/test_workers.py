@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_streams_reader import FakeClient, FakeReplicas, Harness, endpoints
-from test_task_loop import SINK, World, eventually
+from reader_parts import FakeClient, FakeReplicas, Harness, endpoints
+from task_world import SINK, World, eventually
 
 from rekindle.streams.flight import Get, Got
 from rekindle.task.saver import CheckpointSaver

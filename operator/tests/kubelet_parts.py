@@ -1,0 +1,41 @@
+"""A node with a kubelet, and a task on it, as a snapshot has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekindle import names
+from rekindle.topology.model import Slot
+from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.model import (
+    Endpoint,
+    NodeView,
+    PodView,
+)
+
+START = 1_800_000_000.0
+
+
+def node(name: str, **more: object) -> NodeView:
+    made = NodeView(name, f"uid-{name}", 1, True, 0.0, False, (), {}, Amounts(4000, 8 << 30, 50))
+    usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
+    return replace(made, **{**usual, **more})  # type: ignore[arg-type]
+
+
+def task(number: int, on: str) -> PodView:
+    """The one task of its segment."""
+    return PodView(
+        "default",
+        f"t-{number}",
+        f"uid-t-{number}",
+        1,
+        START,
+        "Running",
+        on,
+        Amounts(),
+        owner_uid="uid-t",
+        topology="t",
+        role=names.ROLE_TASK,
+        slot=Slot(f"s{number}", 0, 0),
+        incarnation=1,
+    )

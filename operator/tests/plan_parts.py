@@ -1,0 +1,42 @@
+"""Nodes, pods and queries as the planner sees them, in a line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.model import NodeView
+from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.plan import DownQuery
+
+
+def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) -> NodeView:
+    return NodeView(
+        name=name,
+        uid=name,
+        version=1,
+        ready=True,
+        ready_since=0.0,
+        cordoned=False,
+        taints=more.get("taints", ()),
+        labels=more.get("labels", {}),
+        allocatable=Amounts(cpu_m, memory, pods),
+    )
+
+
+def capacity(*nodes: NodeView) -> Capacity:
+    return Capacity(
+        {n.name: NodeCapacity(n, n.allocatable) for n in nodes}, total(n.allocatable for n in nodes)
+    )
+
+
+def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> PodToPlace:
+    return PodToPlace(key, Amounts(cpu_m, memory, 1), group or key, replica)
+
+
+def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) -> DownQuery:
+    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long)
+
+
+def started(plan: Any) -> list[str]:
+    return [r.key[1] for r in plan.order]

@@ -1,0 +1,85 @@
+"""Replicas that are not there, a client of theirs, and a reader that collects what it takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+
+from rekindle.protocol import Endpoint
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import Get, Got, Head, StreamUnavailable
+from rekindle.streams.reader import PartitionReader, Subscription
+from rekindle.streams.replica_choice import (
+    RoutesChanged,
+)
+
+A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
+
+
+def endpoints(
+    *addresses: str, suspected: str = "", lagging: tuple[str, ...] = (), incarnation: int = 1
+) -> RoutesChanged:
+    return RoutesChanged(
+        tuple(
+            Endpoint(
+                address=a,
+                replica=i,
+                incarnation=incarnation,
+                suspected=a == suspected,
+                lagging=a in lagging,
+            )
+            for i, a in enumerate(addresses)
+        )
+    )
+
+
+class FakeReplicas:
+    """Logs by address; an address may be silent (until let go) or dead."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {A: -1, B: -1}
+        self.silent: dict[str, threading.Event] = {}
+        self.dead: set[str] = set()
+
+    def connect(self, address: str) -> FakeClient:
+        return FakeClient(self, address)
+
+
+class FakeClient:
+    def __init__(self, replicas: FakeReplicas, address: str) -> None:
+        self.replicas, self.address = replicas, address
+
+    def get(self, get: Get, timeout_s: float) -> Got:
+        if self.address in self.replicas.silent:
+            self.replicas.silent[self.address].wait(timeout_s)
+            raise StreamUnavailable("deadline")
+        if self.address in self.replicas.dead:
+            raise StreamUnavailable("refused")
+        last = self.replicas.last[self.address]
+        if last < get.from_epoch:
+            time.sleep(0.005)
+        rows = pa.table({"n": [1]})
+        batches = (EpochBatch("s", 0, e, 0, rows, "d") for e in range(get.from_epoch, last + 1))
+        return Got(Head(0, last, last), tuple(batches))
+
+    def close(self) -> None:
+        pass
+
+
+class Harness:
+    def __init__(self, capacity: int = 1000) -> None:
+        self.replicas, self.got, self.capacity = FakeReplicas(), list[int](), capacity
+        self.reader = PartitionReader(
+            Subscription("s", 0, 0),
+            lambda b: self.got.append(b.epoch),
+            lambda: len(self.got) < self.capacity,
+            connect=self.replicas.connect,  # type: ignore[arg-type]
+        )
+
+    def expect(self, count: int, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while len(self.got) < count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert self.got == list(range(count))
