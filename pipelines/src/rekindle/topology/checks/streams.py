@@ -246,16 +246,16 @@ def _aggregates(
     if schema is None:
         return [field_of(item.alias, None) for item in items]
     unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
-    problems = list(dict.fromkeys(unknown)) + [
+    found = list(dict.fromkeys(unknown)) + [
         Problem(
             "", "ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's"
         )
         for i in items
         if i.alias.startswith("__")
     ]
-    problems += [f for item in items for f in refused_aggregates(item, schema)]
-    problems += [f.at(where) for f in problems]
-    if problems:
+    found += [f for item in items for f in refused_aggregates(item, schema)]
+    problems += [f.at(where) for f in found]
+    if found:
         return None
     types = infer_types([item.expression for item in items], schema)
     return [field_of(item.alias, kind) for item, kind in zip(items, types, strict=True)]
