@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rekindle.protocol import Endpoint
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, Got, Head, StreamUnavailable
+from rekindle.streams.flight import ReadRequest, ReadResponse, StreamProgress, StreamUnavailable
 from rekindle.streams.reader import PartitionReader, Subscription
 from rekindle.streams.replica_choice import (
     RoutesChanged,
@@ -51,18 +51,18 @@ class FakeClient:
     def __init__(self, replicas: FakeReplicas, address: str) -> None:
         self.replicas, self.address = replicas, address
 
-    def get(self, get: Get, timeout_s: float) -> Got:
+    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         if self.address in self.replicas.silent:
             self.replicas.silent[self.address].wait(timeout_s)
             raise StreamUnavailable("deadline")
         if self.address in self.replicas.dead:
             raise StreamUnavailable("refused")
         last = self.replicas.last[self.address]
-        if last < get.from_epoch:
+        if last < request.from_epoch:
             time.sleep(0.005)
         rows = pa.table({"n": [1]})
-        batches = (EpochBatch("s", 0, e, 0, rows, "d") for e in range(get.from_epoch, last + 1))
-        return Got(Head(0, last, last), tuple(batches))
+        batches = (EpochBatch("s", 0, e, 0, rows, "d") for e in range(request.from_epoch, last + 1))
+        return ReadResponse(StreamProgress(0, last, last), tuple(batches))
 
     def close(self) -> None:
         pass

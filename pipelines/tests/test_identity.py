@@ -21,7 +21,7 @@ from rekindle.identity import Identity, Versions, incompatible
 from rekindle.protocol import FLIGHT_PORT, Endpoint, PollRequest, PollResponse, TaskRef
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.flight import ReadRequest, StreamClient, StreamServer, StreamUnavailable
 from rekindle.streams.log import OutputLog
 from rekindle.task.control import ControlServer
 from rekindle.task.poll_handler import PollHandler
@@ -188,8 +188,8 @@ def read(server: StreamServer, reader: Identity, incarnation: int | None = 3) ->
     while True:
         client = StreamClient(f"{ADDRESS}:{server.port}", reader)
         try:
-            got = client.get(Get("s", 0, 0, 1 << 20, incarnation=incarnation), 5)
-            return [b.epoch for b in got.epochs]
+            response = client.read(ReadRequest("s", 0, 0, 1 << 20, incarnation=incarnation), 5)
+            return [b.epoch for b in response.epochs]
         except StreamUnavailable as error:
             # A busy machine may take longer to connect than a reader waits.
             if "failed to connect" not in str(error) or time.monotonic() > deadline:
@@ -224,9 +224,11 @@ def test_a_reader_that_means_another_incarnation_is_refused(server: StreamServer
 def test_a_ticket_of_a_foreign_version_is_refused(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    ticket = json.loads(Get("s", 0, 0, 1).to_ticket(OWN).ticket)
+    ticket = json.loads(ReadRequest("s", 0, 0, 1).to_ticket(OWN).ticket)
     ticket |= {"protocol": version, "oldest": version, "of_tomorrow": 1}
-    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode()))
+    monkeypatch.setattr(
+        ReadRequest, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode())
+    )
     with pytest.raises(StreamUnavailable, match=f"speaks protocol {version} .*this process speaks"):
         read(server, OWN)
 
@@ -235,7 +237,7 @@ def test_a_ticket_of_another_shape_is_refused_by_its_version(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticket = json.dumps({"protocol": 9, "oldest": 9, "streams": []}).encode()
-    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(ticket))
+    monkeypatch.setattr(ReadRequest, "to_ticket", lambda *_: flight.Ticket(ticket))
     with pytest.raises(StreamUnavailable, match="it speaks protocol 9"):
         read(server, OWN)
 
@@ -243,9 +245,11 @@ def test_a_ticket_of_another_shape_is_refused_by_its_version(
 def test_fields_of_a_newer_ticket_are_ignored(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ticket = json.loads(Get("s", 0, 1, 1).to_ticket(OWN).ticket)
+    ticket = json.loads(ReadRequest("s", 0, 1, 1).to_ticket(OWN).ticket)
     ticket |= {"protocol": identity.PROTOCOL + 1, "of_tomorrow": 1}
-    monkeypatch.setattr(Get, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode()))
+    monkeypatch.setattr(
+        ReadRequest, "to_ticket", lambda *_: flight.Ticket(json.dumps(ticket).encode())
+    )
     assert read(server, OWN) == [1]
 
 
@@ -259,7 +263,9 @@ def test_an_answer_of_another_topology_is_refused(tmp_path: Path) -> None:
     server = Careless(ADDRESS, 0, Identity("uid-b"))
     server.serve_log(log)
     try:
-        with pytest.raises(StreamUnavailable, match="answer is refused: it is for topology uid-b"):
+        with pytest.raises(
+            StreamUnavailable, match="response is refused: it is for topology uid-b"
+        ):
             read(server, Identity("uid-a"))
     finally:
         server.stop()

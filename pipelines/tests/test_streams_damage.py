@@ -19,7 +19,13 @@ from rekindle.streams import flight
 from rekindle.streams.checksum import checksum_batch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import Get, Got, StreamClient, StreamServer, StreamUnavailable
+from rekindle.streams.flight import (
+    ReadRequest,
+    ReadResponse,
+    StreamClient,
+    StreamServer,
+    StreamUnavailable,
+)
 from rekindle.streams.log import OutputLog
 
 
@@ -144,7 +150,7 @@ def served(tmp_path: Path, address: str) -> Iterator[OutputLog]:
 def get_all(address: str) -> tuple[EpochBatch, ...]:
     client = StreamClient(address)
     try:
-        return client.get(Get("s", 0, 0, 1 << 20), 10).epochs
+        return client.read(ReadRequest("s", 0, 0, 1 << 20), 10).epochs
     finally:
         client.close()
 
@@ -185,7 +191,7 @@ def test_an_answer_without_checksums_is_taken(
 def test_a_large_epoch_comes_in_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "PART_BYTES", 100)
+    monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)
     parts: list[int] = []
     sent = flight._json
 
@@ -207,14 +213,14 @@ def test_an_epoch_with_parts_missing_is_not_taken() -> None:
         return rows, {**said, **more}
 
     whole = [message(epoch=0), message(epoch=1, part=0, parts=2)]
-    get = Get("s", 0, 0, 1 << 20)
-    assert [e.epoch for e in flight._epochs(get, whole, "a:1")] == [0]
+    request = ReadRequest("s", 0, 0, 1 << 20)
+    assert [e.epoch for e in flight._epochs(request, whole, "a:1")] == [0]
 
 
 def test_an_epoch_that_is_too_large_is_left_while_it_comes(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "PART_BYTES", 100)
+    monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)
     sizes: list[int] = []
 
     def check(what: str, size: int) -> None:
@@ -224,7 +230,7 @@ def test_an_epoch_that_is_too_large_is_left_while_it_comes(
 
     client = StreamClient(address, check_size=check)
     with pytest.raises(EpochTooLarge, match="epoch 0 of stream s/0 has more"):
-        client.get(Get("s", 0, 0, 1 << 20), 10)
+        client.read(ReadRequest("s", 0, 0, 1 << 20), 10)
     client.close()
     assert sizes[1] > sizes[0]
 
@@ -234,11 +240,11 @@ def test_a_reader_gives_up_on_an_epoch_that_is_too_large() -> None:
     refused: list[Exception] = []
 
     class TooLarge(FakeClient):
-        def get(self, get: Get, timeout_s: float) -> Got:
+        def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
             raise EpochTooLarge("epoch 0 is larger than the 60 MiB")
 
     harness.reader._connect = lambda a: TooLarge(harness.replicas, a)  # type: ignore[assignment,return-value]
-    harness.reader._refuse = refused.append
+    harness.reader._on_fatal = refused.append
     harness.reader.route(endpoints(A).endpoints)
     eventually(lambda: bool(refused))
     harness.reader.close()

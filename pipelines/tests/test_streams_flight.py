@@ -21,7 +21,7 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import (
     SPLIT_CACHE_BYTES,
     CallTimedOut,
-    Get,
+    ReadRequest,
     StreamClient,
     StreamServer,
     StreamUnavailable,
@@ -63,29 +63,33 @@ def client(server: StreamServer) -> Iterator[StreamClient]:
 def test_epochs_and_boundaries_cross(log: OutputLog, client: StreamClient) -> None:
     for epoch in range(3):
         log.append(batch(epoch, rows=0 if epoch == 1 else 6))
-    got = client.get(Get("s", 0, 0, 1 << 20), 2)
-    assert (got.head.base, got.head.last, got.head.released) == (0, 2, 41)
-    assert [(b.epoch, b.watermark, b.rows.num_rows) for b in got.epochs] == [
+    response = client.read(ReadRequest("s", 0, 0, 1 << 20), 2)
+    assert (response.progress.base, response.progress.last, response.progress.released) == (
+        0,
+        2,
+        41,
+    )
+    assert [(b.epoch, b.watermark, b.rows.num_rows) for b in response.epochs] == [
         (0, 0, 6),
         (1, 10, 0),
         (2, 20, 6),
     ]
-    assert got.epochs[0].rows.equals(batch(0).rows)
-    assert all(digest_table(b.rows) == b.digest for b in got.epochs)
+    assert response.epochs[0].rows.equals(batch(0).rows)
+    assert all(digest_table(b.rows) == b.digest for b in response.epochs)
 
 
 def test_a_call_waits_for_the_epoch_but_not_for_ever(log: OutputLog, client: StreamClient) -> None:
     started = time.monotonic()
-    assert client.get(Get("s", 0, 0, 1, wait_s=0.1), 2).epochs == ()
+    assert client.read(ReadRequest("s", 0, 0, 1, wait_s=0.1), 2).epochs == ()
     assert 0.1 <= time.monotonic() - started < 1
     threading.Timer(0.1, lambda: log.append(batch(0))).start()
-    assert len(client.get(Get("s", 0, 0, 1, wait_s=1), 3).epochs) == 1
+    assert len(client.read(ReadRequest("s", 0, 0, 1, wait_s=1), 3).epochs) == 1
 
 
 def test_shares_are_disjoint_whole_and_in_order(log: OutputLog, client: StreamClient) -> None:
     log.append(batch(0, rows=50))
     shares = [
-        client.get(Get("s", 0, 0, 1 << 20, share=Share(("k",), 3, i)), 2).epochs[0]
+        client.read(ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, i)), 2).epochs[0]
         for i in range(3)
     ]
     numbers = [s.rows["n"].to_pylist() for s in shares]
@@ -101,19 +105,19 @@ def test_below_the_floor_the_error_names_it(log: OutputLog, client: StreamClient
         log.append(batch(epoch))
     log.truncate(6)
     with pytest.raises(BelowFloor, match=f"begins at {log.base}"):
-        client.get(Get("s", 0, 0, 1), 2)
+        client.read(ReadRequest("s", 0, 0, 1), 2)
 
 
 def test_an_unknown_stream_is_an_error(client: StreamClient) -> None:
     with pytest.raises(StreamUnavailable, match="does not serve stream other/0"):
-        client.get(Get("other", 0, 0, 1), 2)
+        client.read(ReadRequest("other", 0, 0, 1), 2)
 
 
 def test_an_absent_server_is_noticed_at_once() -> None:
     client = StreamClient(f"{ADDRESS}:1")
     started = time.monotonic()
     with pytest.raises(StreamUnavailable):
-        client.get(Get("s", 0, 0, 1), 2)
+        client.read(ReadRequest("s", 0, 0, 1), 2)
     assert time.monotonic() - started < 1
 
 
@@ -139,13 +143,13 @@ def test_what_came_before_the_deadline_is_not_thrown_away(log: OutputLog, whole:
     server.serve_log(log)
     client = StreamClient(f"{ADDRESS}:{server.port}")
     with contextlib.suppress(StreamUnavailable):
-        client.get(Get("other", 0, 0, 1), 5)  # connected
+        client.read(ReadRequest("other", 0, 0, 1), 5)  # connected
     if whole:
-        got = client.get(Get("s", 0, 0, 1 << 20), 0.5)
-        assert [b.rows for b in got.epochs] == [batch(0).rows, batch(1).rows]
+        response = client.read(ReadRequest("s", 0, 0, 1 << 20), 0.5)
+        assert [b.rows for b in response.epochs] == [batch(0).rows, batch(1).rows]
     else:
-        with pytest.raises(CallTimedOut, match="no whole epoch in"):
-            client.get(Get("s", 0, 0, 1 << 20), 0.5)
+        with pytest.raises(CallTimedOut, match="no complete epoch within"):
+            client.read(ReadRequest("s", 0, 0, 1 << 20), 0.5)
     server.go.set()
     client.close()
     server.stop()
@@ -153,12 +157,12 @@ def test_what_came_before_the_deadline_is_not_thrown_away(log: OutputLog, whole:
 
 def test_no_more_is_read_for_shares_than_splits_are_kept_of() -> None:
     def shared(max_bytes: int, partitions: int) -> int:
-        return _bytes_to_read(Get("s", 0, 0, max_bytes, share=Share(("k",), partitions, 0)))
+        return _bytes_to_read(ReadRequest("s", 0, 0, max_bytes, share=Share(("k",), partitions, 0)))
 
     assert shared(1 << 20, 4) == 4 << 20
     assert shared(8 << 20, 64) == SPLIT_CACHE_BYTES
     assert shared(2 * SPLIT_CACHE_BYTES, 2) == 2 * SPLIT_CACHE_BYTES
-    assert _bytes_to_read(Get("s", 0, 0, 100)) == 100
+    assert _bytes_to_read(ReadRequest("s", 0, 0, 100)) == 100
 
 
 def test_stopping_wakes_who_waits(log: OutputLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +175,7 @@ def test_stopping_wakes_who_waits(log: OutputLog, monkeypatch: pytest.MonkeyPatc
 
     def wait() -> None:
         with contextlib.suppress(StreamUnavailable):
-            client.get(Get("s", 0, 0, 1, wait_s=20), 60)
+            client.read(ReadRequest("s", 0, 0, 1, wait_s=20), 60)
         done.set()
 
     threading.Thread(target=wait, daemon=True).start()
@@ -227,7 +231,7 @@ def test_epochs_without_rows_are_not_split(
 ) -> None:
     for epoch in range(5):
         log.append(batch(epoch, rows=0))
-    got = client.get(Get("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)), 2)
-    assert [b.rows.num_rows for b in got.epochs] == [0] * 5
-    assert got.epochs[0].rows.schema == SCHEMA
+    response = client.read(ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)), 2)
+    assert [b.rows.num_rows for b in response.epochs] == [0] * 5
+    assert response.epochs[0].rows.schema == SCHEMA
     assert not len(server._splits)

@@ -14,7 +14,7 @@ from reader_parts import A, B, C, FakeClient, Harness, endpoints
 
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import CallTimedOut, Get, Got, StreamServer
+from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.streams.reader import PartitionReader, Subscription
 from rekindle.streams.replica_choice import (
@@ -192,11 +192,11 @@ class LargeEpoch(FakeClient):
     needs_s = 7.0
     deadlines: ClassVar[list[float]] = []
 
-    def get(self, get: Get, timeout_s: float) -> Got:
+    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         self.deadlines.append(timeout_s)
-        if get.from_epoch == 0 and timeout_s < self.needs_s:
+        if request.from_epoch == 0 and timeout_s < self.needs_s:
             raise CallTimedOut("no whole epoch")
-        return super().get(get, timeout_s)
+        return super().read(request, timeout_s)
 
 
 def test_an_epoch_that_takes_longer_than_a_call_gets_longer_calls() -> None:

@@ -11,7 +11,7 @@ import pytest
 from reader_parts import FakeClient, FakeReplicas, Harness, endpoints
 from task_world import SINK, World, eventually
 
-from rekindle.streams.flight import Get, Got
+from rekindle.streams.flight import ReadRequest, ReadResponse
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.workers import Worker
@@ -60,7 +60,7 @@ def test_a_problem_is_taken_back_when_the_work_goes_on() -> None:
 class NewerClient(FakeClient):
     """Answers with a header that has a field which this version does not know."""
 
-    def get(self, get: Get, timeout_s: float) -> Got:
+    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         raise KeyError("channel")
 
 

@@ -1,13 +1,13 @@
 """Epochs over Arrow Flight: one server in each task, bounded calls only.
 
-A Flight call holds a server thread and cannot be woken, so no call is a subscription: `get` asks
+A Flight call holds a server thread and cannot be woken, so no call is a subscription: `read` asks
 for epochs from a number on, waits at most MAX_WAIT_S for the first of them, and returns. Knows
-logs, not engines; which replica to ask and when to ask again is the reader's affair.
+logs, not engines; which replica to call, and when, is decided by the reader.
 
-The ticket is `Get` as JSON. The answer's first message is a header without rows (`Head`), then one
-message for each epoch with its boundary in `app_metadata`, or several if the epoch is large, each
-with the checksum of its rows. With a share, each epoch has only the rows of one consumer partition,
-and `digest` remains that of the whole epoch.
+The ticket is a `ReadRequest` as JSON. The response's first message is a header without rows
+(`StreamProgress`). One message follows for each epoch, or several if it is large: its boundary is
+in `app_metadata`, with the checksum of the message's rows. If the request names a share, each epoch
+has only the rows of one consumer partition, and `digest` remains that of the whole epoch.
 
 Tickets and headers carry the topology's UID, the incarnation and the protocol version, as polls do
 (`rekindle.protocol`): addresses are reused, and stream ids do not contain the topology. Calls need
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 MAX_WAIT_S = 1.0
 _AUTHORIZATION = "authorization"
 SPLIT_CACHE_BYTES = 16 << 20
-PART_BYTES = 32 << 20
-"""Of one message: an epoch with more is sent in parts."""
+MAX_MESSAGE_BYTES = 32 << 20
+"""An epoch with more bytes is sent in parts."""
 
 Message = tuple[pa.RecordBatch, dict[str, Any]]
-"""Rows, and what was said of them."""
+"""Rows and their metadata."""
 
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
@@ -56,7 +56,7 @@ _CHANNEL = [
 
 
 class StreamUnavailable(RekindleError):
-    """A replica cannot be read: it is away, silent, or does not serve this stream (yet)."""
+    """A replica cannot be read: it is gone or silent, or does not serve this stream (yet)."""
 
 
 class CallTimedOut(StreamUnavailable):
@@ -64,9 +64,8 @@ class CallTimedOut(StreamUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
-    """Whose ticket or header it is. `incarnation`: of the replica that serves, or is meant to;
-    None: any."""
+class MessageIdentity:
+    """Of a ticket or a header. `incarnation`: of the serving replica; None: any."""
 
     topology: str = ""
     incarnation: int | None = None
@@ -74,18 +73,18 @@ class Stamp:
     oldest: int = UNVERSIONED
 
     @staticmethod
-    def of(identity: Identity, incarnation: int | None) -> Stamp:
+    def of(identity: Identity, incarnation: int | None) -> MessageIdentity:
         own = Versions()
-        return Stamp(identity.topology, incarnation, own.protocol, own.oldest)
+        return MessageIdentity(identity.topology, incarnation, own.protocol, own.oldest)
 
     def refusal(self, identity: Identity) -> str | None:
-        """Why a peer of this identity does not take it."""
+        """Why a peer of this identity refuses the message; None: it accepts."""
         versions = incompatible(Versions(self.protocol, self.oldest))
         return versions or identity.mismatch(self.topology)
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class ReadRequest:
     stream: str
     partition: int
     from_epoch: int
@@ -95,22 +94,22 @@ class Get:
     incarnation: int | None = None
 
     def to_ticket(self, identity: Identity) -> flight.Ticket:
-        stamp = asdict(Stamp.of(identity, self.incarnation))
-        return flight.Ticket(json.dumps({**asdict(self), **stamp}).encode())
+        identity_fields = asdict(MessageIdentity.of(identity, self.incarnation))
+        return flight.Ticket(json.dumps({**asdict(self), **identity_fields}).encode())
 
     @staticmethod
-    def of(said: dict[str, Any]) -> Get:
+    def of(ticket: dict[str, Any]) -> ReadRequest:
         """From a ticket's JSON."""
-        share = said.pop("share", None)
+        share = ticket.pop("share", None)
         if share is not None:
             share = Share(tuple(share["key_by"]), share["partitions"], share["index"])
-        return Get(**_known(Get, said), share=share)
+        return ReadRequest(**_known(ReadRequest, ticket), share=share)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What a replica says of its stream partition: the epochs in its log and the newest one that
-    has been released to it (by time, or by its own upstreams)."""
+class StreamProgress:
+    """Of a replica: the epochs in its log, and the newest one that was released to it (by time, or
+    by its own upstreams)."""
 
     base: int
     last: int
@@ -118,14 +117,14 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
-    head: Head
+class ReadResponse:
+    progress: StreamProgress
     epochs: tuple[EpochBatch, ...]
 
 
 class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves the logs it is given. Before `serve` a stream is unknown: a task that restarts answers
-    no reader before it is consistent."""
+    """Serves logs. A stream is unknown before `serve_log`: a restarted task answers no reader
+    before it is consistent."""
 
     def __init__(
         self,
@@ -157,9 +156,11 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
-            said = json.loads(ticket.ticket)
-            self._admit(Stamp(**_known(Stamp, said)))  # first: another release's may differ
-            return self._answer(Get.of(said))
+            content = json.loads(ticket.ticket)
+            self._admit(
+                MessageIdentity(**_known(MessageIdentity, content))
+            )  # first: another release's may differ
+            return self._respond(ReadRequest.of(content))
         except RekindleError as error:
             raise _to_flight(error) from error
         except (ValueError, KeyError, TypeError) as error:
@@ -169,34 +170,40 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
             _log.exception("a call of a reader failed")
             raise flight.FlightServerError(repr(error), extra_info=b"Internal") from error
 
-    def _admit(self, stamp: Stamp) -> None:
-        """Refuse what is not meant for this task."""
-        if (reason := stamp.refusal(self._identity)) is not None:
+    def _admit(self, sender: MessageIdentity) -> None:
+        """Refuse tickets that are not for this task."""
+        if (reason := sender.refusal(self._identity)) is not None:
             raise StreamUnavailable(f"ticket refused: {reason}")
-        meant = stamp.incarnation
+        meant = sender.incarnation
         if meant is not None and self._incarnation is not None and meant != self._incarnation:
             raise StreamUnavailable(
                 f"ticket refused: it is for incarnation {meant}, this is {self._incarnation}"
             )
 
-    def _answer(self, get: Get) -> flight.FlightDataStream:
+    def _respond(self, request: ReadRequest) -> flight.FlightDataStream:
         with self._lock:
-            served = self._logs.get((get.stream, get.partition))
+            served = self._logs.get((request.stream, request.partition))
         if served is None:
             raise StreamUnavailable(
-                f"this task does not serve stream {get.stream}/{get.partition} (yet)"
+                f"this task does not serve stream {request.stream}/{request.partition} (yet)"
             )
         log, released = served
-        log.wait_for(get.from_epoch, min(get.wait_s, MAX_WAIT_S))
-        batches = log.read(get.from_epoch, _bytes_to_read(get))
-        head = Head(log.base, log.last, max(released(), log.last))
-        return flight.GeneratorStream(log.schema, self._messages(log.schema, head, batches, get))
+        log.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
+        batches = log.read(request.from_epoch, _bytes_to_read(request))
+        progress = StreamProgress(log.base, log.last, max(released(), log.last))
+        return flight.GeneratorStream(
+            log.schema, self._messages(log.schema, progress, batches, request)
+        )
 
     def _messages(
-        self, schema: pa.Schema, head: Head, batches: list[EpochBatch], get: Get
+        self,
+        schema: pa.Schema,
+        progress: StreamProgress,
+        batches: list[EpochBatch],
+        request: ReadRequest,
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-        stamp = asdict(Stamp.of(self._identity, self._incarnation))
-        yield _no_rows(schema), _json({**stamp, **asdict(head)})
+        identity_fields = asdict(MessageIdentity.of(self._identity, self._incarnation))
+        yield _no_rows(schema), _json({**identity_fields, **asdict(progress)})
         for batch in batches:
             boundary = {
                 "epoch": batch.epoch,
@@ -205,7 +212,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
                 "kind": batch.kind,
                 "attempt": batch.attempt,
             }
-            yield from _parts(self._share(batch, get.share), boundary)
+            yield from _parts(self._share(batch, request.share), boundary)
 
     def _share(self, batch: EpochBatch, share: Share | None) -> pa.Table:
         if share is None or not batch.rows.num_rows:
@@ -232,52 +239,56 @@ class StreamClient:
         self._headers = [] if sent is None else [(_AUTHORIZATION.encode(), sent.encode())]
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
 
-    def get(self, get: Get, timeout_s: float) -> Got:
-        """One bounded call; at the deadline, the epochs that have come by then. Raises BelowFloor,
-        CallTimedOut if none has, or StreamUnavailable for all else that can fail."""
+    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+        """One bounded call; at the deadline, the epochs that have arrived. Raises BelowFloor,
+        CallTimedOut if none has, or StreamUnavailable for every other failure."""
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
         messages: list[Message] = []
         late: Exception | None = None
         try:
-            reader = self._client.do_get(get.to_ticket(self._identity), options)
+            reader = self._client.do_get(request.to_ticket(self._identity), options)
             for message in reader:
                 messages.append((message.data, json.loads(message.app_metadata.to_pybytes())))
-                self._check(get, messages, reader)
+                self._check(request, messages, reader)
         except flight.FlightTimedOutError as error:
             late = error
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise _from_flight(error, self.address) from error
-        epochs = _epochs(get, messages[1:], self.address)
+        epochs = _epochs(request, messages[1:], self.address)
         if late is not None and not epochs:
-            text = f"{self.address} gave no whole epoch in {timeout_s:g} s"
+            text = f"{self.address} sent no complete epoch within {timeout_s:g} s"
             raise CallTimedOut(text) from late
         if not messages:
-            raise StreamUnavailable(f"{self.address} gave an answer without a header")
-        return Got(self._head(messages[0][1]), epochs)
+            raise StreamUnavailable(f"{self.address} sent a response without a header")
+        return ReadResponse(self._progress(messages[0][1]), epochs)
 
-    def _check(self, get: Get, messages: list[Message], reader: Any) -> None:
-        """Look at the size of an epoch while its parts come, for the whole may be too large."""
-        said = messages[-1][1]
-        if said.get("parts", 1) == 1:
+    def _check(self, request: ReadRequest, messages: list[Message], reader: Any) -> None:
+        """Check the size of an epoch while its parts arrive: the whole may be too large."""
+        metadata = messages[-1][1]
+        if metadata.get("parts", 1) == 1:
             return
-        size = sum(data.nbytes for data, _ in messages[-1 - said["part"] :])
+        size = sum(data.nbytes for data, _ in messages[-1 - metadata["part"] :])
         try:
-            self._check_size(f"epoch {said['epoch']} of stream {get.stream}/{get.partition}", size)
+            self._check_size(
+                f"epoch {metadata['epoch']} of stream {request.stream}/{request.partition}", size
+            )
         except Exception:
             reader.cancel()
             raise
 
-    def _head(self, said: dict[str, Any]) -> Head:
-        if (reason := Stamp(**_known(Stamp, said)).refusal(self._identity)) is not None:
-            raise StreamUnavailable(f"{self.address}: its answer is refused: {reason}")
-        return Head(**_known(Head, said))
+    def _progress(self, metadata: dict[str, Any]) -> StreamProgress:
+        if (
+            reason := MessageIdentity(**_known(MessageIdentity, metadata)).refusal(self._identity)
+        ) is not None:
+            raise StreamUnavailable(f"{self.address}: its response is refused: {reason}")
+        return StreamProgress(**_known(StreamProgress, metadata))
 
     def close(self) -> None:
         self._client.close()
 
 
 class _RequireToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses each call that does not bring the topology's token, before its ticket is read."""
+    """Refuses calls without the topology's token, before their tickets are read."""
 
     def __init__(self, identity: Identity) -> None:
         super().__init__()
@@ -289,59 +300,61 @@ class _RequireToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError("this port needs the topology's token")
 
 
-def _bytes_to_read(get: Get) -> int:
-    """A consumer's share is some part of what is read: but not more at once than splits are kept
-    of, or the other consumers would split it all again."""
-    shares = get.share.partitions if get.share else 1
-    return max(get.max_bytes, min(get.max_bytes * shares, SPLIT_CACHE_BYTES))
+def _bytes_to_read(request: ReadRequest) -> int:
+    """More than is asked for, since a share is only part of what is read; but not more than the
+    split cache holds, or the other consumers would have to split it again."""
+    shares = request.share.partitions if request.share else 1
+    return max(request.max_bytes, min(request.max_bytes * shares, SPLIT_CACHE_BYTES))
 
 
 def _parts(rows: pa.Table, boundary: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
     """An epoch's messages: one, unless it is large. A string column of one message has at most 2
     GB, and a large table is not copied into one piece."""
-    if rows.nbytes <= PART_BYTES:
+    if rows.nbytes <= MAX_MESSAGE_BYTES:
         batches = rows.combine_chunks().to_batches()
     else:
-        most = max(1, rows.num_rows * PART_BYTES // rows.nbytes)
+        most = max(1, rows.num_rows * MAX_MESSAGE_BYTES // rows.nbytes)
         batches = rows.to_batches(max_chunksize=most)
     batches = batches or [_no_rows(rows.schema)]
     for part, batch in enumerate(batches):
-        said = dict(boundary)
+        metadata = dict(boundary)
         if batch.num_rows:
-            said["checksum"] = checksum_batch(batch)
+            metadata["checksum"] = checksum_batch(batch)
         if len(batches) > 1:
-            said |= {"part": part, "parts": len(batches)}
-        yield batch, _json(said)
+            metadata |= {"part": part, "parts": len(batches)}
+        yield batch, _json(metadata)
 
 
-def _epochs(get: Get, messages: list[Message], address: str) -> tuple[EpochBatch, ...]:
-    """The epochs whose parts have all come. Raises StreamUnavailable for damaged ones."""
+def _epochs(request: ReadRequest, messages: list[Message], address: str) -> tuple[EpochBatch, ...]:
+    """The epochs whose parts have all arrived. Raises StreamUnavailable for damaged ones."""
     epochs: list[EpochBatch] = []
     parts: list[pa.RecordBatch] = []
-    for data, said in messages:
-        if said.get("checksum") is not None and said["checksum"] != checksum_batch(data):
+    for data, metadata in messages:
+        if metadata.get("checksum") is not None and metadata["checksum"] != checksum_batch(data):
             raise StreamUnavailable(
-                f"{address}: epoch {said['epoch']} of stream {get.stream}/{get.partition} arrived "
-                "with a wrong checksum"
+                f"{address}: epoch {metadata['epoch']} of stream {request.stream}/"
+                f"{request.partition} arrived with a wrong checksum"
             )
         parts.append(data)
-        if said.get("part", 0) + 1 == said.get("parts", 1):
-            epochs.append(_epoch(get, parts, said))
+        if metadata.get("part", 0) + 1 == metadata.get("parts", 1):
+            epochs.append(_epoch(request, parts, metadata))
             parts = []
     return tuple(epochs)
 
 
-def _epoch(get: Get, parts: list[pa.RecordBatch], said: dict[str, Any]) -> EpochBatch:
-    boundary = _known(EpochBatch, said)
+def _epoch(
+    request: ReadRequest, parts: list[pa.RecordBatch], metadata: dict[str, Any]
+) -> EpochBatch:
+    boundary = _known(EpochBatch, metadata)
     boundary["kind"] = Kind(boundary["kind"])
-    empty = EpochBatch(get.stream, get.partition, 0, 0, pa.Table.from_batches(parts), "")
+    empty = EpochBatch(request.stream, request.partition, 0, 0, pa.Table.from_batches(parts), "")
     return replace(empty, **boundary)
 
 
-def _known(kind: type, said: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this version knows: a newer peer may send more."""
+def _known(kind: type, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows; a newer peer may send more."""
     names = {field.name for field in fields(kind)}
-    return {name: value for name, value in said.items() if name in names}
+    return {name: value for name, value in metadata.items() if name in names}
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -21,7 +21,7 @@ from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
-from rekindle.streams.flight import CallTimedOut, Get, Got, StreamClient
+from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamClient
 from rekindle.streams.replica_choice import (
     CallFailed,
     DeliverEpochs,
@@ -176,9 +176,11 @@ class PartitionReader:
         with self._lock:
             epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
             incarnation = self._incarnations.get(client.address)
-        get = Get(s.stream, s.partition, epoch, self._call_bytes, WAIT_S, s.share, incarnation)
+        request = ReadRequest(
+            s.stream, s.partition, epoch, self._call_bytes, WAIT_S, s.share, incarnation
+        )
         try:
-            got = client.get(get, deadline_s)
+            response = client.read(request, deadline_s)
         except Exception as error:
             if isinstance(error, EpochTooLarge):
                 self._on_fatal(error)
@@ -189,7 +191,7 @@ class PartitionReader:
         with self._lock:
             if thread == self._current_thread:
                 self._unexpected = None
-                self._take(client.address, got)
+                self._received(client.address, response)
                 if self._worker is not None:
                     self._worker.progressed()
         return True
@@ -213,10 +215,10 @@ class PartitionReader:
         doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.timeouts, 10)
         return min(doubled, MAX_DEADLINE_S)
 
-    def _take(self, address: str, got: Got) -> None:
-        self._released = max(self._released, got.head.released)
-        event = EpochsReceived(address, tuple(b.epoch for b in got.epochs))
-        self._apply(self._choice.step(event, time.monotonic()), got.epochs)
+    def _received(self, address: str, response: ReadResponse) -> None:
+        self._released = max(self._released, response.progress.released)
+        event = EpochsReceived(address, tuple(b.epoch for b in response.epochs))
+        self._apply(self._choice.step(event, time.monotonic()), response.epochs)
 
     def _apply(self, effects: list[Effect], received: tuple[EpochBatch, ...]) -> None:
         for effect in effects:
