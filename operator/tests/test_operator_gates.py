@@ -37,15 +37,19 @@ def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> N
 
 def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
     running.binding = False
+    for name in "bc":
+        running.nodes[name] = replace(running.nodes[name], cordoned=True)
+    for name in "de":
+        running.add_node(name, cpu_m=1000)  # for one task
     running.lose_node("a")
     running.settle()
     before = opened(running)
-    assert set(before.values()) == {"b", "c"}
-    running.lose_node("b")
+    assert set(before.values()) == {"d", "e"}
+    running.lose_node("d")
     running.settle()
     after = opened(running)
-    assert {n for n, node in before.items() if node == "c"} <= set(after)
-    assert set(after.values()) == {"c"}
+    assert {n for n, node in before.items() if node == "e"} == set(after)
+    assert set(after.values()) == {"e"}
 
 
 def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -> None:
