@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
 from rekindle_operator.reconcile.actions import (
@@ -22,6 +21,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import Stage, Step, schedule
+from rekindle_operator.retries import Retries
 
 _DEADLINE_S = 10.0
 
@@ -63,8 +63,8 @@ def dispatcher(
     doer: Doer, workers: int = 8, clock: Callable[[], float] = lambda: 0.0
 ) -> Dispatcher:
     """A call may take a twentieth of the usual time."""
-    backoff = Backoff(lambda: 1.0)
-    return Dispatcher(doer, doer.skip, clock, lambda: True, backoff, workers, STALL_S / 20)
+    retries = Retries(lambda: 1.0)
+    return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 20)
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
@@ -120,7 +120,7 @@ def test_a_namespace_that_hangs_takes_two_workers_of_those_that_others_wait_for(
         doer.released.wait(_DEADLINE_S)
         return doer(step)
 
-    doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), 8, 60.0)
+    doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 8, 60.0)
     running = threading.Thread(target=doing.run, args=([*bad, *good],))
     running.start()
     until("eight are begun", lambda: len(begun) == 8)
@@ -159,7 +159,7 @@ def test_a_worker_that_fails_between_two_steps_ends_no_pass(doer: Doer) -> None:
     def skip(_: Step) -> None:
         raise KeyError("a fault")
 
-    doing = Dispatcher(doer, skip, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), 1)
+    doing = Dispatcher(doer, skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 1)
     doing.run([step("fail"), step("child", after="fail"), step("other")])
     assert doer.done == ["fail", "other"]
 
@@ -215,7 +215,7 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
             raise KeyError(name)
         return Outcome.FAILED if name.startswith("fail") else Outcome.DONE
 
-    doing = Dispatcher(do, lambda _: None, lambda: 0.0, lambda: True, Backoff(lambda: 1.0), workers)
+    doing = Dispatcher(do, lambda _: None, lambda: 0.0, lambda: True, Retries(lambda: 1.0), workers)
     doing.run(schedule(decisions))
     created_names = {name for name in done if name.count("-") == 2}
     assert created_names == expected
@@ -227,17 +227,17 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_back_off_grows_to_half_a_minute_and_no_further(jitters: list[float]) -> None:
     numbers = iter(jitters)
-    backoff = Backoff(lambda: next(numbers))
-    waits = [backoff.failed("k", 0.0) for _ in jitters]
+    retries = Retries(lambda: next(numbers))
+    waits = [retries.failed("k", 0.0) for _ in jitters]
     assert waits[0] == 0.0
     assert all(0.25 <= wait <= 30.0 for wait in waits[1:])
     assert all(wait >= 15.0 for wait in waits[8:])
 
 
 def test_back_off_forgets_what_nobody_tries_any_more() -> None:
-    backoff = Backoff(lambda: 1.0)
-    backoff.failed("k", 0.0)
-    backoff.forget_old(599.0)
-    assert len(backoff) == 1
-    backoff.forget_old(601.0)
-    assert len(backoff) == 0
+    retries = Retries(lambda: 1.0)
+    retries.failed("k", 0.0)
+    retries.forget_old(599.0)
+    assert len(retries) == 1
+    retries.forget_old(601.0)
+    assert len(retries) == 0

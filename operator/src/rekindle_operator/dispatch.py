@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from rekindle_operator.backoff import Backoff
 from rekindle_operator.metrics import RECONCILE_ERRORS
 from rekindle_operator.reconcile.schedule import Stage, Step
+from rekindle_operator.retries import Retries
 
 WORKERS = 8
 _WORKERS_OF_ONE = 3  # topology
@@ -88,7 +88,7 @@ class Dispatcher:
         skipped: Callable[[Step], None],
         clock: Callable[[], float],
         allowed: Callable[[], bool],
-        backoff: Backoff,
+        retries: Retries,
         workers: int = WORKERS,
         stall_s: float = STALL_S,
     ) -> None:
@@ -96,7 +96,7 @@ class Dispatcher:
         self._skipped = skipped
         self._clock = clock
         self._allowed = allowed
-        self._backoff = backoff
+        self._retries = retries
         self._workers = workers
         self._stall_s = stall_s
         self._threads = _THREADS_OF_A_WORKER * workers
@@ -120,11 +120,11 @@ class Dispatcher:
 
     def _begin(self, steps: list[Step]) -> None:
         now = self._clock()
-        self._backoff.forget_old(now)
+        self._retries.forget_old(now)
         waiting = [*steps, *self._events]
         self._events.clear()
         fresh = [s for s in waiting if s.key not in self._flying]
-        self._queue = _Queue(s for s in fresh if self._backoff.is_due(s.key, now))
+        self._queue = _Queue(s for s in fresh if self._retries.is_due(s.key, now))
         due = {s.key for s in self._queue}
         # What flies or waits for its back-off is not done: nothing that depends on it is, either.
         not_done = {s.key for s in steps if s.key not in due}
@@ -203,10 +203,10 @@ class Dispatcher:
             del self._flying[step.key]
             match outcome:
                 case Outcome.DONE:
-                    self._backoff.succeeded(step.key)
+                    self._retries.succeeded(step.key)
                     self._blocked.discard(step.key)
                 case Outcome.FAILED:
-                    wait_s = self._backoff.failed(step.key, self._clock())
+                    wait_s = self._retries.failed(step.key, self._clock())
                     logger.warning("%s is tried again in %.1f s", step.key, wait_s)
                     self._drop_dependents(step.key)
                 case Outcome.REFUSED:

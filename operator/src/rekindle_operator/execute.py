@@ -24,7 +24,6 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle.errors import Problem
-from rekindle_operator.backoff import Backoff
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import DryRunResult
@@ -49,6 +48,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.schedule import Step, schedule
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
+from rekindle_operator.retries import Retries
 
 _TOKEN_AGAIN_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
@@ -76,7 +76,7 @@ class Executor:
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
         self._dispatcher = Dispatcher(
-            self._attempt, self._skipped, clock, allowed, Backoff(random.random), workers
+            self._attempt, self._skipped, clock, allowed, Retries(random.random), workers
         )
 
     def run(self, decisions: Iterable[TopologyActions]) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from rekindle.backoff import BackoffPolicy
 from rekindle_operator.cluster.model import Refusal, SlotRef
 
-_FIRST_WAIT_S = 1.0
-_LONGEST_WAIT_S = 30.0
+_BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
 _NO_RESPONSE = "no response yet"
 
 
@@ -28,7 +28,7 @@ class Refusals:
         """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
         tries = known.tries + 1 if known is not None else 1
-        wait_s = min(_FIRST_WAIT_S * 2 ** min(tries - 1, 10), _LONGEST_WAIT_S)
+        wait_s = _BACKOFF.wait_s(tries)
         fresh = Refusal(message, tries, now + wait_s, lost_at)
         return Refusals({**self.without(ref).by_ref, ref: fresh})
 

@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_FIRST_S = 300.0
-_LONGEST_S = 3600.0
+from rekindle.backoff import BackoffPolicy
+
+_BACKOFF = BackoffPolicy(first_s=300.0, longest_s=3600.0)
 _MAX_RECORDS = 10_000  # those that expire first are dropped
 
 
@@ -36,9 +37,11 @@ class UnsuitableNodes:
         known = self.records.get((shape, node))
         if known is not None and known.pod_uid == pod_uid:
             return self
-        times = known.times + 1 if known is not None and now < known.until + _LONGEST_S else 1
-        length_s = min(_FIRST_S * 2 ** min(times - 1, 10), _LONGEST_S)
-        kept = {k: r for k, r in self.records.items() if now < r.until + _LONGEST_S}
+        times = (
+            known.times + 1 if known is not None and now < known.until + _BACKOFF.longest_s else 1
+        )
+        length_s = _BACKOFF.wait_s(times)
+        kept = {k: r for k, r in self.records.items() if now < r.until + _BACKOFF.longest_s}
         if len(kept) >= _MAX_RECORDS:
             del kept[min(kept, key=lambda k: kept[k].until)]
         return UnsuitableNodes({**kept, (shape, node): Unsuitable(pod_uid, times, now + length_s)})

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekindle.backoff import BackoffPolicy
 from rekindle.names import ROLE_TASK
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
@@ -31,7 +32,6 @@ from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
 
-_MOST_DOUBLINGS = 4
 _WITNESSES = 2
 
 
@@ -216,8 +216,13 @@ def _loss_of_open(
 def _is_patience_over(pod: PodView, now: float, timing: Timing) -> bool:
     """What scheduler or kubelet keep refusing (a claim that is not there, a sysctl) is not tried
     every 5 s forever."""
-    patience_s = timing.unbound_s * 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
+    patience_s = patience(timing.unbound_s).wait_s(pod.attempt + 1)
     return now - _opened_at(pod) >= patience_s
+
+
+def patience(first_s: float) -> BackoffPolicy:
+    """How long a pod may take until it is replaced: twice as long with each attempt."""
+    return BackoffPolicy(first_s, longest_s=16 * first_s)
 
 
 def _opened_at(pod: PodView) -> float:

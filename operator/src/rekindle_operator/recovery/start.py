@@ -11,11 +11,10 @@ Design: docs/design/recovery.md#gates.
 from __future__ import annotations
 
 from rekindle_operator.cluster.model import PodView, Snapshot
-from rekindle_operator.recovery.losses import Loss, LossAssessment
+from rekindle_operator.recovery.losses import Loss, LossAssessment, patience
 from rekindle_operator.settings import Timing
 
 _MOST_NODES = 3
-_MOST_DOUBLINGS = 4
 _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
@@ -50,8 +49,8 @@ class StartFailures:
             since, patience_s = self._snapshot.troubled_since, self._timing.trouble_s
         else:
             since, patience_s = self._snapshot.preparing_since, self._timing.preparation_s
-        patience_s *= 2.0 ** min(pod.attempt, _MOST_DOUBLINGS)
-        return pod.uid in since and self._now - since[pod.uid] >= patience_s
+        longest_s = patience(patience_s).wait_s(pod.attempt + 1)
+        return pod.uid in since and self._now - since[pod.uid] >= longest_s
 
     def _is_worth_another(self, pod: PodView, node: str) -> bool:
         bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
