@@ -125,7 +125,7 @@ class FakeTask:
     logged: dict[int, str] = field(default_factory=dict)
     entries: dict[str, tuple[str, str]] = field(default_factory=dict)  # the store: wrong, chain
     engine: str = "e1"
-    took_back: Contradiction | None = None  # what an earlier life had in its log
+    took_back: Contradiction | None = None  # what an earlier boot had in its log
     deaf: bool = False  # answers, and does nothing that it is told
 
     def poll(self, poll: PollRequest) -> PollResponse | None:

@@ -15,7 +15,7 @@ from rekindle.errors import SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
-from rekindle.task.earlier import take_over_log
+from rekindle.task.earlier_boots import adopt_log
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.phases import TaskEvent
@@ -141,7 +141,7 @@ class World:
         )
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = take_over_log(self.log, directory, state.epoch, alone=replicas == 1)
+        earlier = adopt_log(self.log, directory, state.epoch, alone=replicas == 1)
         self.inputs = SourceInputs(
             self.source,
             state.epoch + 1,

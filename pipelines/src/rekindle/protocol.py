@@ -184,7 +184,7 @@ class TaskProblem(_Message):
 
 
 class Contradiction(_Message):
-    """The first epoch for which an earlier life of this task had another result in its log, which
+    """The first epoch for which an earlier boot of this task had another result in its log, which
     readers may have used."""
 
     epoch: int

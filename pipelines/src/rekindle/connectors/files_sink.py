@@ -158,7 +158,7 @@ class FilesSink:
 
     def _put_or_compare(self, name: str, epoch: int, data: bytes) -> bool | None:
         """True if the file was created, False if it is there with these rows (another replica's, or
-        an earlier life's), None if it is there with others. Raises OSError, SinkRefused."""
+        an earlier boot's), None if it is there with others. Raises OSError, SinkRefused."""
         if self._ranges is not None:
             self._ranges.acquire(epoch)
         there = self._retry.run(lambda: self._objects.exists(name))

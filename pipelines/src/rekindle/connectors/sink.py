@@ -46,7 +46,7 @@ class Sink(Protocol):
 
     def write(self, batch: EpochBatch) -> bool:
         """Make a stable epoch durable. True if this call created it; False if it has no rows, or if
-        it was there (another replica, or an earlier life) and was compared. When it returns, the
+        it was there (another replica, or an earlier boot) and was compared. When it returns, the
         epoch is durable. Raises SinkRefused if the outside cannot take it now; the same call may be
         made again."""
         ...

@@ -1,8 +1,8 @@
-"""An output log that must not be used again: what it holds may be wrong.
+"""Discarding an output log that may be wrong.
 
-Replicas that disagree are computed again from the committed checkpoint. A log of the life before
-would be served, and compared with what is computed now. A mark beside it is on the disk before the
-process ends, so that the next life finds it however the process ends.
+Replicas that disagree compute again from the committed checkpoint. The log of the boot before would
+be served, and compared with what is computed now. A marker file beside it is written before the
+process ends, so that the next boot finds it however the process ends.
 
 Design: docs/design/task.md#failures, docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -14,22 +14,22 @@ from pathlib import Path
 
 
 def mark(log: Path) -> None:
-    """The log in this directory is deleted before it is opened again. Raises OSError."""
-    path = _mark_of(log)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    """Have the log in this directory deleted before it is opened again. Raises OSError."""
+    marker = _marker_of(log)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def discard_marked(log: Path) -> bool:
     """Delete the log if it is marked; whether it was. Raises OSError."""
-    path = _mark_of(log)
-    if not path.exists():
+    marker = _marker_of(log)
+    if not marker.exists():
         return False
     if log.exists():
         shutil.rmtree(log)
-    path.unlink()  # last: a deletion that was interrupted goes on at the next start
+    marker.unlink()  # last: an interrupted deletion goes on at the next start
     return True
 
 
-def _mark_of(log: Path) -> Path:
+def _marker_of(log: Path) -> Path:
     return log.with_name(f"{log.name}.discard")

@@ -29,7 +29,7 @@ from rekindle.streams.digest import chain_digest, chain_from, digest_table
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
-from rekindle.task.earlier import EarlierLives
+from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.inputs import Inputs
 from rekindle.task.state import TaskState
 from rekindle.task.status import TaskStatus
@@ -73,7 +73,7 @@ class EpochLoop:
         sizes: CallSizes | None = None,
         engine: Restarts | None = None,
         call_size_file: CallSizeFile | None = None,
-        earlier: EarlierLives | None = None,
+        earlier: EarlierBoots | None = None,
     ) -> None:
         self._chain = chain
         self.state = state

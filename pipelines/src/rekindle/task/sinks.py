@@ -39,7 +39,7 @@ OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
 class SinkWriter:
     """Writes one query's epochs from `from_epoch` on; those at or below `restored_from` are known
     to be durable, because an entry is committed only when its partition's sinks are. Bundles that
-    an earlier life has written are passed over, but from `compare_from` on compared: that life's
+    an earlier boot has written are passed over, but from `compare_from` on compared: that boot's
     log may have been wrong."""
 
     def __init__(

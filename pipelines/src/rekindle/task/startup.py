@@ -25,7 +25,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.discard import discard_marked
-from rekindle.task.earlier import EarlierLives, take_over_log
+from rekindle.task.earlier_boots import EarlierBoots, adopt_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.state import TaskState
@@ -53,7 +53,7 @@ class Started:
     inputs: Inputs
     chain: Chain
     log: OutputLog
-    earlier: EarlierLives
+    earlier: EarlierBoots
 
 
 class Startup:
@@ -82,7 +82,7 @@ class Startup:
         state = replace(restored, operators=chain.adopt(restored.operators))
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
-        earlier = take_over_log(log, self._config.log_directory, state.epoch, alone)
+        earlier = adopt_log(log, self._config.log_directory, state.epoch, alone)
         return Started(state, inputs, chain, log, earlier)
 
     def wait(self, attempt: Callable[[], T | None], max_back_off_s: float = MAX_BACK_OFF_S) -> T:

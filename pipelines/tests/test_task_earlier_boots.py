@@ -1,4 +1,4 @@
-"""What a task takes over from its earlier lives' log: nothing that may be wrong is given out."""
+"""What a task takes over from its earlier boots' log: nothing that may be wrong is given out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WRONG = 5
 SUMS = [sum(range(e + 1)) for e in range(12)]
 
 
-class Life:
-    """One life of a task from the first epoch on; `wrong` is added to what it says of WRONG."""
+class Boot:
+    """One boot of a task from the first epoch on; `wrong` is added to what it says of WRONG."""
 
     def __init__(self, directory: Path, replicas: int, wrong: int = 0) -> None:
         self.world = World(directory, replicas=replicas)
@@ -35,8 +35,8 @@ class Life:
 
 
 def crashed(directory: Path, replicas: int) -> None:
-    """A life that computed WRONG wrongly, and ended before any poll."""
-    Life(directory, replicas, wrong=100).run()
+    """A boot that computed WRONG wrongly, and ended before any poll."""
+    Boot(directory, replicas, wrong=100).run()
 
 
 @pytest.fixture
@@ -44,30 +44,30 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_a_replica_serves_only_what_this_life_computes(home: Path) -> None:
+def test_a_replica_serves_only_what_this_boot_computes(home: Path) -> None:
     crashed(home, replicas=2)
-    life = Life(home, replicas=2)
-    assert life.world.log.last == NO_EPOCH
-    life.run()
-    assert life.world.sums() == SUMS
+    boot = Boot(home, replicas=2)
+    assert boot.world.log.last == NO_EPOCH
+    boot.run()
+    assert boot.world.sums() == SUMS
 
 
-def test_sinks_take_nothing_of_an_earlier_life_with_partners(home: Path) -> None:
+def test_sinks_take_nothing_of_an_earlier_boot_with_partners(home: Path) -> None:
     crashed(home, replicas=2)
-    life = Life(home, replicas=2)
-    life.world.sinks.assign([SINK])
-    life.world.run_to(WRONG)
-    eventually(lambda: life.world.sinks.progress()[0].durable == WRONG - 1)
-    assert life.world.sink.epochs == list(range(WRONG))
-    life.run()
+    boot = Boot(home, replicas=2)
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(WRONG)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == WRONG - 1)
+    assert boot.world.sink.epochs == list(range(WRONG))
+    boot.run()
 
 
 def test_what_was_given_out_otherwise_is_said_until_it_is_committed(home: Path) -> None:
     crashed(home, replicas=2)
-    world = Life(home, replicas=2).run()
+    world = Boot(home, replicas=2).run()
     said = world.status.response(1).contradiction
     assert said is not None
-    assert (said.epoch, "earlier life" in said.message) == (WRONG, True)
+    assert (said.epoch, "earlier boot" in said.message) == (WRONG, True)
     world.status.committed(WRONG - 1)
     assert world.status.response(1).contradiction == said
     world.status.committed(WRONG)
@@ -75,29 +75,29 @@ def test_what_was_given_out_otherwise_is_said_until_it_is_committed(home: Path) 
 
 
 def test_a_task_without_partners_serves_its_log_at_once(home: Path) -> None:
-    Life(home, replicas=1).run()
-    assert Life(home, replicas=1).world.log.last == 11
+    Boot(home, replicas=1).run()
+    assert Boot(home, replicas=1).world.log.last == 11
 
 
 def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged, match="two of three"):
-        Life(home, replicas=1).run()
-    third = Life(home, replicas=1)
+        Boot(home, replicas=1).run()
+    third = Boot(home, replicas=1)
     assert third.world.log.last == NO_EPOCH, "nothing is served before it is decided"
     world = third.run()
     assert world.sums() == SUMS
     said = world.status.response(1).contradiction
     assert said is not None
     assert (said.epoch, "two computations agree" in said.message) == (WRONG, True)
-    assert Life(home, replicas=1).run().status.response(1).contradiction is None
+    assert Boot(home, replicas=1).run().status.response(1).contradiction is None
 
 
 def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
-    Life(home, replicas=1).run()
+    Boot(home, replicas=1).run()
     with pytest.raises(Diverged):
-        Life(home, replicas=1, wrong=7).run()
-    world = Life(home, replicas=1).run()
+        Boot(home, replicas=1, wrong=7).run()
+    world = Boot(home, replicas=1).run()
     assert world.sums() == SUMS
     assert world.status.response(1).contradiction is None
 
@@ -105,33 +105,33 @@ def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
 def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):
-        Life(home, replicas=1, wrong=7).run()
+        Boot(home, replicas=1, wrong=7).run()
     with pytest.raises(NotDeterministic, match="3 different results"):
-        Life(home, replicas=1).run()
+        Boot(home, replicas=1).run()
     with pytest.raises(NotDeterministic, match="change the operator's definition"):
-        Life(home, replicas=1)
+        Boot(home, replicas=1)
     mark(home)
     assert discard_marked(home)
-    assert Life(home, replicas=1).run().sums() == SUMS
+    assert Boot(home, replicas=1).run().sums() == SUMS
 
 
 def test_sinks_compare_what_a_wrong_log_has_given_them(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):
-        Life(home, replicas=1).run()
-    life = Life(home, replicas=1)
-    life.world.sink.epochs = list(range(8))
-    life.world.sinks.assign([SINK])
-    life.world.run_to(12)
-    eventually(lambda: life.world.sinks.progress()[0].durable == 11)
-    assert life.world.sink.epochs == [*range(8), *range(WRONG, 12)]
-    life.run()
+        Boot(home, replicas=1).run()
+    boot = Boot(home, replicas=1)
+    boot.world.sink.epochs = list(range(8))
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(12)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
+    assert boot.world.sink.epochs == [*range(8), *range(WRONG, 12)]
+    boot.run()
 
 
 def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):
-        Life(home, replicas=1).run()
+        Boot(home, replicas=1).run()
     world = World(home, TaskState(WRONG, 50, State()))
     assert (world.log.base, world.log.last) == (WRONG + 1, WRONG)
     world.sinks.stop()

@@ -1,0 +1,120 @@
+"""What earlier boots of a task left in its output log, and how far that is trusted.
+
+A boot may have computed an epoch wrongly and ended before any poll showed its digest; its log,
+which outlives it, does not show this. So a task with partners serves nothing of that log: the
+partners serve, and the task's epochs are served again as they are computed. Only the log's digests
+are kept and compared with what is computed now: a difference means that readers may have read a
+wrong epoch.
+
+A task without partners serves its log at once, because nobody else can. Where a computation differs
+from it, the log is discarded and the epoch is computed once more, from the checkpoint; two of the
+three results decide. A file in the log's directory keeps the results for the next boot. Where all
+three differ the task stays failed: nothing of the epoch, or after it, is served or written.
+
+Design: docs/design/task.md#the-log-of-earlier-boots.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from rekindle.errors import Diverged, NotDeterministic
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.log import OutputLog, Result
+
+_log = logging.getLogger(__name__)
+_RESULTS_FILE = "disputed.json"
+_UNDECIDED = 2
+"""Different results of one epoch that a third one decides between."""
+
+
+class EarlierBoots:
+    """Their results after the restore point. `check` is called by the engine's thread."""
+
+    def __init__(self, file: Path, results: Mapping[int, tuple[Result, ...]], alone: bool) -> None:
+        self._file = file
+        self._results = dict(results)
+        self._alone = alone
+
+    @property
+    def disputed(self) -> int | None:
+        """The epoch that is computed once more, to decide between two results."""
+        return next((e for e, results in self._results.items() if len(results) == _UNDECIDED), None)
+
+    def check(self, batch: EpochBatch) -> str | None:
+        """Compare an epoch before it enters the log. Returns a message if another result may have
+        been served, else None. Raises Diverged if one more computation decides which is right,
+        NotDeterministic if none does."""
+        before = self._results.pop(batch.epoch, ())
+        now = Result(batch.digest, batch.watermark)
+        if all(now == result for result in before):
+            return None
+        where = f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition}"
+        if not self._alone:
+            return f"{where} differs from what an earlier boot of this replica had in its log"
+        if now not in before:
+            results = (*before, now)
+            self._write_results(batch.epoch, results)
+            raise _difference(where, results)
+        self._file.unlink()
+        if now == before[0]:
+            _log.warning("%s is as in the output log; it was computed wrongly once", where)
+            return None
+        return (
+            f"{where} was wrong in the output log: two computations agree on another result, which "
+            f"replaces it. Sinks compare their files from this epoch on"
+        )
+
+    def _write_results(self, epoch: int, results: tuple[Result, ...]) -> None:
+        try:
+            content = {"epoch": epoch, "results": [[r.digest, r.watermark] for r in results]}
+            self._file.write_text(json.dumps(content))
+        except OSError as error:  # the next boot finds the log, and the difference, again
+            _log.error("the results of epoch %d cannot be written: %s", epoch, error)
+
+
+def adopt_log(log: OutputLog, directory: Path, restored_from: int, alone: bool) -> EarlierBoots:
+    """Make the log continue after a restore point; `alone`: the task has no partners. Raises
+    NotDeterministic if three computations of an epoch had three results."""
+    file = directory / _RESULTS_FILE
+    kept = _read_results(file)
+    if kept is not None and kept[0] <= restored_from:
+        file.unlink()  # a trusted checkpoint covers the epoch
+    if kept is None:
+        results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
+        log.start_at(restored_from + 1, keep=alone)
+        return EarlierBoots(file, results, alone)
+    epoch, disputed = kept
+    if epoch > restored_from and len(disputed) > _UNDECIDED:
+        raise _difference(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
+    log.start_at(restored_from + 1, keep=False)
+    return EarlierBoots(file, {epoch: disputed} if epoch > restored_from else {}, alone)
+
+
+def _difference(where: str, results: tuple[Result, ...]) -> Diverged:
+    shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
+    if len(results) == _UNDECIDED:
+        return Diverged(
+            f"{where} was computed again with another result than the output log has: {shown}. It "
+            f"is computed once more from the checkpoint: two of three results decide"
+        )
+    return NotDeterministic(
+        f"{where} was computed with {len(results)} different results: {shown}. The operator is not "
+        f"deterministic, or the node's memory is bad: change the operator's definition, or delete "
+        f"the pod to compute it on another node. Nothing of it, or after it, is written"
+    )
+
+
+def _read_results(file: Path) -> tuple[int, tuple[Result, ...]] | None:
+    try:
+        found = json.loads(file.read_text())
+        return int(found["epoch"]), tuple(Result(str(d), int(w)) for d, w in found["results"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        _log.warning("%s cannot be read and is ignored: %s", file, error)
+        file.unlink()
+        return None
