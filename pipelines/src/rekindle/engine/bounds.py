@@ -33,7 +33,7 @@ class CallBounds:
 
 
 @dataclass(slots=True)
-class Gathering:
+class CallBuilder:
     """The epochs of a call while they are taken one after another."""
 
     bounds: CallBounds
@@ -58,7 +58,7 @@ class Gathering:
 
 def take_ready(ready: deque[EpochInput], bounds: CallBounds) -> list[EpochInput]:
     """The epochs of one call, from the front of `ready`, which loses them."""
-    call = Gathering(bounds)
+    call = CallBuilder(bounds)
     while ready and call.add(ready[0]):
         ready.popleft()
     return call.epochs

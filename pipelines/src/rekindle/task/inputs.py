@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
-from rekindle.engine.bounds import CallBounds, Gathering, bytes_of, take_ready
+from rekindle.engine.bounds import CallBounds, CallBuilder, bytes_of, take_ready
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch, EpochInput
@@ -85,7 +85,7 @@ class SourceInputs:
         if self.head() < self._next:
             due_us = self._origin_us + (self._next + 1) * self._interval_us
             self._closed.wait(min(timeout_s, max(0.0, due_us / 1e6 - self._clock())))
-        call = Gathering(bounds)
+        call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
             try:
                 self._peeked = self._peeked or self._cut()

@@ -31,7 +31,7 @@ from rekindle.topology.windows.kind import END, START
 
 
 @dataclass(frozen=True, slots=True)
-class WindowFacts:
+class WindowAnalysis:
     """What Spark's types say of a window: the window with the partials that it needs, the shape of
     its state, and the keys that are grouped by as text."""
 
@@ -40,14 +40,14 @@ class WindowFacts:
     float_keys: frozenset[str]
 
 
-class Analyst:
+class Analyzer:
     """Analyses each node once, from its inputs' schemas. Raises OperatorRefused."""
 
     def __init__(self, topology: Topology, query: Query) -> None:
         self._topology = topology
         self._query = query
         self._schemas: dict[str, pa.Schema] = {}
-        self._windows: dict[str, WindowFacts] = {}
+        self._windows: dict[str, WindowAnalysis] = {}
 
     def schema(self, name: str) -> pa.Schema:
         """The schema of a node's rows, all columns nullable."""
@@ -63,13 +63,13 @@ class Analyst:
                 self._schemas[name] = self._analyse(stage, node.inputs, name)
         return self._schemas[name]
 
-    def window(self, window: WindowNode) -> WindowFacts:
+    def window(self, window: WindowNode) -> WindowAnalysis:
         name = window.node.name
         if name not in self._windows:
             self._windows[name] = self._shape(window)
         return self._windows[name]
 
-    def _shape(self, window: WindowNode) -> WindowFacts:
+    def _shape(self, window: WindowNode) -> WindowAnalysis:
         inputs = window.node.inputs
         before = self.schema(inputs[0])
         self._check_sums(window, before)
@@ -86,7 +86,7 @@ class Analyst:
                 raise OperatorRefused(said, name)
         assert partial.get_field_index(ROWS) >= 0
         shape = WindowShape(window.windows, kinds, partials, exact)
-        return WindowFacts(window, shape, floats)
+        return WindowAnalysis(window, shape, floats)
 
     def _partials(
         self, window: WindowNode, floats: frozenset[str]

@@ -23,7 +23,7 @@ from rekindle.engine.exact_sums import join_all, shape_results
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
-from rekindle.engine.spark.analysis import Analyst, all_nullable
+from rekindle.engine.spark.analysis import Analyzer, all_nullable
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.stages import (
     Fold,
@@ -86,18 +86,18 @@ class SparkChain:
         self._job_bytes = job_bytes
         self._result_bytes = result_bytes
         self._calls = _Calls()
-        analyst = Analyst(topology, self._query)
-        self._inputs = [(name, analyst.schema(name)) for name in _input_names(segment)]
+        analyzer = Analyzer(topology, self._query)
+        self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
         *stages, last = plan_stages(segment, topology)
-        prepared = [self._prepare(stage, analyst) for stage in stages]
-        self._for_many = [*prepared, self._prepare(last, analyst)]
-        self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyst)]
-        self._output_schema = analyst.schema(segment.nodes[-1])
+        prepared = [self._prepare(stage, analyzer) for stage in stages]
+        self._for_many = [*prepared, self._prepare(last, analyzer)]
+        self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyzer)]
+        self._output_schema = analyzer.schema(segment.nodes[-1])
 
-    def _prepare(self, stage: Stage, analyst: Analyst) -> _Prepared:
+    def _prepare(self, stage: Stage, analyzer: Analyzer) -> _Prepared:
         shape, float_keys = None, frozenset[str]()
         if stage.end is not None:
-            facts = analyst.window(stage.end)
+            facts = analyzer.window(stage.end)
             shape, float_keys = facts.shape, facts.float_keys
             self._calls.dropped[stage.end.node.name] = DroppedRows()
             stage = replace(stage, end=facts.node)
