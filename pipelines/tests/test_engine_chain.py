@@ -30,7 +30,7 @@ from py4j.java_gateway import JavaObject
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import BATCH_ROWS
-from rekindle.engine.spark.stages import Fold
+from rekindle.engine.spark.stages import Aggregation
 
 pytestmark = pytest.mark.spark
 
@@ -61,9 +61,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterat
     sessions.stop_session(started.session)
 
 
-def chain_of(operators: str, last: str, spark: Spark, *, fold: Fold | None = None) -> SparkChain:
+def chain_of(
+    operators: str, last: str, spark: Spark, *, method: Aggregation | None = None
+) -> SparkChain:
     compiled = topology(operators, last)
-    return SparkChain(compiled.segments[-1], compiled, spark.session, fold=fold)
+    return SparkChain(compiled.segments[-1], compiled, spark.session, method=method)
 
 
 def window(size: str, keys: str = "k, g") -> str:
@@ -179,8 +181,8 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
     runs = {"local[1]": [mixed], "local[2]": [[1], [14], mixed], "local[4]": [mixed]}
     for master, ways in runs.items():
         spark.restart(master)
-        for fold in Fold:
-            chain = chain_of(LONG, "end", spark, fold=fold)
+        for method in Aggregation:
+            chain = chain_of(LONG, "end", spark, method=method)
             for sizes in ways:
                 outputs, state = run(chain, epochs, sizes)
                 digests.append(outputs)
@@ -229,8 +231,8 @@ def test_bits_do_not_depend_on_what_fits_into_memory(
 
     spark.restart(conf={"spark.memory.fraction": "0.02", **conf})
     try:
-        assert sums(chain_of(operators, "w", spark, fold=Fold.SORTED)) == {0.0}
-        assert sums(chain_of(operators, "w", spark, fold=Fold.HASHED)) != {0.0}
+        assert sums(chain_of(operators, "w", spark, method=Aggregation.SORTED)) == {0.0}
+        assert sums(chain_of(operators, "w", spark, method=Aggregation.HASHED)) != {0.0}
         chain = chain_of(operators, "w", spark)
         assert sums(chain) == {0.0}
         assert chain.jobs == hashes + 2  # sorted, and the windows that closed
@@ -255,10 +257,12 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
 
 
 @pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["planned", "once"])
-@pytest.mark.parametrize("fold", [Fold.SORTED, None], ids=["sorted", "hashed"])
-def test_python_holds_on_to_nothing_in_the_jvm(spark: Spark, rows: int, fold: Fold | None) -> None:
+@pytest.mark.parametrize("method", [Aggregation.SORTED, None], ids=["sorted", "hashed"])
+def test_python_holds_on_to_nothing_in_the_jvm(
+    spark: Spark, rows: int, method: Aggregation | None
+) -> None:
     spec = "{size: 1h, groupBy: [g], aggregate: 'sum(v) AS s'}"  # none closes
-    chain = chain_of(f"- {{name: w, inputs: [rows], window: {spec}}}", "w", spark, fold=fold)
+    chain = chain_of(f"- {{name: w, inputs: [rows], window: {spec}}}", "w", spark, method=method)
     first, *rest = nasty_epochs(1, 3, rows)
     gc.disable()
     try:

@@ -20,7 +20,13 @@ from rekindle.engine.exact_sums import is_wide, shape_results, split
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.rewrite import quote
-from rekindle.engine.spark.stages import Fold, Stage, WindowNode, stage_sql, window_node
+from rekindle.engine.spark.stages import (
+    Aggregation,
+    Stage,
+    WindowNode,
+    stage_sql,
+    window_node,
+)
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Topology
@@ -132,7 +138,7 @@ class Analyzer:
         partials = shape_results(shape)
         stage = Stage(window, (), None)
         closed = pa.schema([*system_fields(stage), *bounds, *keys, *partials])
-        text = stage_sql(stage, [], Fold.SORTED, frozenset())
+        text = stage_sql(stage, [], Aggregation.SORTED, frozenset())
         return self._ask(text, {window.closed_view: closed}, window.node.name)
 
     def _analyse(
@@ -143,7 +149,7 @@ class Analyzer:
         float_keys: frozenset[str] = frozenset(),
     ) -> pa.Schema:
         views = {i: pa.schema([*system_fields(stage), *self.schema(i)]) for i in inputs}
-        text = stage_sql(stage, inputs, Fold.SORTED, float_keys)
+        text = stage_sql(stage, inputs, Aggregation.SORTED, float_keys)
         return self._ask(text, views, operator, row_wise=stage.end is None)
 
     def _ask(

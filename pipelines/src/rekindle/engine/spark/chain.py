@@ -26,7 +26,7 @@ from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyzer, all_nullable
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.stages import (
-    Fold,
+    Aggregation,
     Stage,
     WindowNode,
     is_divisible,
@@ -51,7 +51,7 @@ JOB_BYTES = plan_memory().job_bytes
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     stage: Stage
-    texts: Mapping[Fold, str]
+    texts: Mapping[Aggregation, str]
     shape: WindowShape | None
     divisible: bool
     """Whether its result for some rows, and then for those that follow, is that for all."""
@@ -74,15 +74,15 @@ class SparkChain:
         topology: Topology,
         session: SparkSession,
         *,
-        fold: Fold | None = None,
+        method: Aggregation | None = None,
         job_bytes: int = JOB_BYTES,
         result_bytes: int | None = None,
     ) -> None:
-        """`fold`: how windows are folded, instead of by the size of the input; for tests.
+        """`method`: how windows are aggregated, instead of by the size of the input; for tests.
         `job_bytes`: input of one Spark job, where a stage's input can be divided by rows;
         `result_bytes`: of all jobs of such a stage in one call."""
         self._query = Query(session.newSession())
-        self._fold = fold
+        self._method = method
         self._job_bytes = job_bytes
         self._result_bytes = result_bytes
         self._calls = _Calls()
@@ -102,7 +102,7 @@ class SparkChain:
             self._calls.dropped[stage.end.node.name] = DroppedRows()
             stage = replace(stage, end=facts.node)
         sources = [name for name, _ in self._inputs]
-        texts = {fold: stage_sql(stage, sources, fold, float_keys) for fold in Fold}
+        texts = {method: stage_sql(stage, sources, method, float_keys) for method in Aggregation}
         return _Prepared(stage, texts, shape, is_divisible(stage, sources))
 
     @property
@@ -164,11 +164,11 @@ class SparkChain:
         size = sum(t.nbytes for t in views.values())
         what = f"operator {prepared.stage.operators}, {span}"
         if self._hashes(prepared, size):
-            rows = self._query.run_hashed(prepared.texts[Fold.HASHED], views, what)
+            rows = self._query.run_hashed(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
             self._calls.hash_bytes[prepared.stage.operators] = size - 1
-        text = prepared.texts[self._fold or self._sorted(views)]
+        text = prepared.texts[self._method or self._sorted(views)]
         if prepared.divisible and size > self._job_bytes:
             return self._run_divided(text, views, -(-size // self._job_bytes), what)
         return self._query.run(text, views, what)
@@ -188,15 +188,19 @@ class SparkChain:
         return pa.concat_tables(results)
 
     def _hashes(self, prepared: _Prepared, size: int) -> bool:
-        if self._fold is not None or prepared.shape is None:
+        if self._method is not None or prepared.shape is None:
             return False
         if not all(_in_place(kind) for _, kind, _ in prepared.shape.partials):
             return False
         return size <= self._calls.hash_bytes.get(prepared.stage.operators, HASH_BYTES)
 
-    def _sorted(self, views: Mapping[str, pa.Table]) -> Fold:
+    def _sorted(self, views: Mapping[str, pa.Table]) -> Aggregation:
         rows = sum(t.num_rows for t in views.values())
-        return Fold.SPREAD if rows >= MANY_ROWS and self._query.cores > 1 else Fold.SORTED
+        return (
+            Aggregation.PARTITIONED
+            if rows >= MANY_ROWS and self._query.cores > 1
+            else Aggregation.SORTED
+        )
 
     def _advance(
         self,

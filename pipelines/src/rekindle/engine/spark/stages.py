@@ -28,16 +28,16 @@ ORDER = "__r"
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
-class Fold(Enum):
-    """Three ways to the same bits, for rows of a (group, pane, epoch) folded in row order.
+class Aggregation(Enum):
+    """Three ways to the same bits, for rows of a (group, pane, epoch) added in row order.
 
-    Hash aggregation folds in row order until its map is full, and then merges in an order of its
+    Hash aggregation adds rows in their order until its map is full, and then merges in an order of its
     own: such a result is not used (`rekindle.engine.spark.plans`).
     """
 
     HASHED = "one task, hash aggregation"
     SORTED = "one task, rows sorted by key and order, sort-based aggregation"
-    SPREAD = "the same in eight hash partitions"
+    PARTITIONED = "the same in eight hash partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,9 @@ def _operator(node: Node) -> OperatorSpec:
     return node.spec
 
 
-def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: frozenset[str]) -> str:
+def stage_sql(
+    stage: Stage, sources: Sequence[str], method: Aggregation, float_keys: frozenset[str]
+) -> str:
     """One query for a stage. `sources` are the views that hold the segment's inputs.
 
     As few query blocks as can be: a task that starts waits until Spark has planned them.
@@ -138,7 +140,7 @@ def stage_sql(stage: Stage, sources: Sequence[str], fold: Fold, float_keys: froz
         blocks.append((node.name, carry(sql, node.inputs, stage.system)))
     if stage.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
-        blocks.append(("", _partials_sql(stage.end, inputs, fold, float_keys)))
+        blocks.append(("", _partials_sql(stage.end, inputs, method, float_keys)))
     *before, (_, last) = blocks
     if not before:
         return last
@@ -162,16 +164,20 @@ def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
 
 
 def _partials_sql(
-    window: WindowNode, inputs: Sequence[str], fold: Fold, float_keys: frozenset[str]
+    window: WindowNode, inputs: Sequence[str], method: Aggregation, float_keys: frozenset[str]
 ) -> str:
-    """Fold each (group, pane, epoch) in row order, wholly in one place."""
+    """Aggregate each (group, pane, epoch) in row order, wholly in one place."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
     made = [(only_dated(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in made)
-    hint = f"REPARTITION(8, {', '.join([*keys, WINDOW])})" if fold is Fold.SPREAD else "COALESCE(1)"
-    sort = "" if fold is Fold.HASHED else f" SORT BY {group}, {ORDER}"
-    rows = _placed_sql(window, inputs, hint, float_keys, ordered=fold is not Fold.HASHED)
+    hint = (
+        f"REPARTITION(8, {', '.join([*keys, WINDOW])})"
+        if method is Aggregation.PARTITIONED
+        else "COALESCE(1)"
+    )
+    sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ORDER}"
+    rows = _placed_sql(window, inputs, hint, float_keys, ordered=method is not Aggregation.HASHED)
     return f"SELECT {group}, count(1) AS {ROWS}{partials} FROM ({rows}{sort}) GROUP BY {group}"
 
 
