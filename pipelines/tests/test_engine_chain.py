@@ -30,7 +30,7 @@ from py4j.java_gateway import JavaObject
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import BATCH_ROWS
-from rekindle.engine.spark.stages import Aggregation
+from rekindle.engine.spark.steps import Aggregation
 
 pytestmark = pytest.mark.spark
 

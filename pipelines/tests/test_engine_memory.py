@@ -16,7 +16,7 @@ from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
-from rekindle.engine.spark.stages import is_divisible, plan_stages
+from rekindle.engine.spark.steps import is_divisible, plan_steps
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 
@@ -51,15 +51,15 @@ def chain_of(sql: str, session: Any, **options: Any) -> SparkChain:
 )
 def test_only_a_plain_select_is_run_in_parts(sql: str, divisible: bool) -> None:
     compiled = topology(f'- {{name: a, inputs: [rows], sql: "{sql}"}}', "a", schema=WIDE)
-    (stage,) = plan_stages(compiled.segments[-1], compiled)
-    assert is_divisible(stage, ["rows"]) is divisible
+    (step,) = plan_steps(compiled.segments[-1], compiled)
+    assert is_divisible(step, ["rows"]) is divisible
 
 
 def test_a_stage_that_folds_rows_is_never_run_in_parts() -> None:
     window = "- {name: w, inputs: [rows], window: {size: 1m, aggregate: 'count(*) AS n'}}"
     compiled = topology(window, "w", schema=WIDE)
-    first, last = plan_stages(compiled.segments[-1], compiled)
-    assert [is_divisible(stage, ["rows"]) for stage in (first, last)] == [False, True]
+    first, last = plan_steps(compiled.segments[-1], compiled)
+    assert [is_divisible(step, ["rows"]) for step in (first, last)] == [False, True]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 Rows alone bound nothing: two hundred thousand rows are 5 MB of numbers or 400 MB of text. The first
 epoch is taken whatever it has, because an epoch is never divided; whether it fits into memory at
-all is judged by `rekindle.engine.memory`.
+all is decided by `rekindle.engine.memory`.
 
 Design: docs/design/engine.md#calls.
 """

@@ -20,11 +20,11 @@ from rekindle.engine.exact_sums import is_wide, shape_results, split
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.rewrite import quote
-from rekindle.engine.spark.stages import (
+from rekindle.engine.spark.steps import (
     Aggregation,
-    Stage,
+    Step,
     WindowNode,
-    stage_sql,
+    step_sql,
     window_node,
 )
 from rekindle.engine.window_state import ROWS, WindowShape
@@ -47,7 +47,7 @@ class WindowAnalysis:
 
 
 class Analyzer:
-    """Analyses each node once, from its inputs' schemas. Raises OperatorRefused."""
+    """Analyzes each node once, from its inputs' schemas. Raises OperatorRefused."""
 
     def __init__(self, topology: Topology, query: Query) -> None:
         self._topology = topology
@@ -65,8 +65,8 @@ class Analyzer:
                 window = window_node(node, node.spec.window, self._topology)
                 self._schemas[name] = self._finals(window)
             else:
-                stage = Stage(None, (node,), None)
-                self._schemas[name] = self._analyse(stage, node.inputs, name)
+                step = Step(None, (node,), None)
+                self._schemas[name] = self._analyze(step, node.inputs, name)
         return self._schemas[name]
 
     def window(self, window: WindowNode) -> WindowAnalysis:
@@ -88,8 +88,8 @@ class Analyzer:
         for kind in kinds + tuple(t for _, t, _ in partials):
             if pa.types.is_nested(kind):
                 name = window.node.name
-                said = f"operator {name}: {kind} can be neither a key nor an aggregate"
-                raise OperatorRefused(said, name)
+                message = f"operator {name}: {kind} can be neither a key nor an aggregate"
+                raise OperatorRefused(message, name)
         assert partial.get_field_index(ROWS) >= 0
         shape = WindowShape(window.windows, kinds, partials, exact)
         return WindowAnalysis(window, shape, floats)
@@ -99,7 +99,7 @@ class Analyzer:
     ) -> tuple[WindowNode, pa.Schema, tuple[tuple[str, int], ...]]:
         """The types of the partials, of which sums of wide decimals are two each."""
         inputs, name = window.node.inputs, window.node.name
-        found = self._analyse(Stage(None, (), window), inputs, name, floats)
+        found = self._analyze(Step(None, (), window), inputs, name, floats)
         partials = window.decomposition.partials
         exact = {
             p.name: found.field(p.name).type.scale
@@ -111,7 +111,7 @@ class Analyzer:
         pairs = [split(p, exact[p.name]) if p.name in exact else (p,) for p in partials]
         apart = tuple(p for pair in pairs for p in pair)
         window = replace(window, decomposition=replace(window.decomposition, partials=apart))
-        found = self._analyse(Stage(None, (), window), inputs, name, floats)
+        found = self._analyze(Step(None, (), window), inputs, name, floats)
         return window, found, tuple(exact.items())
 
     def _check_sums(self, window: WindowNode, before: pa.Schema) -> None:
@@ -128,55 +128,55 @@ class Analyzer:
         kinds = self._ask(text, {source: before}, name)
         for call, kind in zip(added, kinds.types, strict=True):
             if not can_be_summed(kind):
-                said = not_a_number(call, str(kind))
-                raise OperatorRefused(f"operator {name}: {said.message}; {said.hint}", name)
+                problem = not_a_number(call, str(kind))
+                raise OperatorRefused(f"operator {name}: {problem.message}; {problem.hint}", name)
 
     def _finals(self, window: WindowNode) -> pa.Schema:
         shape = self.window(window).shape
         bounds = [(n, pa.timestamp("us", "UTC")) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)
         partials = shape_results(shape)
-        stage = Stage(window, (), None)
-        closed = pa.schema([*system_fields(stage), *bounds, *keys, *partials])
-        text = stage_sql(stage, [], Aggregation.SORTED, frozenset())
+        step = Step(window, (), None)
+        closed = pa.schema([*system_fields(step), *bounds, *keys, *partials])
+        text = step_sql(step, [], Aggregation.SORTED, frozenset())
         return self._ask(text, {window.closed_view: closed}, window.node.name)
 
-    def _analyse(
+    def _analyze(
         self,
-        stage: Stage,
+        step: Step,
         inputs: tuple[str, ...],
         operator: str,
         float_keys: frozenset[str] = frozenset(),
     ) -> pa.Schema:
-        views = {i: pa.schema([*system_fields(stage), *self.schema(i)]) for i in inputs}
-        text = stage_sql(stage, inputs, Aggregation.SORTED, float_keys)
-        return self._ask(text, views, operator, row_wise=stage.end is None)
+        views = {i: pa.schema([*system_fields(step), *self.schema(i)]) for i in inputs}
+        text = step_sql(step, inputs, Aggregation.SORTED, float_keys)
+        return self._ask(text, views, operator, row_wise=step.end is None)
 
     def _ask(
         self, text: str, views: Mapping[str, pa.Schema], operator: str, *, row_wise: bool = False
     ) -> pa.Schema:
-        def judge(frame: DataFrame) -> None:
-            said = refused_column(frame.schema) or refused_expression(frame, row_wise=row_wise)
-            if said is not None:
-                raise OperatorRefused(f"operator {operator}: {said}", operator)
+        def check(frame: DataFrame) -> None:
+            message = refused_column(frame.schema) or refused_expression(frame, row_wise=row_wise)
+            if message is not None:
+                raise OperatorRefused(f"operator {operator}: {message}", operator)
 
         try:
-            return _without_epoch(self._query.analyse(text, views, f"operator {operator}", judge))
+            return _without_epoch(self._query.analyze(text, views, f"operator {operator}", check))
         except OperatorFailed as error:
             if isinstance(error.__cause__, PySparkException):  # Spark's own words
                 raise OperatorRefused(str(error), operator) from error
             raise
 
 
-def system_fields(stage: Stage) -> list[pa.Field]:
-    return [SYSTEM.field(name) for name in stage.system]
+def system_fields(step: Step) -> list[pa.Field]:
+    return [SYSTEM.field(name) for name in step.system]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
     at = next((i for i, n in enumerate(schema.names) if n.lower() == name.lower()), None)
     if at is None:
-        said = f"operator {window.node.name}: groupBy column {name} is not there"
-        raise OperatorRefused(said, window.node.name)
+        message = f"operator {window.node.name}: groupBy column {name} is not there"
+        raise OperatorRefused(message, window.node.name)
     return schema.field(at).type
 
 

@@ -1,7 +1,7 @@
 """The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
 
-Every stage of a chain is at most one Spark job for all epochs of a call; a stage without rows costs
-none. What a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
+Each step of a chain is at most one Spark job for all epochs of a call; without rows it is none. What
+a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
 Deterministic to the bit for given state and epochs, which is what lets a task release output before
 its state is saved.
 
@@ -25,13 +25,13 @@ from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyzer, all_nullable
 from rekindle.engine.spark.query import Query
-from rekindle.engine.spark.stages import (
+from rekindle.engine.spark.steps import (
     Aggregation,
-    Stage,
+    Step,
     WindowNode,
     is_divisible,
-    plan_stages,
-    stage_sql,
+    plan_steps,
+    step_sql,
 )
 from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance, conform
 from rekindle.streams.epochs import EpochInput
@@ -49,8 +49,8 @@ JOB_BYTES = plan_memory().job_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    stage: Stage
+class _StepQueries:
+    step: Step
     texts: Mapping[Aggregation, str]
     shape: WindowShape | None
     divisible: bool
@@ -58,14 +58,14 @@ class _Prepared:
 
 
 @dataclass(slots=True)
-class _Calls:
+class _CallHistory:
     hash_bytes: dict[str, int] = field(default_factory=dict)
     """By window operator: up to which input its map has always had room."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
 
 class SparkChain:
-    """Construction analyses the whole chain on empty inputs: SQL that Spark refuses raises
+    """Construction analyzes the whole chain on empty inputs: SQL that Spark refuses raises
     OperatorRefused here, before the first row."""
 
     def __init__(
@@ -79,31 +79,31 @@ class SparkChain:
         result_bytes: int | None = None,
     ) -> None:
         """`method`: how windows are aggregated, instead of by the size of the input; for tests.
-        `job_bytes`: input of one Spark job, where a stage's input can be divided by rows;
-        `result_bytes`: of all jobs of such a stage in one call."""
+        `job_bytes`: input of one Spark job, where a step's input can be divided by rows;
+        `result_bytes`: of all jobs of such a step in one call."""
         self._query = Query(session.newSession())
         self._method = method
         self._job_bytes = job_bytes
         self._result_bytes = result_bytes
-        self._calls = _Calls()
+        self._history = _CallHistory()
         analyzer = Analyzer(topology, self._query)
         self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
-        *stages, last = plan_stages(segment, topology)
-        prepared = [self._prepare(stage, analyzer) for stage in stages]
+        *steps, last = plan_steps(segment, topology)
+        prepared = [self._prepare(step, analyzer) for step in steps]
         self._for_many = [*prepared, self._prepare(last, analyzer)]
         self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyzer)]
         self._output_schema = analyzer.schema(segment.nodes[-1])
 
-    def _prepare(self, stage: Stage, analyzer: Analyzer) -> _Prepared:
+    def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
         shape, float_keys = None, frozenset[str]()
-        if stage.end is not None:
-            facts = analyzer.window(stage.end)
+        if step.end is not None:
+            facts = analyzer.window(step.end)
             shape, float_keys = facts.shape, facts.float_keys
-            self._calls.dropped[stage.end.node.name] = DroppedRows()
-            stage = replace(stage, end=facts.node)
+            self._history.dropped[step.end.node.name] = DroppedRows()
+            step = replace(step, end=facts.node)
         sources = [name for name, _ in self._inputs]
-        texts = {method: stage_sql(stage, sources, method, float_keys) for method in Aggregation}
-        return _Prepared(stage, texts, shape, is_divisible(stage, sources))
+        texts = {method: step_sql(step, sources, method, float_keys) for method in Aggregation}
+        return _StepQueries(step, texts, shape, is_divisible(step, sources))
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -116,13 +116,13 @@ class SparkChain:
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
-        return self._calls.dropped
+        return self._history.dropped
 
     def adopt(self, state: State) -> State:
         """Raises StateMismatch."""
         buckets = dict(state.buckets)
         for prepared in self._for_many:
-            window = prepared.stage.end
+            window = prepared.step.end
             if window is not None and prepared.shape is not None and window.node.id in buckets:
                 saved = buckets[window.node.id]
                 buckets[window.node.id] = conform(prepared.shape, saved, window.node.name)
@@ -143,7 +143,7 @@ class SparkChain:
         rows: pa.Table | None = None
         for prepared in self._for_one if len(epochs) == 1 else self._for_many:
             rows = self._run(prepared, views, span)
-            window = prepared.stage.end
+            window = prepared.step.end
             if window is not None and prepared.shape is not None:
                 old = buckets.get(window.node.id, {})
                 buckets[window.node.id], closed = self._advance(
@@ -156,18 +156,20 @@ class SparkChain:
             tuple(EpochOutput(e.epoch, e.watermark, t) for e, t in outputs), State(buckets)
         )
 
-    def _run(self, prepared: _Prepared, views: dict[str, pa.Table], span: str) -> pa.Table | None:
+    def _run(
+        self, prepared: _StepQueries, views: dict[str, pa.Table], span: str
+    ) -> pa.Table | None:
         if not any(t.num_rows for t in views.values()):
             return None
-        hidden = [name for name in SYSTEM.names if name not in prepared.stage.system]
+        hidden = [name for name in SYSTEM.names if name not in prepared.step.system]
         views = {name: table.drop_columns(hidden) for name, table in views.items()}
         size = sum(t.nbytes for t in views.values())
-        what = f"operator {prepared.stage.operators}, {span}"
+        what = f"operator {prepared.step.operators}, {span}"
         if self._hashes(prepared, size):
             rows = self._query.run_hashed(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
-            self._calls.hash_bytes[prepared.stage.operators] = size - 1
+            self._history.hash_bytes[prepared.step.operators] = size - 1
         text = prepared.texts[self._method or self._sorted(views)]
         if prepared.divisible and size > self._job_bytes:
             return self._run_divided(text, views, -(-size // self._job_bytes), what)
@@ -187,12 +189,12 @@ class SparkChain:
                 raise OutOfMemory(f"{what}: the result has more than {limit:,.1f} MiB")
         return pa.concat_tables(results)
 
-    def _hashes(self, prepared: _Prepared, size: int) -> bool:
+    def _hashes(self, prepared: _StepQueries, size: int) -> bool:
         if self._method is not None or prepared.shape is None:
             return False
         if not all(_in_place(kind) for _, kind, _ in prepared.shape.partials):
             return False
-        return size <= self._calls.hash_bytes.get(prepared.stage.operators, HASH_BYTES)
+        return size <= self._history.hash_bytes.get(prepared.step.operators, HASH_BYTES)
 
     def _sorted(self, views: Mapping[str, pa.Table]) -> Aggregation:
         rows = sum(t.num_rows for t in views.values())
@@ -211,11 +213,11 @@ class SparkChain:
         epochs: Sequence[EpochInput],
     ) -> tuple[Buckets, pa.Table]:
         watermarks = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
-        step = advance(shape, old, rows, watermarks)
-        dropped = self._calls.dropped[window.node.name]
-        dropped.late += step.late
-        dropped.untimed += step.untimed
-        return step.buckets, step.closed
+        advanced = advance(shape, old, rows, watermarks)
+        dropped = self._history.dropped[window.node.name]
+        dropped.late += advanced.late
+        dropped.untimed += advanced.untimed
+        return advanced.buckets, advanced.closed
 
 
 def _input_names(segment: Segment) -> list[str]:

@@ -1,7 +1,7 @@
 """A query that Spark plans once and runs for the rows of each epoch.
 
-Spark's data frames hold their rows: new rows are a new frame, which Spark analyses, optimises,
-plans and turns into code anew, most of the CPU of a small epoch. A stage's text and the types of
+Spark's data frames hold their rows: new rows are a new frame, which Spark analyzes, optimises,
+plans and turns into code anew, most of the CPU of a small epoch. A step's text and the types of
 its rows never change, so here the plan is made once, over no rows, and an epoch's rows are put into
 the partitions of the RDDs that the plan scans (docs/decisions/0026). That is right for plans in
 which rows only flow: what would keep something from one run to the next, as a shuffle keeps its

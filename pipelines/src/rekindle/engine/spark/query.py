@@ -109,20 +109,20 @@ class Query:
             self._planned[key] = self._planner.plan(sql, views)
         return self._planned[key]
 
-    def analyse(
+    def analyze(
         self,
         sql: str,
         views: Mapping[str, pa.Schema],
         what: str,
-        judge: Callable[[DataFrame], None] = lambda _: None,
+        check: Callable[[DataFrame], None] = lambda _: None,
     ) -> pa.Schema:
-        """The Arrow schema that `run` would give, all nullable, without running anything. `judge`
-        may raise what it finds wrong with the analysed query."""
+        """The Arrow schema that `run` would give, all nullable, without running anything. `check`
+        may raise what it finds wrong with the analyzed query."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         with _failures(what):
             frame = self._frame(sql, {n: s.empty_table() for n, s in views.items()})
-            judge(frame)
+            check(frame)
             return to_arrow_schema(frame.schema, timezone="UTC")
 
     def _frame(self, sql: str, views: Mapping[str, pa.Table]) -> DataFrame:
@@ -136,10 +136,10 @@ def _failures(what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        raise _judge(error, what) from error
+        raise _classify(error, what) from error
 
 
-def _judge(error: Exception, what: str) -> Exception:
+def _classify(error: Exception, what: str) -> Exception:
     """What a failure was: of the local disk, the JVM, memory, or the operator."""
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return DiskFull(f"{what}: {_NO_ROOM}: {error}")
@@ -155,10 +155,10 @@ def _judge(error: Exception, what: str) -> Exception:
         return DiskFull(f"{what}: {_NO_ROOM}: {line}")
     if no_memory:
         return OutOfMemory(f"{what}: Spark ran out of memory: {no_memory}")
-    said = _cause(lines) or type(error).__name__
+    message = _cause(lines) or type(error).__name__
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"{what}: Python ran out of memory: {said}")
-    return OperatorFailed(f"{what}: {said}")
+        return OutOfMemory(f"{what}: Python ran out of memory: {message}")
+    return OperatorFailed(f"{what}: {message}")
 
 
 def _lines(error: Exception) -> list[str]:
@@ -177,8 +177,8 @@ def _cause(lines: Sequence[str]) -> str:
     _, *named = _JAVA_EXCEPTION.split(lines[1])
     if not named:
         return lines[1]
-    name, said = named[-2:]
-    return said if name == "SparkException" else f"{name}: {said}"
+    name, message = named[-2:]
+    return message if name == "SparkException" else f"{name}: {message}"
 
 
 def _wait_for_death() -> None:

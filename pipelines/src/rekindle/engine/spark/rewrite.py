@@ -1,8 +1,8 @@
 """Carry system columns through the user's SQL without touching its text otherwise. Pure.
 
-Which epoch a row belongs to and the watermark it is judged by travel in columns, so that plans hold
-no literal of an epoch (compiled code is cached by plan). They are put in front of each select list
-and taken out of what `*` stands for, at the places where the tokens are.
+Which epoch a row belongs to, and the watermark that decides whether it is late, are in columns, so
+that plans hold no literal of an epoch (compiled code is cached by plan). The columns are put in
+front of each select list and taken out of what `*` stands for, at the positions of the tokens.
 
 Design: docs/design/engine.md#sql.
 """

@@ -1,6 +1,6 @@
-"""A segment's chain as stages, each one Spark query; the SQL of each. Pure, no pyspark.
+"""A segment's chain as steps, each one Spark query; the SQL of each. Pure, no pyspark.
 
-A stage begins at the segment's inputs or at the windows that closed, goes through `sql` nodes, and
+A step begins at the segment's inputs or at the windows that closed, goes through `sql` nodes, and
 ends in the segment's output or in the partial aggregates of the next window. Its text is constant:
 all that differs between epochs is in the rows (`rekindle.engine.spark.rewrite`).
 
@@ -31,8 +31,8 @@ _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 class Aggregation(Enum):
     """Three ways to the same bits, for rows of a (group, pane, epoch) added in row order.
 
-    Hash aggregation adds rows in their order until its map is full, and then merges in an order of its
-    own: such a result is not used (`rekindle.engine.spark.plans`).
+    Hash aggregation adds rows in their order until its map is full, and then merges in another
+    order: such a result is not used (`rekindle.engine.spark.plans`).
     """
 
     HASHED = "one task, hash aggregation"
@@ -42,7 +42,7 @@ class Aggregation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowNode:
-    """A window operator as the stages around it need it."""
+    """A window operator as the steps around it need it."""
 
     node: Node
     windows: WindowAssigner
@@ -56,10 +56,10 @@ class WindowNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Step:
     """`begin` is None for the segment's inputs; `end` is None for its output.
 
-    `tagged`: whether rows carry their epoch. Those of the last stage need not when there is but one
+    `tagged`: whether rows carry their epoch. Those of the last step need not when there is but one
     epoch, which saves a tenth of the time of an epoch of 100,000 rows.
     """
 
@@ -70,14 +70,14 @@ class Stage:
 
     @property
     def system(self) -> tuple[str, ...]:
-        """The system columns of the views it reads: only a window judges by the watermark."""
+        """The system columns of the views it reads: only a window compares with the watermark."""
         if not self.tagged:
             return ()
         return (EPOCH,) if self.end is None else (EPOCH, LATE_BEFORE)
 
     @property
     def operators(self) -> str:
-        """For messages: the operators whose expressions this stage's query evaluates."""
+        """For messages: the operators whose expressions this step's query evaluates."""
         names = [n.node.name for n in (self.begin,) if n] + [n.name for n in self.sqls]
         return ", ".join(names + [n.node.name for n in (self.end,) if n])
 
@@ -87,8 +87,8 @@ def operators_of(segment: Segment, topology: Topology) -> tuple[Node, ...]:
     return tuple(topology.nodes[n] for n in segment.nodes[1 if segment.is_source else 0 :])
 
 
-def plan_stages(segment: Segment, topology: Topology) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
+def plan_steps(segment: Segment, topology: Topology) -> tuple[Step, ...]:
+    steps: list[Step] = []
     begin: WindowNode | None = None
     sqls: list[Node] = []
     for node in operators_of(segment, topology):
@@ -97,9 +97,9 @@ def plan_stages(segment: Segment, topology: Topology) -> tuple[Stage, ...]:
             sqls.append(node)
             continue
         end = window_node(node, spec.window, topology)
-        stages.append(Stage(begin, tuple(sqls), end))
+        steps.append(Step(begin, tuple(sqls), end))
         begin, sqls = end, []
-    return (*stages, Stage(begin, tuple(sqls), None))
+    return (*steps, Step(begin, tuple(sqls), None))
 
 
 def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNode:
@@ -125,34 +125,34 @@ def _operator(node: Node) -> OperatorSpec:
     return node.spec
 
 
-def stage_sql(
-    stage: Stage, sources: Sequence[str], method: Aggregation, float_keys: frozenset[str]
+def step_sql(
+    step: Step, sources: Sequence[str], method: Aggregation, float_keys: frozenset[str]
 ) -> str:
-    """One query for a stage. `sources` are the views that hold the segment's inputs.
+    """One query for a step. `sources` are the views that hold the segment's inputs.
 
     As few query blocks as can be: a task that starts waits until Spark has planned them.
     """
     blocks: list[tuple[str, str]] = []
-    if stage.begin is not None:
-        blocks.append((stage.begin.node.name, finals_sql(stage.begin, stage.system)))
-    for node in stage.sqls:
+    if step.begin is not None:
+        blocks.append((step.begin.node.name, finals_sql(step.begin, step.system)))
+    for node in step.sqls:
         sql = only_dated(_operator(node).sql or "")
-        blocks.append((node.name, carry(sql, node.inputs, stage.system)))
-    if stage.end is not None:
+        blocks.append((node.name, carry(sql, node.inputs, step.system)))
+    if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
-        blocks.append(("", _partials_sql(stage.end, inputs, method, float_keys)))
+        blocks.append(("", _partials_sql(step.end, inputs, method, float_keys)))
     *before, (_, last) = blocks
     if not before:
         return last
     return f"WITH {', '.join(f'{quote(name)} AS ({text})' for name, text in before)} {last}"
 
 
-def is_divisible(stage: Stage, sources: Sequence[str]) -> bool:
-    """Whether a stage may be run for some of its rows and then for the rest. A window folds rows of
+def is_divisible(step: Step, sources: Sequence[str]) -> bool:
+    """Whether a step may be run for some of its rows and then for the rest. A window folds rows of
     an epoch in one place; a UNION ALL puts all rows of one branch before those of the next."""
-    if stage.end is not None or (stage.begin is None and len(sources) > 1):
+    if step.end is not None or (step.begin is None and len(sources) > 1):
         return False
-    return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in stage.sqls)
+    return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in step.sqls)
 
 
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
