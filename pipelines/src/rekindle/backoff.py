@@ -36,9 +36,7 @@ class BackoffPolicy:
 class Backoff:
     """The waits of one thing that is attempted again and again. Not thread-safe."""
 
-    def __init__(
-        self, policy: BackoffPolicy, draw: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, policy: BackoffPolicy, draw: Callable[[], float] = random.random) -> None:
         self._policy = policy
         self._draw = draw
         self.failures = 0  # in a row

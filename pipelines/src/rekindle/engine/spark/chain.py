@@ -1,6 +1,6 @@
 """The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
 
-Each step of a chain is at most one Spark job for all epochs of a call; without rows it is none. What
+Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. What
 a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
 Deterministic to the bit for given state and epochs, which is what lets a task release output before
 its state is saved.
