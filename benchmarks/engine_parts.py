@@ -25,7 +25,7 @@ from rekindle.protocol import RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
-from rekindle.task.loop import EpochLoop, Restarts
+from rekindle.task.loop import EngineRestarter, EpochLoop
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.task.status import TaskStatus
@@ -143,7 +143,7 @@ class BenchTask:
         most: int = MAX_EPOCHS,
         checkpoint_every: int | None = None,
         memory: MemoryPlan | None = None,
-        engine: Restarts | None = None,
+        engine: EngineRestarter | None = None,
     ) -> None:
         config = task_config(compiled, directory, memory or plan_memory())
         segment, ref = config.segment, config.ref
@@ -188,7 +188,7 @@ class BenchTask:
     def turn(self) -> None:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. Raises RuntimeError."""
-        if not self._loop.turn(0) and not self._retries:
+        if not self._loop.run_call(0) and not self._retries:
             raise RuntimeError(f"no epoch after {self.epoch}: {self._status.response(0).problem}")
 
     def wait_saved(self) -> None:

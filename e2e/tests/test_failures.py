@@ -120,7 +120,7 @@ def _take_store_away(run: Run, seconds: float) -> None:
 
     def is_said() -> bool:
         text = json.dumps(run.observer.status["dataPlane"])
-        return re.search(r"checkpoint store: (?!clean-up)|is not saved: ", text) is not None
+        return re.search(r"checkpoint store: (?!clean-up)|cannot be saved: ", text) is not None
 
     assert not is_said()
     store.rename(away)

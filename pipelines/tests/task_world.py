@@ -172,7 +172,7 @@ class World:
 
     def run_to(self, now: float) -> None:
         self.now = now
-        while self.loop.turn(0):
+        while self.loop.run_call(0):
             pass
 
     def sums(self) -> list[int]:

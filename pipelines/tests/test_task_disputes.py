@@ -60,13 +60,13 @@ def test_the_digests_of_an_epoch_that_is_asked_for_are_kept(world: World) -> Non
 
 
 def test_sinks_write_nothing_beyond_what_replicas_agree_on(world: World) -> None:
-    world.sinks.hold(4)
+    world.sinks.pause_after(4)
     world.sinks.assign([SINK])
     world.run_to(20)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
     assert world.sinks.flush(world.log.last, 1.0), "nothing beyond is waited for"
     assert world.sink.epochs == [0, 1, 2, 3, 4]
-    world.sinks.hold(None)
+    world.sinks.pause_after(None)
     eventually(lambda: world.sinks.progress()[0].durable == world.log.last)
 
 
@@ -80,10 +80,10 @@ def test_a_file_with_other_rows_is_said_in_the_answer(world: World) -> None:
 def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
     world.sink.conflict, world.sink.deleted = "epoch 0 is there with other rows", True
-    world.sinks.hold(-1)
+    world.sinks.pause_after(-1)
     world.sinks.assign([SINK])
     world.run_to(5)
-    world.sinks.hold(4)
+    world.sinks.pause_after(4)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
     eventually(lambda: world.status.response(1).sinks[0].conflict is None)
 

@@ -70,7 +70,7 @@ def run(world: World, now: float) -> None:
     for _ in range(100):
         if world.log.last == int(now) - 1:
             return
-        world.loop.turn(0)
+        world.loop.run_call(0)
     raise AssertionError(f"only epoch {world.log.last} after 100 turns")
 
 
@@ -96,11 +96,11 @@ def test_calls_stay_as_small_as_was_needed(tmp_path: Path) -> None:
 def test_an_engine_without_memory_is_said_until_a_call_succeeds(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 4 else None)
     world.now = 8
-    world.loop.turn(0)
+    world.loop.run_call(0)
     problem = world.status.response(1).problem
     assert problem is not None
     assert "ran out of memory" in problem.message
-    world.loop.turn(0)
+    world.loop.run_call(0)
     assert world.status.response(1).problem is None
 
 

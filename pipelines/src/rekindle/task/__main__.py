@@ -23,7 +23,7 @@ def main() -> int:
     except RekindleError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
-    os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children have no use for it
+    os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children do not need it
     ref = config.ref
     configure_logging(
         quiet={"py4j": logging.WARNING},

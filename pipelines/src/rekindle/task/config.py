@@ -1,4 +1,4 @@
-"""What a task is told before it starts: environment and topology file, parsed once (the edge).
+"""A task's settings: its environment and the topology file, parsed once.
 
 Design: docs/design/task.md#environment.
 """
@@ -64,7 +64,7 @@ class TaskConfig:
             spec = load_spec(document["spec"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadEnvironment(f"topology file {path}: {error!r}") from error
-        # Whether file:// places are shared was judged when the topology was accepted.
+        # Whether file:// stores are shared was checked when the topology was accepted.
         topology = compile_topology(spec, name, local=True)
         ref = TaskRef(
             segment=_required(env, "REKINDLE_SEGMENT"),

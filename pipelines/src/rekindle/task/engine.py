@@ -1,7 +1,7 @@
 """The chain of a task's segment, started in the background as soon as the process runs.
 
-Spark takes seconds to come up, and a new task has to wait for its first poll and load its state
-meanwhile. A segment without operators gets no JVM. The one place in the task that reaches into
+Spark takes seconds to start; meanwhile a new task waits for its first poll and loads its state. A
+segment without operators needs no JVM. The only module of the task that imports
 `rekindle.engine.spark`, and only when it is needed.
 
 Design: docs/design/task.md#start.
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class EngineStarter:
-    """`chain` is the chain, or what kept it from starting. An engine that dies later is started
-    anew by whoever asks `lost` and calls `restart`."""
+    """`chain`: the chain, or the error that kept it from starting. An engine that dies later is
+    restarted by the caller of `lost` and `restart`."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.chain: Future[Chain] = Future()
@@ -40,14 +40,14 @@ class EngineStarter:
             threading.Thread(target=self._start, name="engine-start", daemon=True).start()
 
     def lost(self) -> EngineLost | None:
-        """Why the JVM is gone; None while it is there."""
+        """Why the JVM is gone; None while it runs."""
         if (status := self._death) is None:
             return None
         heap = f"{self._config.memory.heap_bytes // MIB} MiB"
         return EngineLost(f"{describe_death(status, heap)}; it starts again", status)
 
     def restart(self, job_bytes: int) -> Chain:
-        """The chain in a new JVM, or in the one that still runs; what it had counted stays.
+        """The chain in a new JVM, or in the one that still runs; counts of dropped rows are kept.
         Raises EngineLost."""
         before = self._running
         chain = self._make(job_bytes)
@@ -100,4 +100,4 @@ class EngineStarter:
         try:
             stop_session(self._session, timeout_s=timeout_s)  # type: ignore[arg-type]
         except Exception as error:
-            _log.warning("Spark did not stop in order: %s", error)
+            _log.warning("Spark did not stop cleanly: %s", error)

@@ -25,11 +25,11 @@ from rekindle.streams.sunion import Channel, SUnion
 from rekindle.topology.model import Input, Segment
 
 AHEAD_BYTES = 32 << 20
-"""Rows that readers may hold before the engine takes them, and as much again that is ready."""
+"""Rows that readers may buffer, and as much again in complete epochs."""
 
 _DAY_US = 86_400_000_000
 LONG_GAP_US = 365 * _DAY_US
-"""Time without rows that a source reports as a problem."""
+"""A gap without rows that a source reports as a problem."""
 
 MIN_CALL_BYTES = 64 << 10
 """Of a reader among so many that their shares of the capacity are smaller."""
@@ -42,7 +42,7 @@ class Inputs(Protocol):
     """Epochs of one task. `take` is called by the engine's thread, the rest by any."""
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        """The next complete epochs: at least one unless the time-out passes; more rows or bytes
+        """The next complete epochs: at least one unless the timeout passes; more rows or bytes
         than `bounds` allows only if the first epoch alone has them."""
         ...
 
@@ -111,7 +111,7 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        """A gap of years is mostly one row with a wrong time, and the clock has to pass it."""
+        """A gap of years usually means one row with a wrong time; the clock has to pass it."""
         epoch = self._source.next_change(self._next)
         gap_us = 0 if epoch is None else (epoch - self._next) * self._interval_us
         if epoch is None or gap_us < LONG_GAP_US:

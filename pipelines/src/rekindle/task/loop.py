@@ -1,9 +1,9 @@
-"""The epoch loop: complete epochs through the chain into the output log.
+"""The epoch loop: runs complete epochs through the chain and appends the results to the output log.
 
-One call takes as many epochs as are complete, bounded in epochs, rows and bytes and never across
-a checkpoint epoch, so that a task that is behind runs many in one Spark job and the state at a
-checkpoint epoch is a reference to keep. An epoch is out when it is in the log; sinks, readers and
-the saver take it from there. Knows no clock, no network, no Spark.
+One call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
+beyond a checkpoint epoch: a task that is behind runs many epochs in one Spark job, and the state
+at a checkpoint epoch is there to be saved. Once an epoch is in the log, sinks and readers may read
+it. Knows no clock, no network, no Spark.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """
@@ -35,20 +35,20 @@ from rekindle.task.state import TaskState
 from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
-"""Of a call, after which Arrow gives unused memory back: it takes longer than a small call."""
+"""After larger calls Arrow releases unused memory: for small ones that would take too long."""
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
 
 _log = logging.getLogger(__name__)
-_PASSING = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
-"""What may pass: said, and tried again."""
+_TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
+"""Errors that are reported, and after which the same step is tried again."""
 
 
-class Restarts(Protocol):
-    """What starts the chain's engine anew. None of it is needed for a chain without a JVM."""
+class EngineRestarter(Protocol):
+    """Restarts the chain's engine. A chain without a JVM needs none."""
 
     def lost(self) -> EngineLost | None:
-        """Why the engine is gone; None while it is there."""
+        """Why the engine is gone; None while it runs."""
         ...
 
     def restart(self, job_bytes: int) -> Chain:
@@ -71,7 +71,7 @@ class EpochLoop:
         status: TaskStatus,
         wait: Callable[[float], bool],
         sizes: CallSizes | None = None,
-        engine: Restarts | None = None,
+        engine: EngineRestarter | None = None,
         call_size_file: CallSizeFile | None = None,
         earlier: EarlierBoots | None = None,
     ) -> None:
@@ -90,14 +90,14 @@ class EpochLoop:
         self._taken: deque[EpochInput] = deque()  # and not yet in the log
 
     def run(self) -> None:
-        """Until told to stop. Raises what cannot pass: OperatorFailed, EpochTooLarge, Diverged,
-        EngineLost."""
+        """Run until the task is to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
+        Diverged, EngineLost."""
         while not self._wait(0):
-            self.turn(0.25)
+            self.run_call(0.25)
 
-    def turn(self, timeout_s: float) -> int:
-        """One call of the chain, if epochs come within the time-out; how many it took."""
-        self._revive()
+    def run_call(self, timeout_s: float) -> int:
+        """One call of the chain, if epochs arrive within the timeout; how many it processed."""
+        self._restart_dead_engine()
         if not self._taken:
             self._taken.extend(self._take(timeout_s))
         epochs = take_ready(deque(self._taken), self._sizes.next_call)
@@ -149,40 +149,40 @@ class EpochLoop:
                 epochs = self._inputs.take(bounds, timeout_s)
                 self._status.problem("input", None)
                 return epochs
-            except _PASSING as error:
-                back_off = self._trouble("input", error, back_off)
+            except _TRANSIENT as error:
+                back_off = self._report_problem("input", error, back_off)
                 if self._wait(back_off):
                     return ()
 
     def _process(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
-        """The chain's result; None if the same epochs are to be tried again, or not at all because
-        the task is to stop. Raises what cannot pass."""
+        """The chain's result; None if the same epochs have to be tried again, or the task is to
+        stop. Raises permanent errors."""
         for epoch in epochs:
             self._sizes.check(epoch)
         if self._call_size_file is None:
-            return self._tried(epochs)
+            return self._process_with_retries(epochs)
         size = CallSize(len(epochs), sum(map(bytes_of, epochs)))
         self._call_size_file.begin(size)
         result = None
         try:
-            result = self._tried(epochs)
+            result = self._process_with_retries(epochs)
         finally:
             self._call_size_file.end(size if result is not None else None)
         return result
 
-    def _tried(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
+    def _process_with_retries(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
                 result = self._chain.process(self.state.operators, epochs)
-            except _PASSING as error:
-                back_off = self._trouble("engine", error, back_off)
+            except _TRANSIENT as error:
+                back_off = self._report_problem("engine", error, back_off)
                 if self._wait(back_off):
                     return None
             except (EngineLost, OutOfMemory) as error:
                 if self._engine is None:
                     raise
-                self._trouble("engine", error, back_off)
+                self._report_problem("engine", error, back_off)
                 self._sizes.failed(epochs, error)
                 self._restart(self._engine)
                 return None
@@ -191,53 +191,53 @@ class EpochLoop:
                 self._status.problem("engine", None)
                 return result
 
-    def _revive(self) -> None:
-        """Start an engine anew that died while there was nothing to do."""
+    def _restart_dead_engine(self) -> None:
+        """Restart an engine that died while there was nothing to do."""
         if self._engine is None or (error := self._engine.lost()) is None:
             return
-        self._trouble("engine", error, 0)
+        self._report_problem("engine", error, 0)
         self._restart(self._engine)
         self._status.problem("engine", None)
 
-    def _restart(self, engine: Restarts) -> None:
+    def _restart(self, engine: EngineRestarter) -> None:
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
                 self._chain = engine.restart(self._sizes.job_bytes)
                 break
-            except OSError as error:  # of a full disk, say
-                back_off = self._trouble("engine", error, back_off)
+            except OSError as error:  # for instance a full disk
+                back_off = self._report_problem("engine", error, back_off)
                 if self._wait(back_off):
                     return
         self._status.dropped = self._chain.dropped
 
     def _compare(self, batch: EpochBatch) -> None:
-        said = self._earlier.check(batch) if self._earlier is not None else None
-        if said is not None:
-            _log.error("%s", said)
-            self._status.contradicted(batch.epoch, said)
+        message = self._earlier.check(batch) if self._earlier is not None else None
+        if message is not None:
+            _log.error("%s", message)
+            self._status.contradicted(batch.epoch, message)
 
     def _append(self, batch: EpochBatch) -> bool:
-        """Append, as soon as it can be; False if the task is to stop before that."""
+        """Append, retrying until it succeeds; False if the task is to stop before that."""
         back_off = FIRST_BACK_OFF_S
         while True:
             try:
                 self._log.append(batch)
                 self._status.problem("log", None)
                 return True
-            except _PASSING as error:
-                back_off = self._trouble("log", error, back_off)
+            except _TRANSIENT as error:
+                back_off = self._report_problem("log", error, back_off)
                 if self._wait(back_off):
                     return False
 
-    def _trouble(self, subject: str, error: Exception, back_off: float) -> float:
+    def _report_problem(self, subject: str, error: Exception, back_off: float) -> float:
         _log.warning("%s: %s", subject, error)
-        said = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
-        self._status.problem(subject, said)
+        problem = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
+        self._status.problem(subject, problem)
         return min(2 * back_off, MAX_BACK_OFF_S)
 
 
 def _check(epochs: Sequence[EpochInput], result: ChainResult) -> None:
     wanted, got = [e.epoch for e in epochs], [o.epoch for o in result.outputs]
     if wanted != got:
-        raise RekindleError(f"the chain answered epochs {wanted} with {got}: a bug in the engine")
+        raise RekindleError(f"the engine returned epochs {got} for {wanted}: this is a bug")

@@ -175,7 +175,7 @@ class TaskRuntime:
             return
         if desired is not self._applied:
             self._route(components.inputs)
-            components.sinks.hold(desired.sinks_through)  # before a sink that is new writes
+            components.sinks.pause_after(desired.sinks_through)  # before a new sink writes
             components.sinks.assign(desired.sinks)
             self.status.request_digests(desired.digests_of)
             components.saver.commit(desired.committed)

@@ -1,7 +1,7 @@
 """Saving checkpoints in the background, from states that the loop hands over.
 
-At most PENDING states wait for the store; when it is slow the older ones are dropped, for only the
-newest checkpoint that all partitions have will be committed. What is saved is said until it is
+At most PENDING states wait for the store. When it is slow the older ones are dropped, because only
+the newest checkpoint that all partitions have is committed. A saved entry is reported until it is
 committed. Knows neither log, sinks nor engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
@@ -59,11 +59,13 @@ class CheckpointSaver:
             self._pending.append(state)
             while len(self._pending) > PENDING:
                 dropped = self._pending.popleft()
-                _log.warning("checkpoint of epoch %d given up: the store is slow", dropped.epoch)
+                _log.warning(
+                    "the checkpoint of epoch %d is skipped: the store is slow", dropped.epoch
+                )
             self._changed.notify_all()
 
     def commit(self, committed: RestorePoint | None) -> None:
-        """The newest manifest holds this entry of ours."""
+        """This entry of the partition is in the newest manifest."""
         if committed is None:
             return
         with self._changed:
@@ -77,7 +79,7 @@ class CheckpointSaver:
             return tuple(self._saved)
 
     def stop(self, timeout_s: float) -> None:
-        """Finish what is being saved, within the time-out."""
+        """Finish what is being saved, within the timeout."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -92,7 +94,7 @@ class CheckpointSaver:
             except Exception as error:
                 if not isinstance(error, (RekindleError, OSError)):
                     _log.exception("checkpoint of epoch %d", state.epoch)
-                self._problem = f"the checkpoint of epoch {state.epoch} is not saved: {error}"
+                self._problem = f"the checkpoint of epoch {state.epoch} cannot be saved: {error}"
                 with self._changed:
                     if len(self._pending) < PENDING:
                         self._pending.appendleft(state)

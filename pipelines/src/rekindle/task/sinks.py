@@ -1,8 +1,8 @@
 """Sinks as consumers of the task's own output log: one thread for each query.
 
-The log is the queue: a sink that fails loses nothing and stalls nothing but checkpoints, until the
-log's budget is used up; a query that is added later starts like any other. A sink asks the outside
-for its last epoch before it writes its first. Knows no engine.
+The log is the queue: a sink that fails loses nothing and delays only checkpoints, until the log's
+budget is used up; a query that is added later starts like any other. Before its first write a sink
+lists its output for the last epoch that is there. Knows no engine.
 
 Design: docs/design/exactly-once.md#sinks.
 """
@@ -24,11 +24,11 @@ from rekindle.workers import Worker
 
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
-HELD_S = 0.05
+PAUSED_S = 0.05
 FIRST_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 5.0
 RETRY_CONFLICTS_S = 5.0
-"""How often a file is looked at that is there with other rows: somebody may have deleted it."""
+"""Seconds between checks of a conflicting file: it may have been deleted."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
 
 
 class SinkWriter:
-    """Writes one query's epochs from `from_epoch` on; those at or below `restored_from` are known
-    to be durable, because an entry is committed only when its partition's sinks are. Bundles that
-    an earlier boot has written are passed over, but from `compare_from` on compared: that boot's
-    log may have been wrong."""
+    """Writes one query's epochs from `from_epoch` on. Epochs up to `restored_from` are durable,
+    because an entry is committed only after its partition's sinks have written. Bundles of an
+    earlier boot are skipped, but compared from `compare_from` on, because that boot's log may have
+    been wrong."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class SinkWriter:
             except Exception as error:
                 expected = isinstance(error, (RekindleError, OSError))
                 _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
-                self.problem = self._describe(error)
+                self.problem = self._message_of(error)
                 self._stopping.wait(back_off)
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
 
@@ -105,13 +105,13 @@ class SinkWriter:
         return min(after, max(self._compare_from, sink.first_epoch()))
 
     def _write_some(self, sink: Sink) -> None:
-        if self._held(self._next):
-            self._stopping.wait(HELD_S)
+        if self._paused(self._next):
+            self._stopping.wait(PAUSED_S)
             return
         if not self._log.wait_for(self._next, WAIT_S):
             return
         for batch in self._log.read(self._next, READ_BYTES):
-            if self._stopping.is_set() or self._held(batch.epoch):
+            if self._stopping.is_set() or self._paused(batch.epoch):
                 return
             sink.write(batch)
             self.conflict = sink.conflict
@@ -122,16 +122,16 @@ class SinkWriter:
         if self.conflict is None or now < self._retry_at:
             return
         self._retry_at = now + RETRY_CONFLICTS_S
-        sink.retry_conflicts(lambda epoch: not self._held(epoch))
+        sink.retry_conflicts(lambda epoch: not self._paused(epoch))
         self.conflict = sink.conflict
 
-    def _held(self, epoch: int) -> bool:
+    def _paused(self, epoch: int) -> bool:
         return self.through is not None and epoch > self.through
 
-    def _describe(self, error: Exception) -> str:
+    def _message_of(self, error: Exception) -> str:
         query = self.assigned.query
         if isinstance(error, BelowFloor):
-            return f"query {query} owes epoch {self._next}, but {error}"
+            return f"query {query} has not written epoch {self._next}: {error}"
         text = str(error)
         return text if text.startswith("query") else f"query {query}: {text}"
 
@@ -166,8 +166,8 @@ class SinkWriters:
             writers[query].through = self._through
         self._writers = writers
 
-    def hold(self, through: int | None) -> None:
-        """Write no epoch above this until told otherwise: replicas disagree about those."""
+    def pause_after(self, through: int | None) -> None:
+        """Write no epoch above this; None: all. For epochs about which replicas disagree."""
         self._through = through
         for writer in self._writers.values():
             writer.through = through
@@ -180,11 +180,11 @@ class SinkWriters:
         )
 
     def problem(self) -> str | None:
-        said = (w.problem or w.worker_problem for w in self._writers.values())
-        return next((problem for problem in said if problem), None)
+        problems = (w.problem or w.worker_problem for w in self._writers.values())
+        return next((problem for problem in problems if problem), None)
 
     def flush(self, through: int, timeout_s: float) -> bool:
-        """Wait until all are durable through an epoch; False at the time-out."""
+        """Wait until all are durable through an epoch; False at the timeout."""
         done = threading.Event()
         if self._through is not None:
             through = min(through, self._through)

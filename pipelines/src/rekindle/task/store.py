@@ -1,7 +1,7 @@
-"""The checkpoint store as one task uses it: its restore point, its entries, its log's overflow.
+"""The checkpoint store as one task uses it: its restore point, its entries, spilled log files.
 
-The store is opened when it is first needed and never made: the coordinator has written the first
-manifest before a task is told to start, so an absent store is a store that is away.
+The store is opened when it is first needed and never created: the coordinator has written the first
+manifest before any task starts, so a store that is missing is an outage.
 
 Design: docs/design/checkpoints.md.
 """
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskStore:
-    """Implements `EntryStore` and `Spill`. Raises StoreError while the store is away."""
+    """Implements `EntryStore` and `Spill`. Raises StoreError while the store is missing."""
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
@@ -48,7 +48,9 @@ class TaskStore:
         entry, saved = self._opened().load(point.object)
         if entry.engine != engine_version():
             _log.warning(
-                "state of engine %s is taken on by engine %s", entry.engine, engine_version()
+                "state that engine %s saved is restored by engine %s",
+                entry.engine,
+                engine_version(),
             )
         mine = {o: b for o, b in saved.buckets.items() if o in self._operators}
         chain = entry.chain or chain_from(point.epoch)
