@@ -23,13 +23,19 @@ from rekindle.connectors.files_read import read_batches
 from rekindle.connectors.json_lines import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
+from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.sql.ddl import ddl_to_schema
+
+
+def options(format: str, **fields: Any) -> FilesSourceSpec:
+    given = {"url": "file:///in", "format": format, "rowsPerSecond": 1, **fields}
+    return FilesSourceSpec.model_validate(given)
 
 
 def read(path: Path, ddl: str, format: str = "json") -> list[dict[str, Any]]:
     fs = fsspec.filesystem("file")
     schema = ddl_to_schema(ddl)
-    batches = list(read_batches(fs, str(path), format, schema, "NA", "s"))
+    batches = list(read_batches(fs, str(path), options(format), schema, "s"))
     return pa.Table.from_batches(batches, schema).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -122,23 +128,23 @@ def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("ddl", "value", "said"),
     [
-        ("x DOUBLE", "1e400", "the number 1e400 is too large for a double"),
-        ("x DOUBLE", "-" + "9" * 400, "is too large for a double"),
-        ("x FLOAT", "1e39", "the number 1e39 is too large for a float"),
+        ("x DOUBLE", "1e400", "the number 1e400 is too large for a DOUBLE"),
+        ("x DOUBLE", "-" + "9" * 400, "is too large for a DOUBLE"),
+        ("x FLOAT", "1e39", "the number 1e39 is too large for a FLOAT"),
         ("x ARRAY<DOUBLE>", "[1, 1e999]", "the number 1e999 is too large"),
         ("x DOUBLE", '"one"', "field x: the string 'one' instead of a number"),
         ("x DOUBLE", "true", "field x: true instead of a number"),
         ("x BIGINT", "1.0", "the number 1.0 instead of a whole number"),
-        ("x TINYINT", "128", "the number 128 is not a int8"),
-        ("x DECIMAL(5, 2)", "1.005", r"the number 1.005 is not a decimal128\(5, 2\)"),
-        ("x DECIMAL(5, 2)", "12345", "the number 12345 is not a decimal"),
+        ("x TINYINT", "128", "the number 128 is not a TINYINT"),
+        ("x DECIMAL(5, 2)", "1.005", r"the number 1.005 is not a DECIMAL\(5, 2\)"),
+        ("x DECIMAL(5, 2)", "12345", "the number 12345 is not a DECIMAL"),
         ("x DECIMAL(5, 2)", '"NaN"', "the string 'NaN' instead of a number"),
         ("x DECIMAL(5, 2)", '"1_0"', "the string '1_0' instead of a number"),
         ("x STRUCT<y: INT>", "[1]", "field x: an array instead of an object"),
         ("x STRUCT<y: INT>", '{"y": "1"}', r"field x\.y: the string '1' instead of a whole"),
         ("x STRING", "5", "field x: the number 5 instead of a string"),
         ("x BIGINT", '5, "x": 6', "field x is there twice"),
-        ("x BINARY", '"not base64!"', "'not base64!' is not a binary"),
+        ("x BINARY", '"not base64!"', "'not base64!' is not a BINARY"),
     ],
 )
 def test_a_bad_json_value_is_named_with_its_line(
@@ -249,7 +255,7 @@ def test_what_the_json_sink_writes_the_source_reads(
     table = pa.Table.from_pylist([first, zero, *values], plain).cast(schema)
     path = tmp_path_factory.mktemp("json") / "in.json"
     path.write_bytes(encode_lines(table))
-    batches = read_batches(fsspec.filesystem("file"), str(path), "json", schema, "", "s")
+    batches = read_batches(fsspec.filesystem("file"), str(path), options("json"), schema, "s")
     got = pa.Table.from_batches(batches, schema)
     assert got.schema == table.schema
     assert digest_table(got) == digest_table(table)
@@ -328,7 +334,7 @@ def test_a_csv_number_too_large_for_its_type_is_refused(
 
 def test_a_parquet_double_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [math.inf, math.nan, 1e300]}), tmp_path / "in.parquet")
-    with pytest.raises(SchemaMismatch, match=r"column x, row 3: 1e\+300 is not a float"):
+    with pytest.raises(SchemaMismatch, match=r"column x, row 3: 1e\+300 is not a FLOAT"):
         read(tmp_path / "in.parquet", "x FLOAT", "parquet")
 
 
@@ -336,7 +342,9 @@ def test_times_far_away_are_read_from_csv(tmp_path: Path) -> None:
     lines = ["t,d", "12024-02-03T04:05:06.5Z,12024-02-03", "2024-01-01 00:00:00,2024-01-01"]
     path = csv_file(tmp_path, *lines)
     schema = ddl_to_schema("t TIMESTAMP, d DATE")
-    batches = read_batches(fsspec.filesystem("file"), str(path), "csv", schema, "", "s")
+    batches = read_batches(
+        fsspec.filesystem("file"), str(path), options("csv", nullValue=""), schema, "s"
+    )
     table = pa.Table.from_batches(batches, schema)
     far = pc.strftime(table.column("t"), "%Y").to_pylist()
     assert far == ["12024", "2024"]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.errors import SchemaMismatch
+from rekindle.topology.sql.ddl import arrow_to_ddl
 
 _UTC = pa.timestamp("us", "UTC")
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
@@ -46,7 +47,7 @@ def typed(
             row = _first_bad(lambda part: convert(part, field.type, rules), column)
             raise SchemaMismatch(
                 f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
-                f"{field.type}; correct the file, the schema, or nullValue"
+                f"{arrow_to_ddl(field.type)}; correct the file, the schema, or nullValue"
             ) from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())

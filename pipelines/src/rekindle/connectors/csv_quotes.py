@@ -1,4 +1,4 @@
-"""Whether the quotes of a CSV file are as RFC 4180 writes them.
+"""Whether the quotes of a CSV file are closed, as RFC 4180 writes them.
 
 Arrow's reader takes what follows a stray quote, with all line ends, for one value: rows would be
 lost in silence. The check reads a file again, and only one that has quotes at all.
@@ -9,18 +9,41 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rekindle.errors import SchemaMismatch
 
 _UTF8_BOM = "\xef\xbb\xbf"  # as latin-1 reads it
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class CsvMarks:
+    """What separates values, what stands around them, and what takes a quote's meaning away."""
+
+    delimiter: str = ","
+    quote: str | None = '"'
+    escape: str | None = None
+
+    def reader(self, lines: Iterable[str], *, strict: bool = False) -> Iterator[list[str]]:
+        """The rows of a file. Raises csv.Error."""
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quotechar=self.quote,
+            quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+            escapechar=self.escape,
+            strict=strict,
+        )
 
 
 class QuoteWatch:
     """A binary file for Arrow that remembers whether a quote was read from it."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, marks: CsvMarks) -> None:
         self._file = file
+        self._quote = marks.quote.encode() if marks.quote else None
         self.quotes = False
 
     @property
@@ -32,20 +55,20 @@ class QuoteWatch:
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
-        self.quotes = self.quotes or b'"' in data
+        self.quotes = self.quotes or (self._quote is not None and self._quote in data)
         return data
 
     def close(self) -> None:
         self._file.close()
 
 
-def require_closed_quotes(lines: Iterable[str], where: str) -> None:
+def require_closed_quotes(lines: Iterable[str], where: str, marks: CsvMarks) -> None:
     """Raises SchemaMismatch with the line in which a value in quotes begins that does not end, or
-    is followed by other text. `lines` are read as latin-1, since other columns may be no UTF-8."""
-    numbered = _Numbered(lines)
+    is followed by other text."""
+    numbered = _Numbered(lines, marks.quote or "")
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        for _ in csv.reader(numbered, strict=True):
+        for _ in marks.reader(numbered, strict=True):
             numbered.first = 0
     except csv.Error as e:
         raise SchemaMismatch(
@@ -60,12 +83,13 @@ class _Numbered:
     """The lines that have a quote: the others change nothing, neither in a value nor between two.
     `first` is the line of the first one of the row that is being read."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], quote: str) -> None:
         self._lines = lines
+        self._quote = quote
         self.first = 0
 
     def __iter__(self) -> Iterator[str]:
         for number, line in enumerate(self._lines, 1):
-            if '"' in line:
+            if self._quote in line:
                 self.first = self.first or number
-                yield line.removeprefix(_UTF8_BOM) if number == 1 else line
+                yield line.removeprefix(_UTF8_BOM).removeprefix(_BOM) if number == 1 else line

@@ -15,20 +15,19 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import fsspec
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from rekindle.connectors.conversions import TextRules, typed
-from rekindle.connectors.csv_quotes import QuoteWatch, require_closed_quotes
+from rekindle.connectors.csv_reading import BLOCK_BYTES, read_csv, require_columns
 from rekindle.connectors.json_reading import read_json_lines
 from rekindle.errors import SchemaMismatch, SourceFailed
+from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.problems import did_you_mean
 
-BLOCK_BYTES = 4 * 1024**2
 BATCH_BYTES = 16 * 1024**2
 BATCH_ROWS = 65_536
 _PARSERS = (ValueError, csv.Error, pa.ArrowException)
@@ -90,12 +89,12 @@ def _identity(info: dict[str, Any]) -> str:
 
 
 def read_batches(
-    fs: Any, path: str, format: str, schema: pa.Schema, null_value: str, source: str
+    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, source: str
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file in file order, of exactly `schema`. Raises SourceFailed."""
     where = f"source {source}: {path}"
     with _reading(where):
-        yield from _batches(fs, path, format, schema, null_value, where)
+        yield from _batches(fs, path, options, schema, where)
 
 
 @contextlib.contextmanager
@@ -105,7 +104,7 @@ def _reading(where: str) -> Iterator[None]:
     except SourceFailed:
         raise
     except UnicodeDecodeError as e:
-        raise SourceFailed(f"{where}: {e}; write the file in UTF-8") from e
+        raise SourceFailed(f"{where}: some text is not UTF-8; write the file in UTF-8") from e
     except _DECOMPRESSORS as e:
         raise SourceFailed(f"{where}: {_said(e)}; copy the file anew, and whole") from e
     except _PARSERS as e:
@@ -121,18 +120,18 @@ def _said(error: Exception) -> str:
 
 
 def _batches(
-    fs: Any, path: str, format: str, schema: pa.Schema, null_value: str, where: str
+    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    match format:
+    match options.format:
         case "csv":
-            raw = _csv_batches(fs, path, schema, null_value, where)
+            raw = read_csv(fs, path, options, schema, where)
         case "json":
             raw = _json_batches(fs, path, schema, where)
         case "parquet":
             raw = _parquet_batches(fs, path, schema, where)
-        case _:
-            raise SourceFailed(f"{where}: files of format {format!r} are not known")
-    yield from _typed(raw, schema, where, TextRules(binary_is_base64=format == "json"))
+        case other:
+            assert_never(other)
+    yield from _typed(raw, schema, where, TextRules(binary_is_base64=options.format == "json"))
 
 
 def _typed(
@@ -154,33 +153,6 @@ def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     return _typed(raw, schema, "JSON lines", TextRules(binary_is_base64=True))
 
 
-def _csv_batches(
-    fs: Any, path: str, schema: pa.Schema, null_value: str, where: str
-) -> Iterator[pa.RecordBatch]:
-    with fs.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="") as f:
-        header = next(csv.reader(f), None)
-    if header is None:
-        raise SchemaMismatch(f"{where}: the file is empty; its first line has to name the columns")
-    _require_columns(header, schema, where)
-    convert = pa_csv.ConvertOptions(
-        include_columns=schema.names,
-        column_types={name: pa.string() for name in schema.names},
-        null_values=[null_value],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    parse = pa_csv.ParseOptions(newlines_in_values=True)
-    read = pa_csv.ReadOptions(block_size=BLOCK_BYTES)
-    with fs.open(path, "rb", compression="infer") as f:
-        bytes_read = QuoteWatch(f)
-        yield from pa_csv.open_csv(
-            bytes_read, read_options=read, parse_options=parse, convert_options=convert
-        )
-    if bytes_read.quotes:
-        with fs.open(path, "rt", compression="infer", encoding="latin-1", newline="") as lines:
-            require_closed_quotes(lines, where)
-
-
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     def opened() -> Any:
         return fs.open(path, "rb", compression="infer")
@@ -191,7 +163,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     with fs.open(path, "rb") as f:
         file = pq.ParquetFile(f)
-        _require_columns(file.schema_arrow.names, schema, where)
+        require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
         for group in range(file.num_row_groups):
             with _reading_group(where, file, group):
@@ -218,21 +190,6 @@ def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[Non
             f"{found.total_byte_size / 2**20:,.0f} MiB): {_said(e)}; a column of one batch holds "
             "at most 2 GiB and has to fit into memory: write the file with smaller row groups"
         ) from e
-
-
-def _require_columns(names: list[str], schema: pa.Schema, where: str) -> None:
-    missing = [n for n in schema.names if n not in names]
-    if missing:
-        raise SchemaMismatch(
-            f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: name its "
-            f"columns in the source's schema{_hint(missing[0], names)}"
-        )
-    twice = [n for n in schema.names if names.count(n) > 1]
-    if twice:
-        raise SchemaMismatch(
-            f"{where}: column {', '.join(twice)} is there more than once, and the schema cannot "
-            "say which is meant; rename one in the file"
-        )
 
 
 def _require_fields(found: pa.Schema, schema: pa.Schema, where: str) -> None:

@@ -251,9 +251,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
 
 def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[pa.RecordBatch]]:
     for file in found:
-        yield read_batches(
-            fs, file.path, job.files.format, job.schema, job.files.null_value, job.name
-        )
+        yield read_batches(fs, file.path, job.files, job.schema, job.name)
 
 
 def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:

@@ -27,6 +27,7 @@ import pyarrow.json as pa_json
 
 from rekindle.connectors.json_fields import DeclaredFields, require_some
 from rekindle.errors import SchemaMismatch
+from rekindle.topology.sql.ddl import arrow_to_ddl
 
 _WORDS = {
     "NaN": math.nan,
@@ -274,7 +275,7 @@ def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise _BadValue(f"field {path}: the number {value} is too large for a {kind}")
+        raise _BadValue(f"field {path}: the number {value} is too large for a {arrow_to_ddl(kind)}")
     return number
 
 
@@ -287,7 +288,7 @@ def _decimal(value: Any, path: str, kind: pa.DataType) -> decimal.Decimal | None
         number = decimal.Decimal(value)
         pa.scalar(number, kind)
     except (decimal.DecimalException, ValueError) as e:
-        raise _BadValue(f"field {path}: {_kind(value)} is not a {kind}") from e
+        raise _BadValue(f"field {path}: {_kind(value)} is not a {arrow_to_ddl(kind)}") from e
     return number
 
 
@@ -297,5 +298,5 @@ def _integer(value: Any, path: str, kind: pa.DataType) -> int:
     try:
         pa.scalar(value, kind)
     except (OverflowError, ValueError) as e:
-        raise _BadValue(f"field {path}: the number {value} is not a {kind}") from e
+        raise _BadValue(f"field {path}: the number {value} is not a {arrow_to_ddl(kind)}") from e
     return int(value)

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
+from rekindle.topology.kinds.base import Spec
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import TopologySpec
 
@@ -105,8 +106,9 @@ def _problem(error: ErrorDetails) -> Problem:
     match error["type"]:
         case "extra_forbidden":
             field = str(error["loc"][-1])
-            known = _fields_at(error["loc"][:-1])
-            return Problem(path, "UnknownField", f"unknown field {field}", nearest(field, known))
+            model = _model_at(error["loc"][:-1])
+            hint = _field_hint(field, model) if model else ""
+            return Problem(path, "UnknownField", f"unknown field {field}", hint)
         case "missing":
             return Problem(path, "Missing", "is missing")
         case "value_error" if "; " in message:
@@ -133,15 +135,22 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The fields that the manifest may have at a location."""
+def _field_hint(field: str, model: type[BaseModel]) -> str:
+    """Which of a class's fields may be meant."""
+    if issubclass(model, Spec) and (meant := model.other_names.get(field)):
+        return f"write {meant}"
+    return nearest(field, [f.alias or n for n, f in model.model_fields.items()])
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The class of the object at a location."""
     model: type[BaseModel] | None = TopologySpec
     for part in location:
         if isinstance(part, int) or model is None:
             continue
         by_alias = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
         model = model_in(by_alias.get(part))
-    return [f.alias or n for n, f in model.model_fields.items()] if model else []
+    return model
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

@@ -5,7 +5,7 @@ Design: docs/design/compilation.md#resource.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
 import pyarrow as pa
@@ -21,6 +21,9 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=False
     )
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Names that somebody may write for a field -> the field's, for a hint."""
 
     @classmethod
     def name_of(cls, field: str) -> str:

@@ -5,20 +5,49 @@ Design: docs/design/exactly-once.md#sources, docs/design/exactly-once.md#sinks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rekindle.errors import Problem
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
 from rekindle.topology.problems import nearest
 from rekindle.topology.sql.ddl import TIMESTAMP
 
+UTF_8: Final = "UTF-8"
+Encoding = Literal[
+    "UTF-8",
+    "UTF-16",
+    "UTF-16LE",
+    "UTF-16BE",
+    "US-ASCII",
+    "ISO-8859-1",
+    "ISO-8859-2",
+    "ISO-8859-15",
+    "windows-1250",
+    "windows-1251",
+    "windows-1252",
+    "KOI8-R",
+    "GB18030",
+    "Big5",
+    "Shift_JIS",
+    "EUC-JP",
+    "EUC-KR",
+]
+_OF_CSV = ("delimiter", "header", "quote", "escape", "encoding")
+
 
 class FilesSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "files_source:open_files"
+    other_names: ClassVar[Mapping[str, str]] = {
+        "sep": "delimiter",
+        "separator": "delimiter",
+        "charset": "encoding",
+        "path": "url",
+        "orderby": "orderBy",
+    }
 
     url: str
     """URL of a file, or a pattern with `*`, `?` and `[...]` for several; any scheme of fsspec."""
@@ -32,7 +61,24 @@ class FilesSourceSpec(SourceOptions):
     rows_per_second: float | None = Field(None, gt=0)
     """Rows a second. Exactly one of `speedup` and `rowsPerSecond`."""
     null_value: str = "NA"
-    """CSV text that means NULL."""
+    """CSV text that means NULL, unless it is in quotes."""
+    delimiter: str = Field(",", min_length=1, max_length=2)
+    """Character between two values of a CSV file; `\\t` is a tab."""
+    header: bool = True
+    """Whether the first line of a CSV file names the columns. If not, the schema names them all, in
+    the order of the file."""
+    quote: str = Field('"', max_length=1)
+    """Character around CSV values that hold delimiters, line ends or quotes; `""`: none."""
+    escape: str | None = Field(None, min_length=1, max_length=1)
+    """Character that takes its meaning from the next one in a CSV file. A quote inside of quotes
+    can always be written twice."""
+    encoding: Encoding = UTF_8
+    """Encoding of CSV files."""
+
+    @field_validator("delimiter")
+    @classmethod
+    def _tab(cls, value: str) -> str:
+        return "\t" if value == r"\t" else value
 
     @property
     def input_url(self) -> str:
@@ -50,6 +96,28 @@ class FilesSourceSpec(SourceOptions):
         if self.speedup is not None and self.order_by is None and event_time is None:
             what = "needs a column of time to run faster than the clock"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime or orderBy")
+        yield from self._check_csv(path)
+
+    def _check_csv(self, path: str) -> Iterator[Problem]:
+        if self.format != "csv":
+            for field in (f for f in _OF_CSV if getattr(self, f) != _default(f)):
+                what = f"{field} is of csv, and the format is {self.format}"
+                yield Problem(f"{path}.{field}", "InvalidValue", what, "leave it out")
+            return
+        marks = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
+        for field, mark in marks.items():
+            if mark and not (len(mark) == 1 and (mark == "\t" or " " <= mark <= "~")):
+                what = f"{mark!r} is not one character of ASCII"
+                yield Problem(f"{path}.{field}", "InvalidValue", what, 'write it like ";" or "\\t"')
+        for field, other in (("delimiter", self.quote), ("delimiter", self.escape)):
+            if other == self.delimiter:
+                what = f"{other!r} is the delimiter, and the quote or the escape too"
+                yield Problem(f"{path}.{field}", "InvalidValue", what, "use another character")
+                break
+        if self.escape is not None and self.escape in self.null_value:
+            what = f"{self.null_value!r} has the escape character {self.escape!r} in it"
+            hint = "values are compared without it: leave escape out, or write nullValue without it"
+            yield Problem(f"{path}.nullValue", "InvalidValue", what, hint)
 
     def check_columns(
         self, schema: pa.Schema, event_time: str | None, path: str
@@ -65,6 +133,10 @@ class FilesSourceSpec(SourceOptions):
         if self.speedup is not None and not timed:
             what = f"speedup needs a time to go by, and {column} is no TIMESTAMP"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")
+
+
+def _default(field: str) -> object:
+    return FilesSourceSpec.model_fields[field].default
 
 
 class FilesSinkSpec(SinkOptions):

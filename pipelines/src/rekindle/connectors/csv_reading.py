@@ -1,0 +1,161 @@
+"""CSV files as batches of texts, one column for each of a schema's; what the options mean.
+
+Options have the names of Spark's CSV source. With `header` columns are found by name, without it by
+position. A quote inside of a value in quotes is written twice, or after `escape`, which takes the
+next character as it is, inside and outside of quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from rekindle.connectors.csv_quotes import CsvMarks, QuoteWatch, require_closed_quotes
+from rekindle.errors import SchemaMismatch
+from rekindle.topology.kinds.files import UTF_8, FilesSourceSpec
+from rekindle.topology.problems import did_you_mean
+
+BLOCK_BYTES = 4 * 1024**2
+_BOM = "\ufeff"
+_SHOWN_CHARS = 120
+
+
+def read_csv(
+    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one file. Raises SchemaMismatch, and what the file raises."""
+    try:
+        yield from _read(fs, path, options, schema, where)
+    except UnicodeError as e:
+        raise _not_encoded(options, where) from e
+
+
+def _read(
+    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
+) -> Iterator[pa.RecordBatch]:
+    marks = CsvMarks(options.delimiter, options.quote or None, options.escape)
+    if not _check_first_row(fs, path, options, marks, schema, where):
+        return
+    wrong: list[pa_csv.InvalidRow] = []
+
+    def refuse(row: pa_csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    convert = pa_csv.ConvertOptions(
+        include_columns=schema.names,
+        column_types={name: pa.string() for name in schema.names},
+        null_values=[options.null_value],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    parse = pa_csv.ParseOptions(
+        delimiter=marks.delimiter,
+        quote_char=marks.quote or False,
+        escape_char=marks.escape or False,
+        newlines_in_values=True,
+        invalid_row_handler=refuse,
+    )
+    read = pa_csv.ReadOptions(
+        block_size=BLOCK_BYTES,
+        column_names=None if options.header else schema.names,
+        encoding=options.encoding,
+    )
+    with fs.open(path, "rb", compression="infer") as f:
+        bytes_read = QuoteWatch(f, marks)
+        try:
+            yield from pa_csv.open_csv(
+                bytes_read, read_options=read, parse_options=parse, convert_options=convert
+            )
+        except pa.ArrowInvalid as e:
+            raise _explained(e, wrong, options, where) from e
+    if bytes_read.quotes:
+        # As latin-1, because columns that are not read may hold what is no UTF-8.
+        encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
+        with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
+            require_closed_quotes(lines, where, marks)
+
+
+def _check_first_row(
+    fs: Any,
+    path: str,
+    options: FilesSourceSpec,
+    marks: CsvMarks,
+    schema: pa.Schema,
+    where: str,
+) -> bool:
+    """Whether there is a row to read at all. Raises SchemaMismatch."""
+    encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
+    with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f:
+        first = next(marks.reader(_without_mark(f)), None)
+    if options.header:
+        if first is None:
+            raise SchemaMismatch(
+                f"{where}: the file is empty; its first line has to name the columns (or write "
+                "header: false)"
+            )
+        require_columns(first, schema, where, _delimiter_hint(first, marks))
+        return True
+    if first and len(first) != len(schema):
+        raise SchemaMismatch(
+            f"{where}: the first row has {len(first)} values, and the schema {len(schema)} "
+            f"columns: with header: false the schema has a column for each value, in the order "
+            f"of the file{_delimiter_hint(first, marks)}"
+        )
+    return first is not None
+
+
+def _without_mark(lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield line if number else line.removeprefix(_BOM)
+
+
+def _delimiter_hint(first: list[str], marks: CsvMarks) -> str:
+    """What is said of a file that has one column."""
+    found = [mark for mark in ";,|\t" if mark != marks.delimiter and mark in first[0]]
+    if len(first) > 1 or not found:
+        return ""
+    shown = r"\t" if found[0] == "\t" else found[0]
+    return f'; is its delimiter another: delimiter: "{shown}"?'
+
+
+def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str = "") -> None:
+    """Each column of the schema is there once. Raises SchemaMismatch."""
+    missing = [n for n in schema.names if n not in names]
+    if missing:
+        near = did_you_mean(missing[0], names)
+        raise SchemaMismatch(
+            f"{where}: no column {', '.join(missing)}; the file has {', '.join(names)}: name its "
+            f"columns in the source's schema{f' ({near})' if near else ''}{hint}"
+        )
+    twice = [n for n in schema.names if names.count(n) > 1]
+    if twice:
+        raise SchemaMismatch(
+            f"{where}: column {', '.join(twice)} is there more than once, and the schema cannot "
+            "say which is meant; rename one in the file"
+        )
+
+
+def _explained(
+    error: pa.ArrowInvalid, wrong: list[pa_csv.InvalidRow], options: FilesSourceSpec, where: str
+) -> SchemaMismatch:
+    """What the reader refused, in the manifest's words."""
+    if wrong:
+        row = wrong[0]
+        return SchemaMismatch(
+            f"{where}: a row has {row.actual_columns} values instead of {row.expected_columns}: "
+            f"{row.text[:_SHOWN_CHARS]!r}; correct the file, or its delimiter, quote or escape"
+        )
+    if "UTF8" in str(error):
+        return _not_encoded(options, where)
+    return SchemaMismatch(f"{where}: {error}; correct the file or the schema")
+
+
+def _not_encoded(options: FilesSourceSpec, where: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{where}: some text is not {options.encoding}; name the encoding of the file, such as "
+        "encoding: ISO-8859-1"
+    )
