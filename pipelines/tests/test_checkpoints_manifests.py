@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.codec import (
-    SavedAs,
-    SpilledBy,
+    CheckpointName,
+    SpilledLogName,
     decode_manifest,
     encode_manifest,
     entry_name,
@@ -22,8 +22,9 @@ from rekindle.checkpoints.codec import (
     parse_log_name,
     state_name,
 )
+from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
-from rekindle.checkpoints.manifests import ManifestStore, garbage
+from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
@@ -116,7 +117,7 @@ def test_unusable_names_what_an_entry_lacks(store: Store) -> None:
     assert ref.object is not None
     name = states.load_entry(ref.object).objects["op"][0]
     store.delete(f"u/{name}")
-    assert manifests.unusable([ref.object]) == {ref.object: f"it needs {name}, which is gone"}
+    assert manifests.unusable([ref.object]) == {ref.object: f"state object {name} is missing"}
 
 
 def test_an_entry_that_cannot_be_read_is_refused_and_stops_no_clean_up(
@@ -190,7 +191,7 @@ def histories(
             old = sorted(held.get(committed[p].object or "", frozenset()))
             reused = frozenset(n for n in old if draw(st.booleans()))
             new = frozenset(
-                state_name("op", SavedAs(p, 0, epoch, f"{b:02x}"), token)
+                state_name("op", CheckpointName(p, 0, epoch, f"{b:02x}"), token)
                 for b in range(draw(st.integers(0, 2)))
             )
             name = entry_name(p, 0, epoch, "dd", token)
@@ -219,13 +220,13 @@ def test_garbage_is_never_what_a_retained_manifest_or_a_pending_entry_needs(
     history: tuple[list[ObjectInfo], list[Manifest], dict[str, frozenset[str]], set[str], set[str]],
 ) -> None:
     objects, retained, references, needed, names = history
-    doomed = {o.name for o in garbage(objects, retained, references)}
-    assert not doomed & needed
+    garbage = {o.name for o in find_garbage(objects, retained, references)}
+    assert not garbage & needed
     oldest = min(o.modified for o in objects if o.name == manifest_name(retained[0].seq))
     ages = {o.name: o.modified for o in objects}
-    assert all(ages[n] < oldest for n in doomed)
+    assert all(ages[n] < oldest for n in garbage)
     committed = {k: r[0].epoch for k, r in retained[-1].entries.items()}
-    for name in names - doomed - needed:
+    for name in names - garbage - needed:
         young = ages[name] >= oldest
         key = f"{'a' if '/a/' in name or '-a-' in name else 'b'}/0"
         in_progress = any(f"{e:012d}" in name for e in range(committed[key] + 1, 200))
@@ -234,44 +235,44 @@ def test_garbage_is_never_what_a_retained_manifest_or_a_pending_entry_needs(
 
 def test_nothing_is_garbage_without_a_manifest_and_strange_names_stay() -> None:
     objects = [ObjectInfo("entries/x/0/readme", 1, 0.0), ObjectInfo("what", 1, 0.0)]
-    assert garbage(objects, [], {}) == []
+    assert find_garbage(objects, [], {}) == []
     late = [*objects, ObjectInfo(manifest_name(1), 1, 5.0)]
-    assert garbage(late, [manifest(1)], {}) == []
+    assert find_garbage(late, [manifest(1)], {}) == []
 
 
 def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
     ref = EntryRef(9, None, "")
     logs = [
-        SpilledBy("s", 0, 0, 2),  # its successor spills too
-        SpilledBy("s", 0, 0, 10),
-        SpilledBy("s", 0, 1, 2),  # the other replica
-        SpilledBy("gone", 0, 0, 1),
+        SpilledLogName("s", 0, 0, 2),  # its successor spills too
+        SpilledLogName("s", 0, 0, 10),
+        SpilledLogName("s", 0, 1, 2),  # the other replica
+        SpilledLogName("gone", 0, 0, 1),
     ]
     objects = [ObjectInfo(f"{log.prefix}000000000007-0a1b", 1, 1.0) for log in logs]
     late = ObjectInfo(f"{logs[3].prefix}000000000008-0a1b", 1, 3.0)
     objects += [late, ObjectInfo(manifest_name(1), 1, 2.0)]
-    doomed = garbage(objects, [manifest(1, s__0=ref)], {})
-    assert [parse_log_name(o.name) for o in doomed] == [logs[3], logs[0]]
-    assert late not in doomed
+    garbage = find_garbage(objects, [manifest(1, s__0=ref)], {})
+    assert [parse_log_name(o.name) for o in garbage] == [logs[3], logs[0]]
+    assert late not in garbage
 
 
 def test_manifests_go_first_then_entries_then_state() -> None:
     ref = EntryRef(500, None, "")
-    saved = SavedAs("s", 0, 9, "aa")
+    saved = CheckpointName("s", 0, 9, "aa")
     objects = [
         ObjectInfo(state_name("op", saved, "01"), 1, 1.0),
         ObjectInfo(entry_name("s", 0, 9, "aa", "01"), 1, 1.0),
         ObjectInfo(manifest_name(1), 1, 2.0),
         ObjectInfo(manifest_name(9), 1, 9.0),
     ]
-    names = [o.name.partition("/")[0] for o in garbage(objects, [manifest(9, s__0=ref)], {})]
+    names = [o.name.partition("/")[0] for o in find_garbage(objects, [manifest(9, s__0=ref)], {})]
     assert names == ["manifests", "entries", "state"]
 
 
 def test_a_manifest_of_another_topology_is_refused() -> None:
     data = encode_manifest(manifest(3), "one")
     assert decode_manifest(data, "one") == decode_manifest(data) == manifest(3)
-    with pytest.raises(ValueError, match="manifest of topology one, not of other"):
+    with pytest.raises(ValueError, match="manifest belongs to topology one, not to other"):
         decode_manifest(data, "other")
 
 

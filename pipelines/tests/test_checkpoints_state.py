@@ -181,17 +181,17 @@ def test_what_is_loaded_is_what_was_saved(
 def test_entries_survive_json() -> None:
     entry = Entry("s", 1, 9, -(2**63), ("a", "b"), {"a": {0: "x", 63: "y"}})
     assert decode_entry(encode_entry(entry)) == entry
-    with pytest.raises(ValueError, match="no checkpoint entry"):
+    with pytest.raises(ValueError, match="not a checkpoint entry"):
         decode_entry(b"{}")
-    with pytest.raises(ValueError, match="of format 99"):
+    with pytest.raises(ValueError, match="has format 99"):
         decode_entry(b'{"format":99}')
 
 
 def test_objects_of_another_topology_are_refused(store: Store) -> None:
     entry = Entry("s", 1, 9, 0, ("a",), {})
-    with pytest.raises(ValueError, match="entry of topology one, not of other"):
+    with pytest.raises(ValueError, match="entry belongs to topology one, not to other"):
         decode_entry(encode_entry(entry, "one"), "other")
-    with pytest.raises(ValueError, match="it is of topology one, not of other"):
+    with pytest.raises(ValueError, match="it belongs to topology one, not to other"):
         decode_table(encode_table(table("a"), "one"), "other")
     assert decode_table(encode_table(table("a"), "one"), "one").schema.metadata is None
 
@@ -232,7 +232,7 @@ def test_an_entry_says_which_engine_saved_it(store: Store) -> None:
 def test_states_of_different_formats_are_not_assembled() -> None:
     first = Entry("ab", 0, 9, 90, ("a",), {"a": {1: "x"}}, state_format=1)
     second = Entry("cd", 0, 9, 80, ("c",), {"c": {2: "y"}}, state_format=2)
-    with pytest.raises(ValueError, match="different formats"):
+    with pytest.raises(ValueError, match="different state formats"):
         assemble([first, second], ["a", "c"])
 
 

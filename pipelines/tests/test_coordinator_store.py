@@ -60,7 +60,7 @@ def test_a_store_that_is_away_is_not_replaced_by_another(
     successor = CheckpointStore(UID, 5.0)
     successor.use(url)
     successor.expect(store.id)
-    with pytest.raises(StoreError, match="is not there"):
+    with pytest.raises(StoreError, match="does not exist"):
         run(successor.newest())
     assert not (tmp_path / "store").exists()
     (tmp_path / "away").rename(tmp_path / "store")
@@ -128,7 +128,7 @@ def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> Non
     held = Store(url)
     (state,) = [i.name for i in held.list(f"{UID}/state/")]
     held.delete(state)
-    lost = f"it needs {state.removeprefix(f'{UID}/')}, which is gone"
+    lost = f"state object {state.removeprefix(f'{UID}/')} is missing"
     assert run(store.unusable([ref.object])) == {ref.object: lost}
 
 

@@ -1,15 +1,15 @@
 """Manifests and entries as JSON, and the names of objects (see `rekindle.checkpoints.manifest`).
 
-Pure. Names carry what garbage collection has to know of an object without reading it:
+Pure. Names hold all that garbage collection has to know of an object without reading it:
 
   manifests/<seq>.json
   entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
-  sources/<operator id>.json    the files that a source was first read from; stays
+  sources/<operator id>.json    the files that a source was first read from; never deleted
 
-The token is the writer's: equal content saved twice lies in two objects, so that an object that a
-new entry names is never an old one that garbage collection is about to delete.
+The token is the writer's: equal content that is saved twice has two objects, so that an object that
+a new entry names is never an old one that garbage collection is about to delete.
 
 Design: docs/design/checkpoints.md#formats.
 """
@@ -48,8 +48,8 @@ _LOG = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class SavedAs:
-    """What the name of an entry or a state object says."""
+class CheckpointName:
+    """The parts of the name of an entry or a state object."""
 
     segment: str
     partition: int
@@ -63,8 +63,8 @@ class SavedAs:
 
 
 @dataclass(frozen=True, slots=True)
-class SpilledBy:
-    """What the name of a spilled file of an output log says."""
+class SpilledLogName:
+    """The parts of the name of a spilled file of an output log."""
 
     segment: str
     partition: int
@@ -98,31 +98,33 @@ def entry_name(segment: str, partition: int, epoch: int, digest: str, token: str
     return f"entries/{segment}/{partition}/{epoch:012d}-{digest}-{token}.json"
 
 
-def state_name(operator: str, saved: SavedAs, token: str) -> str:
+def state_name(operator: str, saved: CheckpointName, token: str) -> str:
     tail = f"{saved.segment}-{saved.partition}-{saved.epoch:012d}-{token}"
     return f"state/{operator}/{saved.digest}-{tail}.arrow"
 
 
-def parse_entry_name(name: str) -> SavedAs | None:
-    return _saved_as(_ENTRY.fullmatch(name))
+def parse_entry_name(name: str) -> CheckpointName | None:
+    return _checkpoint_name(_ENTRY.fullmatch(name))
 
 
-def parse_state_name(name: str) -> SavedAs | None:
-    return _saved_as(_STATE.fullmatch(name))
+def parse_state_name(name: str) -> CheckpointName | None:
+    return _checkpoint_name(_STATE.fullmatch(name))
 
 
-def parse_log_name(name: str) -> SpilledBy | None:
+def parse_log_name(name: str) -> SpilledLogName | None:
     match = _LOG.fullmatch(name)
     if match is None:
         return None
     partition, replica, incarnation = map(int, match.group("partition", "replica", "incarnation"))
-    return SpilledBy(match["segment"], partition, replica, incarnation)
+    return SpilledLogName(match["segment"], partition, replica, incarnation)
 
 
-def _saved_as(match: re.Match[str] | None) -> SavedAs | None:
+def _checkpoint_name(match: re.Match[str] | None) -> CheckpointName | None:
     if match is None:
         return None
-    return SavedAs(match["segment"], int(match["partition"]), int(match["epoch"]), match["digest"])
+    return CheckpointName(
+        match["segment"], int(match["partition"]), int(match["epoch"]), match["digest"]
+    )
 
 
 def encode_manifest(manifest: Manifest, topology: str = "") -> bytes:
@@ -134,14 +136,14 @@ def encode_manifest(manifest: Manifest, topology: str = "") -> bytes:
 
 
 def decode_manifest(data: bytes, topology: str = "") -> Manifest:
-    """Raises ValueError if it is none, of a format that this version does not read, or another
-    topology's. Fields that it does not know are ignored."""
+    """Raises ValueError if it is not a manifest, has a format that this version cannot read, or
+    belongs to another topology. Unknown fields are ignored."""
     fields = _fields(data, "manifest", topology)
     entries = {
-        key: tuple(_made(EntryRef, ref) for ref in refs) for key, refs in fields["entries"].items()
+        key: tuple(_make(EntryRef, ref) for ref in refs) for key, refs in fields["entries"].items()
     }
-    queries = {name: _made(QueryStart, start) for name, start in fields["queries"].items()}
-    return _made(Manifest, {**fields, "entries": entries, "queries": queries})
+    queries = {name: _make(QueryStart, start) for name, start in fields["queries"].items()}
+    return _make(Manifest, {**fields, "entries": entries, "queries": queries})
 
 
 def encode_entry(entry: Entry, topology: str = "") -> bytes:
@@ -157,7 +159,7 @@ def decode_entry(data: bytes, topology: str = "") -> Entry:
         operator: {int(bucket): name for bucket, name in buckets.items()}
         for operator, buckets in fields["objects"].items()
     }
-    return _made(Entry, {**fields, "operators": tuple(fields["operators"]), "objects": objects})
+    return _make(Entry, {**fields, "operators": tuple(fields["operators"]), "objects": objects})
 
 
 def _stamp(topology: str) -> dict[str, Any]:
@@ -170,16 +172,16 @@ def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
         found = int(fields["format"])
         owner = str(fields.get("topology") or topology)  # format 1 does not say
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"this is no checkpoint {what}: {data[:80]!r}") from e
+        raise ValueError(f"this is not a checkpoint {what}: {data[:80]!r}") from e
     if not OLDEST_FORMAT <= found <= FORMAT:
         reads = f"{OLDEST_FORMAT} to {FORMAT}"
-        raise ValueError(f"checkpoint {what} of format {found}; this version reads {reads}")
+        raise ValueError(f"checkpoint {what} has format {found}; this version reads {reads}")
     if topology and owner != topology:
-        raise ValueError(f"checkpoint {what} of topology {owner}, not of {topology}")
+        raise ValueError(f"checkpoint {what} belongs to topology {owner}, not to {topology}")
     return fields
 
 
-def _made(kind: type[T], said: Mapping[str, Any]) -> T:
-    """A dataclass from the fields that it has: a newer release may have written more."""
+def _make(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from the fields that it knows: a newer release may have written more."""
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in said.items() if name in known})
+    return kind(**{name: value for name, value in values.items() if name in known})

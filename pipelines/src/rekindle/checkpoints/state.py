@@ -1,9 +1,9 @@
 """Saving and loading the state of one segment partition.
 
 A checkpoint costs what changed since the newest committed one: state is immutable Arrow tables by
-bucket, an untouched bucket is the same object, and a touched one whose digest came out the same is
-as good. Only objects of the newest *committed* manifest are reused: those of an entry that never
-made it into a manifest may be deleted at any time.
+bucket; an unchanged bucket, or a changed one with the same digest, keeps its object. Only objects
+of the newest *committed* manifest are reused: those of an entry that was never committed may be
+deleted at any time.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from rekindle.checkpoints.codec import (
-    SavedAs,
+    CheckpointName,
     decode_entry,
     encode_entry,
     entry_name,
@@ -72,7 +72,7 @@ class StateStore:
         for (operator, bucket), digest in digests.items():
             name = _reusable(previous, operator, bucket, digest)
             if name is None:
-                saved = SavedAs(segment_id, partition, epoch, digest)
+                saved = CheckpointName(segment_id, partition, epoch, digest)
                 name = state_name(operator, saved, self._new_token(bucket))
                 uploads.append((name, state.buckets[operator][bucket]))
             objects.setdefault(operator, {})[bucket] = name
@@ -179,11 +179,11 @@ class StateStore:
 
 
 def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
-    """What other segmentations saved of these operators, as one entry.
+    """The entry of these operators, from entries of other segmentations.
 
     The entries are of one partition number. Operators that none of them contains start empty and
     are not in the result's `operators`; None if that is all of them. Raises ValueError if the
-    entries that are needed are of different epochs: together they are no state that ever was.
+    entries that are needed are of different epochs: together they are not a consistent state.
     """
     by_operator = {operator: e for e in entries for operator in e.operators}
     found = [operator for operator in operator_ids if operator in by_operator]
@@ -192,7 +192,7 @@ def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | N
         return None
     formats = {e.state_format for e in sources if any(e.objects.values())} or {STATE_FORMAT}
     if len(formats) > 1:
-        raise ValueError(f"entries whose states have different formats: {sorted(formats)}")
+        raise ValueError(f"entries with different state formats: {sorted(formats)}")
     epochs = {(e.epoch, e.partition) for e in sources}
     if len(epochs) > 1:
         raise ValueError(f"entries of different epochs or partitions: {sorted(epochs)}")
@@ -209,9 +209,9 @@ def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | N
 
 
 def encode_table(table: pa.Table, topology: str = "") -> bytes:
-    """One bucket as an Arrow IPC file that says whose it is, and how its columns are laid out."""
-    said = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
-    table = table.combine_chunks().replace_schema_metadata(said)
+    """One bucket as an Arrow IPC file; its metadata has the topology and the state format."""
+    metadata = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
+    table = table.combine_chunks().replace_schema_metadata(metadata)
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as writer:
         writer.write_table(table)
@@ -223,7 +223,7 @@ def decode_table(data: bytes, topology: str = "") -> pa.Table:
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     owner = (table.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
     if topology and owner and owner != topology:
-        raise ValueError(f"it is of topology {owner}, not of {topology}")
+        raise ValueError(f"it belongs to topology {owner}, not to {topology}")
     return table.replace_schema_metadata(None)
 
 

@@ -1,8 +1,8 @@
 """The checkpoint store: objects by name on any fsspec URL, created once and never replaced.
 
-All that is durable in Rekindle is here. The store is marked when it is first opened; if its root is
-moved away afterwards, every call fails with StoreError until it is back, and nothing is written
-into whatever stands there instead. Credentials come from the environment (`AWS_*`).
+All that is durable in Rekindle is here. The store's root gets a marker when it is first opened. If
+the root is moved away afterwards, every call fails with StoreError until it is back, and nothing is
+written into another directory in its place. Credentials come from the environment (`AWS_*`).
 
 Design: docs/design/checkpoints.md#the-store.
 """
@@ -27,9 +27,9 @@ class ObjectMissing(StoreError):
 
 
 class Store:
-    """See the module. Safe for many threads and many processes. Errors that may pass are tried
-    again with back-off, about a second in all; then StoreError names the URL, and the caller, who
-    knows how long it can wait, tries again."""
+    """See the module. Safe for many threads and many processes. Transient errors are retried with
+    back-off, about a second in all; then StoreError names the URL, and the caller, who knows how
+    long it can wait, tries again."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Store:
         objects: Objects | None = None,
         **storage_options: Any,
     ) -> None:
-        """Open the store. `create`: make it if it is absent; without that its absence is an error,
-        so that whoever restarts while the store is away does not begin another one in its place.
-        `id` is drawn when the store is made; another store at the same place has another one.
-        `objects` replaces the file system (tests)."""
+        """Open the store. `create`: create it if it is missing; otherwise that is an error, so that
+        a process that restarts during an outage does not create an empty store. `id` is random,
+        and tells a store from another one at the same URL. `objects` replaces the file system
+        (tests)."""
         self.url = url.rstrip("/")
         self._retry = retry or Retry()
         try:
@@ -51,8 +51,8 @@ class Store:
         except (OSError, ValueError, ImportError) as e:
             raise StoreError(f"checkpoint store {self.url} cannot be opened: {e}") from e
         marker = to_json({"store": uuid.uuid4().hex}) if create else None
-        there = self._call("cannot be opened", lambda: self._objects.open_root(MARKER, marker))
-        self.id = _store_id(there)
+        found = self._call("cannot be opened", lambda: self._objects.open_root(MARKER, marker))
+        self.id = _store_id(found)
 
     def put(self, name: str, data: bytes) -> bool:
         """Create `name`. False if it exists (with whatever content)."""
@@ -75,7 +75,7 @@ class Store:
         self._call(f"cannot delete {name}", lambda: self._objects.delete(name))
 
     def remove_stale_temps(self, prefix: str) -> int:
-        """Remove what writers that died left below `prefix`; how many files that were."""
+        """Remove the temporary files of dead writers below `prefix`; how many there were."""
         if not isinstance(self._objects, LocalObjects):
             return 0
         local = self._objects
@@ -85,13 +85,13 @@ class Store:
         try:
             return self._retry.run(action)
         except FileNotFoundError as e:
-            raise ObjectMissing(f"checkpoint store {self.url} {what}: it is not there") from e
+            raise ObjectMissing(f"checkpoint store {self.url} {what}: it does not exist") from e
         except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
             raise StoreError(f"checkpoint store {self.url} {what}: {e}") from e
 
 
 def _store_id(marker: bytes) -> str:
-    """Of a marker that cannot be read, what it holds: it is compared, and nothing else."""
+    """The id in a marker; of a marker that cannot be decoded, its bytes: ids are only compared."""
     try:
         return str(json.loads(marker)["store"])
     except (ValueError, KeyError, TypeError):

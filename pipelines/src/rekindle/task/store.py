@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import SpilledBy, source_name
+from rekindle.checkpoints.codec import SpilledLogName, source_name
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -37,7 +37,7 @@ class TaskStore:
         self._store: Store | None = None
         self._states: StateStore | None = None
         ref = config.ref
-        spilled = SpilledBy(ref.segment, ref.partition, ref.replica, ref.incarnation)
+        spilled = SpilledLogName(ref.segment, ref.partition, ref.replica, ref.incarnation)
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
     def restore(self, point: RestorePoint) -> TaskState:

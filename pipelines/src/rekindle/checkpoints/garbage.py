@@ -1,0 +1,89 @@
+"""Which objects of a checkpoint store are garbage. Pure.
+
+Design: docs/design/checkpoints.md#what-is-deleted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from rekindle.checkpoints.codec import (
+    manifest_name,
+    manifest_seq,
+    parse_entry_name,
+    parse_log_name,
+    parse_state_name,
+)
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.objects import ObjectInfo
+
+
+def find_garbage(
+    objects: Sequence[ObjectInfo],
+    manifests: Sequence[Manifest],
+    references: Mapping[str, frozenset[str]],
+) -> list[ObjectInfo]:
+    """The objects to delete: manifests first, then entries, then state, so that an interruption
+    leaves no reference to a missing object. Then the spilled log files of replicas that the newest
+    manifest has no partition for, or whose next incarnation has spilled as well.
+
+    `manifests` are the retained ones; `references` gives, for each of their entries and for each
+    entry that is pending (saved, newer than its partition's committed one), the state objects it
+    names. An object is kept if it is one of these, if it is newer than any retained manifest, or if
+    it belongs to an epoch after its partition's committed one: a save in progress. Objects with
+    unknown names are kept.
+    """
+    if not manifests:
+        return []
+    kept = {manifest_name(m.seq) for m in manifests}
+    oldest = min((o.modified for o in objects if o.name in kept), default=float("-inf"))
+    lowest_seq = min(m.seq for m in manifests)
+    needed = kept | references.keys() | frozenset().union(*references.values())
+    newest = max(manifests, key=lambda m: m.seq)
+    committed = _committed_epochs(newest)
+    logs = {o.name: log for o in objects if (log := parse_log_name(o.name)) is not None}
+    spilling: dict[tuple[str, int], int] = {}
+    for log in logs.values():
+        slot = (log.key, log.replica)
+        spilling[slot] = max(log.incarnation, spilling.get(slot, 0))
+
+    def is_garbage(info: ObjectInfo) -> bool:
+        if info.name in needed or info.modified >= oldest:
+            return False
+        seq = manifest_seq(info.name)
+        if seq is not None:
+            return seq < lowest_seq
+        if log := logs.get(info.name):
+            old = log.incarnation < spilling[log.key, log.replica]
+            return old or log.key not in newest.entries
+        saved = parse_entry_name(info.name) or parse_state_name(info.name)
+        if saved is None:
+            return False
+        return saved.epoch <= committed[saved.key]
+
+    order = {"manifests": 0, "entries": 1, "state": 2, "logs": 3}
+    return sorted(
+        filter(is_garbage, objects), key=lambda o: (order[o.name.partition("/")[0]], o.name)
+    )
+
+
+def _committed_epochs(newest: Manifest) -> Mapping[str, int]:
+    """Partition -> epoch of its newest committed entry; for one that is not in the manifest (of an
+    earlier or a later generation) the lowest of all."""
+    known = {key: max(ref.epoch for ref in refs) for key, refs in newest.entries.items() if refs}
+    lowest = min(known.values(), default=-1)
+    return defaultdict(lambda: lowest, known)
+
+
+def needed_entries(objects: Iterable[ObjectInfo], manifests: Sequence[Manifest]) -> set[str]:
+    """Entries that have to stay usable: those of the retained manifests, and pending ones."""
+    refs = (ref for m in manifests for refs in m.entries.values() for ref in refs)
+    entries = {ref.object for ref in refs if ref.object is not None}
+    if manifests:
+        committed = _committed_epochs(max(manifests, key=lambda m: m.seq))
+        for info in objects:
+            saved = parse_entry_name(info.name)
+            if saved is not None and saved.epoch > committed[saved.key]:
+                entries.add(info.name)
+    return entries
