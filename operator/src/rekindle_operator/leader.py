@@ -225,7 +225,7 @@ def _why_not(candidate: Candidate, unreachable_since: float | None) -> str:
     if candidate.seen is not None and candidate.seen.holder != candidate.identity:
         return f"{candidate.seen.holder or 'nobody'} holds the Lease"
     if unreachable_since is not None:
-        return "the API server does not answer"
+        return "the API server does not respond"
     return "its Lease was not renewed in time"
 
 

@@ -1,8 +1,8 @@
-"""Reading from the API server, before anything is destroyed, what the decision rests on.
+"""Checking preconditions in the API server before anything is deleted or replaced.
 
-What is read goes into the mirrors, so a pass that is decided anew sees it. A read that fails or
-hangs concerns the topologies that rest on it and no others. An API server that answers nothing
-costs one timeout and not one for each object.
+Objects that are read go into the cache, so a decision that is made again uses them. A read that
+fails or hangs only affects the topologies that need it. While the API server does not respond at
+all, a pass costs one timeout, not one for each object.
 
 Design: docs/design/kubernetes.md#before-anything-is-destroyed.
 """
@@ -28,20 +28,20 @@ from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.reconcile.actions import DeletePod, TopologyActions
 from rekindle_operator.reconcile.confirm import Preconditions, preconditions_of
 
-_READERS = 32  # one that hangs is occupied until its timeout
+_READERS = 32  # threads; a read that hangs occupies one until its timeout
 _TIMEOUT_S = (2, 5)
-_AWAY_S = 2.0  # without any answer; then no more is asked
-_STALL_S = 1.0  # since the last answer; what is still open then is not waited for
+_UNREACHABLE_S = 2.0  # without any response; then no further reads are sent
+_STALL_S = 1.0  # since the last response; then reads that hang are not waited for
 
 logger = logging.getLogger(__name__)
 
 
-class Unread(Exception):
-    """Something could not be read; says what, and why."""
+class ReadFailed(Exception):
+    """The message has the path and the reason."""
 
 
 class LiveCheck:
-    """`api` should not retry: whoever asks waits."""
+    """`api` must not retry, since the control loop waits."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LiveCheck:
         self._monotonic = monotonic
         self._stall_s = stall_s
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="live")
-        self._open: dict[str, Future[str | None]] = {}  # that hung, by what they read
+        self._open: dict[str, Future[str | None]] = {}  # reads that hang, by object
 
     def unconfirmed(
         self, decisions: Iterable[TopologyActions], snapshot: Snapshot
@@ -66,48 +66,48 @@ class LiveCheck:
         preconditions = preconditions_of(decisions, snapshot)
         check = _Check(self._api, self._cluster, self._monotonic)
         nodes = {name: node for p in preconditions for name, node in p.nodes.items()}
-        said = self._ask(
+        results = self._read_all(
             {f"node {name}": partial(check.node, name, node) for name, node in nodes.items()}
             | {f"pods of {p.owner}": partial(check.others, p) for p in preconditions}
         )
         found = {}
         for one in preconditions:
-            words = [said[f"pods of {one.owner}"], *(said[f"node {name}"] for name in one.nodes)]
-            wrong = [w for w in words if w is not None]
-            if wrong:
-                found[one.owner] = max(wrong)
+            keys = [f"pods of {one.owner}", *(f"node {name}" for name in one.nodes)]
+            failures = [why for key in keys if (why := results[key]) is not None]
+            if failures:
+                found[one.owner] = max(failures)
         for why in sorted({w for w in found.values() if w}):
-            logger.warning("nothing is deleted or replaced: %s", why)
+            logger.warning("deletions and replacements are postponed: %s", why)
         return found
 
-    def _ask(self, questions: Mapping[str, Callable[[], str | None]]) -> dict[str, str | None]:
-        """What came of each. One that hangs while others are answered is not waited for, and is
-        not put again until it has ended."""
-        self._open = {key: asked for key, asked in self._open.items() if not asked.done()}
-        asked = {
-            key: self._pool.submit(ask) for key, ask in questions.items() if key not in self._open
+    def _read_all(self, reads: Mapping[str, Callable[[], str | None]]) -> dict[str, str | None]:
+        """Results by key. A read that hangs while others succeed is not waited for, and is not
+        repeated until it has ended."""
+        self._open = {key: read for key, read in self._open.items() if not read.done()}
+        started = {
+            key: self._pool.submit(read) for key, read in reads.items() if key not in self._open
         }
-        self._wait(asked.values())
-        self._open |= {key: answer for key, answer in asked.items() if not answer.done()}
+        self._wait(started.values())
+        self._open |= {key: read for key, read in started.items() if not read.done()}
         return {
-            key: f"{key} cannot be read: the API server does not answer"
+            key: f"{key} cannot be read: the API server does not respond"
             if key in self._open
-            else asked[key].result()
-            for key in questions
+            else started[key].result()
+            for key in reads
         }
 
-    def _wait(self, asked: Collection[Future[str | None]]) -> None:
-        left = set(asked)
+    def _wait(self, reads: Collection[Future[str | None]]) -> None:
+        left = set(reads)
         while left:
-            timeout_s = self._stall_s if len(left) < len(asked) else None
+            timeout_s = self._stall_s if len(left) < len(reads) else None
             done, left = wait(left, timeout_s, return_when=FIRST_COMPLETED)
             if not done:
                 return
 
 
 class _Check:
-    """Of one pass. Its questions return None for what is as expected, "" for what is not, else why
-    it could not be read. While the API server answers nothing at all, nothing more is asked."""
+    """The reads of one pass. Each check returns None if the objects are as expected, "" if not, and
+    the reason if a read failed. While the API server does not respond, nothing more is read."""
 
     def __init__(
         self, api: client.ApiClient, cluster: ClusterCache, monotonic: Callable[[], float]
@@ -115,12 +115,12 @@ class _Check:
         self._api = api
         self._cluster = cluster
         self._monotonic = monotonic
-        self._answered_at = monotonic()  # the last of all reads; at first, when this began
+        self._answered_at = monotonic()  # last response to any read; at first, the start
 
     def node(self, name: str, expected: NodeView | None) -> str | None:
         try:
             raw = self._read(f"/api/v1/nodes/{name}")
-        except Unread as error:
+        except ReadFailed as error:
             return str(error)
         if raw is None:
             self._cluster.nodes.drop("", name)
@@ -129,13 +129,13 @@ class _Check:
         live = node_view(raw)
         if expected is not None and (live.uid, live.ready) == (expected.uid, expected.ready):
             return None
-        logger.warning("node %s is not what its mirror says; nothing is done to its pods", name)
+        logger.warning("node %s differs from the cache; its pods are not deleted", name)
         return ""
 
     def others(self, preconditions: Preconditions) -> str | None:
         try:
             same = self._has_same_lease(preconditions) and self._has_same_pods(preconditions)
-        except Unread as error:
+        except ReadFailed as error:
             return str(error)
         return None if same else ""
 
@@ -153,10 +153,8 @@ class _Check:
     def _has_same_pods(self, preconditions: Preconditions) -> bool:
         view = preconditions.topology
         if view is None:
-            same = [
-                self._is_same_pod(a) for a in preconditions.deleted
-            ]  # each goes into the mirror
-            return all(same)
+            # All are read, since each goes into the cache.
+            return all([self._is_same_pod(a) for a in preconditions.deleted])
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
         listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
         items: Sequence[dict[str, Any]] = listed.get("items") or ()
@@ -179,14 +177,14 @@ class _Check:
         return version_of(raw) == action.version
 
     def _read(self, path: str, query: Iterable[tuple[str, str]] = ()) -> dict[str, Any] | None:
-        if self._monotonic() - self._answered_at >= _AWAY_S:
-            raise Unread(f"{path} cannot be read: the API server does not answer")
+        if self._monotonic() - self._answered_at >= _UNREACHABLE_S:
+            raise ReadFailed(f"{path} cannot be read: the API server does not respond")
         try:
             answer = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
         except ApiException as error:
             self._answered_at = self._monotonic()
-            raise Unread(f"{path} cannot be read: {error.status} {error.reason}") from error
+            raise ReadFailed(f"{path} cannot be read: {error.status} {error.reason}") from error
         except HTTPError as error:
-            raise Unread(f"{path} cannot be read: the API server does not answer") from error
+            raise ReadFailed(f"{path} cannot be read: the API server does not respond") from error
         self._answered_at = self._monotonic()
         return answer
