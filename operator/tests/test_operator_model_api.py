@@ -193,7 +193,7 @@ def test_an_api_server_that_does_not_answer_costs_one_timeout(started: ModelOper
     started.api.call_api = hang  # type: ignore[method-assign]
     live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
     why = live.unconfirmed(decisions, started.snapshot())
-    assert "does not answer" in why["default/flights"]
+    assert "does not respond" in why["default/flights"]
     assert len(asked) == 1
 
 

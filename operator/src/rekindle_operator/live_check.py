@@ -154,7 +154,8 @@ class _Check:
         view = preconditions.topology
         if view is None:
             # All are read, since each goes into the cache.
-            return all([self._is_same_pod(a) for a in preconditions.deleted])
+            same = [self._is_same_pod(a) for a in preconditions.deleted]
+            return all(same)
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
         listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
         items: Sequence[dict[str, Any]] = listed.get("items") or ()
