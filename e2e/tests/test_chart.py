@@ -5,78 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from chart import CHART, VALUE_SETS, VALUES, helm, objects
 
 from rekindle_operator.pod_policy import Feature, parse_policy
 from rekindle_operator.settings import read_settings
-from rekindle_testing.embedded.toolchain import ensure_helm
+from rekindle_testing.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts/rekindle"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-VALUE_SETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "one namespace": {"watchNamespace": "team-a"},
-    "own namespace": {"watchNamespace": "system"},
-    "no classes": {
-        "taskPriorityClass": {"create": False},
-        "operatorPriorityClass": {"create": False},
-    },
-    "classes of others": {
-        "priorityClassName": "system-cluster-critical",
-        "taskPriorityClass": {"create": False, "name": "tasks"},
-    },
-    "small": {
-        "replicas": 1,
-        "watchdog": {"enabled": False},
-        "metrics": {"scrapeAnnotations": False, "service": {"enabled": False}},
-        "podDisruptionBudget": {"enabled": False},
-    },
-    "all set": {
-        "replicas": 5,
-        "antiAffinity": "required",
-        "imagePullSecrets": [{"name": "pull"}],
-        "nodeSelector": {"role": "system"},
-        "tolerations": [{"key": "system", "operator": "Exists"}],
-        "podAnnotations": {"a": "b"},
-        "podLabels": {"team": "platform"},
-        "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
-        "namespaceLimits": {"maxPriority": {"*": 10}, "maxShare": {"*": 0.5}},
-        "podPolicy": {
-            "allow": ["HostPath"],
-            "serviceAccounts": ["default", "irsa-*"],
-            "secrets": [],
-            "images": ["registry.example/"],
-        },
-    },
-}
 GIVEN_BY_OTHERS = {("PriorityClass", "system-cluster-critical"), ("PriorityClass", "tasks")}
-
-
-def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [str(ensure_helm()), *arguments, str(CHART), "--values", "-"]
-    return subprocess.run(
-        command, input=json.dumps(values or {}), capture_output=True, text=True, check=False
-    )
-
-
-@cache
-def rendered(values: str, release: str = "rekindle", namespace: str = "system") -> str:
-    done = helm("template", release, "--namespace", namespace, values=VALUE_SETS[values])
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def objects(values: str, release: str = "rekindle", namespace: str = "system") -> list[Any]:
-    return [o for o in yaml.safe_load_all(rendered(values, release, namespace)) if o]
 
 
 def identity(o: dict[str, Any]) -> tuple[str, str, str]:

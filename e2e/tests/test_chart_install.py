@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_chart import CHART, VALUE_SETS, rendered
+from chart import CHART, VALUE_SETS, rendered
 
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm

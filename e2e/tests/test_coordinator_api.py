@@ -30,11 +30,8 @@ from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "pipelines/tests"))
-
-from test_coordinator_fleet import Fleet  # noqa: E402
+from rekindle_testing.fixtures.fleet import Fleet
+from rekindle_testing.paths import ROOT
 
 pytestmark = pytest.mark.cluster
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +17,12 @@ from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.validate import validate
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.process_node.remote import ApiRefusal, JsonApi
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "pipelines/tests"))  # the table is the unit tests' too
-
-from bad_manifests import (  # type: ignore[import-not-found]  # noqa: E402
+from rekindle_testing.fixtures.bad_manifests import (
     BadManifest,
     bad_manifests,
     good_manifest,
 )
+from rekindle_testing.paths import ROOT
 
 pytestmark = pytest.mark.cluster
 

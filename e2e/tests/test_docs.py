@@ -9,7 +9,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from rekindle_testing.paths import ROOT
+
 DOCS = ROOT / "docs"
 THIS = Path(__file__).resolve()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +21,8 @@ from operator_world import START_S, World, wait_for
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.toolchain import ensure_helm
-
-_ROOT = Path(__file__).parents[2]
-sys.path.append(str(_ROOT / "pipelines/tests"))  # the table is the unit tests' too
-
-from bad_manifests import bad_manifests  # type: ignore[import-not-found]  # noqa: E402
+from rekindle_testing.fixtures.bad_manifests import bad_manifests
+from rekindle_testing.paths import ROOT
 
 pytestmark = pytest.mark.cluster
 
@@ -46,7 +42,7 @@ _HINTS = {  # by name in the table of bad manifests
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Its own: fake nodes would take other tests' pods."""
     with ControlPlane(tmp_path_factory.mktemp("operator-plane")) as running:
-        for crd in sorted((_ROOT / "crds").glob("*.yaml")):
+        for crd in sorted((ROOT / "crds").glob("*.yaml")):
             running.kubectl("apply", "--server-side", "-f", str(crd))
         yield running
 
@@ -54,7 +50,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def kubeconfig(plane: ControlPlane) -> Path:
     """The operator's, with the rights that the chart gives it and no others."""
-    command = [ensure_helm(), "template", "rekindle", str(_ROOT / "charts/rekindle")]
+    command = [ensure_helm(), "template", "rekindle", str(ROOT / "charts/rekindle")]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kinds = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
     wanted = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] in kinds]
@@ -103,7 +99,7 @@ def nodes(world: World) -> Iterator[list[str]]:
 @pytest.fixture
 def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]:
     world.silent.clear()
-    manifest = yaml.safe_load((_ROOT / "examples/flights/topology.yaml").read_text())
+    manifest = yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text())
     yield world.create(manifest)
     if world.custom_or_none("flights") is not None:
         world.delete("flights", "Background")
@@ -319,7 +315,7 @@ def test_deletion_leaves_nothing_not_even_on_a_dead_node(
 def test_an_invalid_topology_gets_nothing_but_an_explanation(
     world: World, operators: list[Operator]
 ) -> None:
-    manifest = yaml.safe_load((_ROOT / "examples/flights/topology.yaml").read_text())
+    manifest = yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text())
     manifest["metadata"]["name"] = "broken"
     manifest["spec"]["queries"][0]["from"] = "nowhere"
     world.create(manifest)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from operator_process import Operator
 from operator_world import START_S, wait_for
 
 from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.paths import ROOT
 
 pytestmark = pytest.mark.cluster
 
-_ROOT = Path(__file__).parents[2]
 _FROZEN_S = 6.0
 _FOLLOWED_S = 5.0  # 2.5 s, on a machine that has other things to do
 
@@ -23,7 +22,7 @@ _FOLLOWED_S = 5.0  # 2.5 s, on a machine that has other things to do
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Its own: the tests freeze it."""
     with ControlPlane(tmp_path_factory.mktemp("leadership-plane")) as running:
-        for crd in sorted((_ROOT / "crds").glob("*.yaml")):
+        for crd in sorted((ROOT / "crds").glob("*.yaml")):
             running.kubectl("apply", "--server-side", "-f", str(crd))
         yield running
 

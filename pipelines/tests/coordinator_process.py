@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 from aiohttp import web
-from test_coordinator_fleet import Fleet
 
 from rekindle import names
 from rekindle.coordinator.edge.kube import KubeApi
@@ -23,6 +22,7 @@ from rekindle.coordinator.edge.settings import Settings
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.fleet import Fleet
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 UID = "0000-1111"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coordinator_parts import FakeTask, Part, make_generation
-
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator
@@ -37,6 +35,7 @@ from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import FakeTask, Part, make_generation
 
 
 class World:

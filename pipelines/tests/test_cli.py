@@ -12,9 +12,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from bad_manifests import bad_manifests, good_manifest
 
 from rekindle.cli import COMMANDS, main
+from rekindle_testing.fixtures.bad_manifests import bad_manifests, good_manifest
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 DOCS = Path(__file__).parents[2] / "docs/command-line.md"

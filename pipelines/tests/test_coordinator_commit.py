@@ -6,12 +6,12 @@ Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#check
 from __future__ import annotations
 
 import pytest
-from coordinator_parts import Part
 from coordinator_world import World, next_polls, started
 
 from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemChanged
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import Part
 
 BOTH = Slot("both", 0, 0)
 

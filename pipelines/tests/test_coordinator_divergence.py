@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_parts import Part, make_generation
 from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from rekindle.coordinator.model import Partition
 from rekindle.protocol import Contradiction, PollResponse
 from rekindle.streams.digest import chain_digest, chain_from
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
 
 LEFT = Partition("left", 0)
 REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))

@@ -5,13 +5,13 @@ Design: docs/design/coordinator.md#suspicion.
 
 from __future__ import annotations
 
-from coordinator_parts import Part
 from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemChanged
 from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import Part
 
 SRC = Slot("src", 0, 0)
 LEFT = Slot("left", 0, 0)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from coordinator_parts import SCHEMA, Part, make_generation
 from coordinator_world import DIAMOND, World, next_polls, started
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
@@ -26,6 +25,7 @@ from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import FilesSinkSpec
+from rekindle_testing.fixtures.coordinator_parts import SCHEMA, Part, make_generation
 
 
 def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first() -> None:

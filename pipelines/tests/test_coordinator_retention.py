@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator_parts import Part, make_generation, make_topology
 from coordinator_world import DIAMOND, World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_en
 from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import Part, make_generation, make_topology
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coordinator_parts import Part, make_topology
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
 from rekindle.protocol import PollResponse, TaskRef
 from rekindle.streams.replica_choice import ReplicaChoice, RoutesChanged, SwitchReplica
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import Part, make_topology
 
 Phase = Literal["CatchingUp", "Live"]
 HEAD = 10_000

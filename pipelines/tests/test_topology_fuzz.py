@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from bad_manifests import good_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from rekindle.topology.problems import InvalidSql
 from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
+from rekindle_testing.fixtures.bad_manifests import good_manifest
 
 SCHEMA = ddl_to_schema("n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING>, ts TIMESTAMP")
 WORDS = st.sampled_from(

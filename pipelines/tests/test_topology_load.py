@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from bad_manifests import good_manifest
 
 from rekindle.errors import InvalidTopology
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.units import SECOND, parse_cpu
+from rekindle_testing.fixtures.bad_manifests import good_manifest
 
 
 def problems(source: Any) -> list[str]:

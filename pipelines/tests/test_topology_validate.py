@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bad_manifests import BadManifest, bad_manifests, good_manifest
 from topology_specs import query, source, spec_of, sql, window
 
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.topology.load import load_topology
 from rekindle.topology.spec import TopologySpec
 from rekindle.topology.validate import validate
+from rekindle_testing.fixtures.bad_manifests import BadManifest, bad_manifests, good_manifest
 
 BAD = bad_manifests()
 
