@@ -32,7 +32,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
-from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
+from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import FakeTask, Part, make_generation
@@ -212,14 +212,14 @@ class World:
         """Let a task take up to so many epochs of its inputs."""
         task = self.tasks[slot]
         if task.phase == "Restoring" and not task.frozen:
-            task.phase = "CatchingUp"
+            task.phase = TaskPhase.CATCHING_UP
         if task.phase not in ("CatchingUp", "Live") or task.frozen:
             return
         for _ in range(epochs):
             if task.log_last >= self.head - 2:
-                task.phase = "Live"  # a real task judges by its log as well
+                task.phase = TaskPhase.LIVE  # a real task judges by its log as well
             if not self.can_take(task, task.position + 1):
-                task.phase = "Live"
+                task.phase = TaskPhase.LIVE
                 return
             task.take(self.read(task, task.position + 1))
             if (task.position + 1) % self.every == 0 and task.last_poll and task.last_poll.saver:
