@@ -7,12 +7,8 @@ from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.agreement.comparison import (
-    Claim,
-    Computation,
-    DigestComparison,
-    claims_of,
-)
+from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import Contradiction, PollResponse
 from rekindle.streams.digest import chain_digest, chain_from
@@ -24,15 +20,15 @@ REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))
 BOTH = Slot("both", 0, 0)
 
 
-def chained(digests: list[str], base: int = -1) -> dict[int, Claim]:
+def chained(digests: list[str], base: int = -1) -> dict[int, EpochDigests]:
     claims, chain = {}, chain_from(base)
     for epoch, digest in enumerate(digests, base + 1):
         chain = chain_digest(chain, epoch, 0, digest)
-        claims[epoch] = Claim(chain, digest)
+        claims[epoch] = EpochDigests(chain, digest)
     return claims
 
 
-def newest(claims: dict[int, Claim], count: int = 16) -> dict[int, Claim]:
+def newest(claims: dict[int, EpochDigests], count: int = 16) -> dict[int, EpochDigests]:
     return {e: claims[e] for e in sorted(claims)[-count:]}
 
 
@@ -67,7 +63,7 @@ def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: i
 def test_a_state_that_differs_is_disputed_although_its_output_does_not() -> None:
     comparison = DigestComparison()
     for replica, state in enumerate(("s", "t")):
-        comparison.observed(life(replica), {3: Claim("-1:c", "d", state)})
+        comparison.observed(life(replica), {3: EpochDigests("-1:c", "d", state)})
     assert comparison.disputes[LEFT].kind == "state"
 
 
@@ -81,58 +77,58 @@ def disputed() -> DigestComparison:
 
 def test_neither_of_two_is_believed() -> None:
     comparison = disputed()
-    assert not comparison.found
-    assert all(comparison.is_doubted(slot) for slot in REPLICAS)
+    assert not comparison.diverged
+    assert all(comparison.is_untrusted(slot) for slot in REPLICAS)
 
 
-@pytest.mark.parametrize(("said", "odd"), [("right", 1), ("wrong", 0)])
-def test_a_third_node_decides_for_two_of_three(said: str, odd: int) -> None:
+@pytest.mark.parametrize(("result", "odd"), [("right", 1), ("wrong", 0)])
+def test_a_third_node_decides_for_two_of_three(result: str, odd: int) -> None:
     comparison = disputed()
-    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", said]))
-    assert set(comparison.found) == {REPLICAS[odd]}
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", result]))
+    assert set(comparison.diverged) == {REPLICAS[odd]}
     assert not comparison.disputes
 
 
 def test_a_replica_that_takes_its_result_back_was_wrong() -> None:
     comparison = disputed()
     comparison.observed(life(1, boot="b"), chained(["d0", "right"]))
-    assert set(comparison.found) == {REPLICAS[1]}
+    assert set(comparison.diverged) == {REPLICAS[1]}
 
 
 def test_a_replica_that_repeats_itself_decides_nothing() -> None:
     comparison = disputed()
     comparison.observed(life(1, boot="b"), chained(["d0", "wrong"]))
-    assert not comparison.found
-    comparison.ask_again(LEFT, [life(0), life(1, boot="b")], 100.0)
+    assert not comparison.diverged
+    comparison.request_recomputation(LEFT, [life(0), life(1, boot="b")], 100.0)
     assert comparison.must_restart(REPLICAS[0]) == "a"
     assert comparison.must_restart(REPLICAS[1]) is None
 
 
 def test_when_both_repeat_themselves_one_is_replaced() -> None:
     comparison = disputed()
-    for replica, said in enumerate(("right", "wrong")):
-        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
-    comparison.ask_again(LEFT, [life(0, boot="b"), life(1, boot="b")], 100.0)
-    assert set(comparison.found) == {REPLICAS[1]}
+    for replica, result in enumerate(("right", "wrong")):
+        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
+    comparison.request_recomputation(LEFT, [life(0, boot="b"), life(1, boot="b")], 100.0)
+    assert set(comparison.diverged) == {REPLICAS[1]}
     comparison.observed(life(1, incarnation=2), chained(["d0", "right"]))
-    assert not comparison.found
+    assert not comparison.diverged
     assert not comparison.disputes
 
 
 def unresolved() -> DigestComparison:
     """Both contradict themselves."""
     comparison = disputed()
-    for replica, said in ((1, "third"), (0, "fourth")):
-        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
+    for replica, result in ((1, "third"), (0, "fourth")):
+        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
     return comparison
 
 
 def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
     comparison = unresolved()
     assert comparison.disputes[LEFT].unresolved
-    comparison.ask_again(LEFT, [life(0, boot="b"), life(1, boot="b")], 1000.0)
+    comparison.request_recomputation(LEFT, [life(0, boot="b"), life(1, boot="b")], 1000.0)
     assert comparison.must_restart(REPLICAS[0]) is None
-    assert not comparison.found
+    assert not comparison.diverged
 
 
 @pytest.mark.parametrize("flaky", [0, 1])
@@ -140,21 +136,21 @@ def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
 def test_a_replica_that_contradicts_itself_is_replaced(flaky: int, first: int) -> None:
     comparison = disputed()
     for replica in (first, 1 - first):
-        said = "third" if replica == flaky else ("right", "wrong")[replica]
-        comparison.observed(life(replica, boot="b"), chained(["d0", said]))
-    assert set(comparison.found) == {REPLICAS[flaky]}
+        result = "third" if replica == flaky else ("right", "wrong")[replica]
+        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
+    assert set(comparison.diverged) == {REPLICAS[flaky]}
     comparison.forget(REPLICAS[flaky])
-    said = ("wrong", "right")[flaky]  # what the other one has said twice
-    comparison.observed(life(flaky, incarnation=2), chained(["d0", said]))
+    result = ("wrong", "right")[flaky]  # what the other one has said twice
+    comparison.observed(life(flaky, incarnation=2), chained(["d0", result]))
     assert not comparison.disputes
-    assert not comparison.found
+    assert not comparison.diverged
 
 
 def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     comparison = disputed()
     comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
-    assert not comparison.found
-    comparison.ask_again(LEFT, [life(0), life(1, boot="b")], 1000.0)
+    assert not comparison.diverged
+    comparison.request_recomputation(LEFT, [life(0), life(1, boot="b")], 1000.0)
     assert comparison.must_restart(REPLICAS[0]) == "a"
     assert comparison.must_restart(REPLICAS[1]) is None
 
@@ -175,24 +171,24 @@ def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
     comparison.forget(REPLICAS[1])
     comparison.observed(life(1, incarnation=3), chained(["d0", "right"]))
     assert not comparison.disputes
-    assert not comparison.found
+    assert not comparison.diverged
 
 
 def test_only_one_replica_computes_again_at_a_time() -> None:
     comparison = disputed()
     both = [life(0), life(1)]
-    comparison.ask_again(LEFT, both, 100.0)
-    comparison.ask_again(LEFT, both, 101.0)
+    comparison.request_recomputation(LEFT, both, 100.0)
+    comparison.request_recomputation(LEFT, both, 101.0)
     asked = [comparison.must_restart(slot) for slot in REPLICAS]
     assert asked == [None, "a"]
-    comparison.ask_again(LEFT, [life(0)], 101.0 + 60)
+    comparison.request_recomputation(LEFT, [life(0)], 101.0 + 60)
     assert comparison.must_restart(REPLICAS[0]) == "a"
 
 
 def test_an_answer_of_an_older_release_has_digests_alone() -> None:
     ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
     response = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
-    assert claims_of(response) == {3: Claim(None, "d", None)}
+    assert epoch_digests(response) == {3: EpochDigests(None, "d", None)}
 
 
 # --- the coordinator ---
@@ -238,13 +234,13 @@ def test_what_read_a_wrong_epoch_computes_again(liar: int) -> None:
 def test_what_read_a_result_that_was_taken_back_computes_again() -> None:
     world = started()
     newest = world.tasks[REPLICAS[0]].position
-    said = Contradiction(epoch=newest, message="epoch differs")
-    world.tasks[REPLICAS[0]].took_back = said
+    result = Contradiction(epoch=newest, message="epoch differs")
+    world.tasks[REPLICAS[0]].retracted = result
     world.rounds(8)
     assert world.tasks[BOTH].boot == 1, "once, however often it is said"
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
     assert world.statuses[-1].data_plane["inconsistent"] == ["left/0: epoch differs"]
-    world.tasks[REPLICAS[0]].took_back = None
+    world.tasks[REPLICAS[0]].retracted = None
     world.run(8)
     assert world.statuses[-1].data_plane["inconsistent"] == []
     assert world.store[-1].epoch > newest
@@ -328,9 +324,9 @@ def test_an_operator_that_is_not_deterministic_is_named() -> None:
         world.run(1)
         if world.tasks[REPLICAS[1]].boot:
             world.tasks[REPLICAS[1]].lie = "?"
-    (said,) = world.statuses[-1].data_plane["inconsistent"]
-    assert said.startswith("left/0: epoch ")
-    assert "operator left is not deterministic" in said
+    (result,) = world.statuses[-1].data_plane["inconsistent"]
+    assert result.startswith("left/0: epoch ")
+    assert "operator left is not deterministic" in result
 
 
 def edited(replicas: int, edit: str) -> World:

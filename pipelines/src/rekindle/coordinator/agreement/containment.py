@@ -1,8 +1,8 @@
-"""What is held back while replicas disagree: reads, sinks and checkpoints. Pure.
+"""Contains wrong results: holds back reads, sinks and checkpoints while replicas disagree. Pure.
 
 Nobody reads a disputed partition. Its sinks, and those of all that read it, write nothing after the
-last epoch on which its replicas agreed, and no checkpoint passes that. What may have read a wrong
-epoch computes again from the committed checkpoint, as one of the replicas does.
+last epoch on which its replicas agreed, and no checkpoint passes that epoch. Tasks that may have
+read a wrong epoch compute again from the committed checkpoint, as one of the replicas does.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rekindle.coordinator.agreement.comparison import (
-    Computation,
-    DigestComparison,
-    Dispute,
-    claims_of,
-)
+from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.disputes import Dispute
+from rekindle.coordinator.agreement.results import Computation, epoch_digests
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
@@ -27,22 +24,22 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
 _WAIT_EPOCHS = 16
-"""How far a replica may stand behind another one whose checkpoint waits for its agreement."""
+"""A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 
 
 class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
-        self._sound_through: dict[Partition, int] = {}
+        self._sinks_through: dict[Partition, int] = {}
 
-    # --- what tasks are told ---
+    # --- desired state of tasks ---
 
-    def sound_through(self, slot: Slot) -> int | None:
-        """The newest epoch that a task's sinks may write; None: all. One that was wrong writes
+    def sinks_through(self, slot: Slot) -> int | None:
+        """The newest epoch that a task's sinks may write; None: all. A diverged replica writes
         none."""
-        if slot in self.comparison.found:
+        if slot in self.comparison.diverged:
             return NO_EPOCH
-        return self._sound_through.get(partition_of(slot))
+        return self._sinks_through.get(partition_of(slot))
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
@@ -54,7 +51,7 @@ class Containment:
     # --- events ---
 
     def configured(self, generation: Generation) -> None:
-        """A generation that is new: partitions and their replicas may be others."""
+        """A new generation: its partitions and replicas may differ."""
         segments = generation.topology.segments
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
@@ -67,24 +64,26 @@ class Containment:
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
-        """Compare what a task says; True if this changed what is known of anybody."""
+        """Compare what a task reports; True if this changed what is known of any replica."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
-        changed = self.comparison.observed(by, claims_of(response), response.restored_from)
+        changed = self.comparison.observed(by, epoch_digests(response), response.restored_from)
         if response.contradiction is not None:
-            changed |= self.comparison.took_back(by, response.contradiction.epoch)
+            changed |= self.comparison.result_retracted(by, response.contradiction.epoch)
         for done in response.checkpoints:
-            if committer.contradicts(slot, done) and slot not in self.comparison.found:
-                self.comparison.contradicted(slot, by.incarnation, done.epoch)
+            if committer.contradicts(slot, done) and slot not in self.comparison.diverged:
+                self.comparison.checkpoint_contradicted(slot, by.incarnation, done.epoch)
                 changed = True
         if not changed:
             return False
-        for wrong in self.comparison.found:
-            committer.distrust(wrong)
-        self._spread(tasks, graph, committer)
+        for diverged in self.comparison.diverged:
+            committer.distrust(diverged)
+        self._contain(tasks, graph, committer)
         return True
 
-    def ask_again(self, tasks: Membership, is_suspected: TaskPredicate, now: float) -> None:
-        """Have disputed partitions computed once more."""
+    def request_recomputation(
+        self, tasks: Membership, is_suspected: TaskPredicate, now: float
+    ) -> None:
+        """Let disputed partitions be computed once more."""
         for partition in self.comparison.disputes:
             alive = [
                 by
@@ -92,21 +91,21 @@ class Containment:
                 if task.partition == partition and not is_suspected(task)
                 for by in _computation(task)
             ]
-            self.comparison.ask_again(partition, alive, now)
+            self.comparison.request_recomputation(partition, alive, now)
 
-    def sound(
+    def committable_entries(
         self,
         slot: Slot,
         done: Sequence[CheckpointDone],
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
-        """Which of a task's checkpoints may be committed: none of a doubted replica, none that
-        another Live replica has not agreed with, unless that one is far behind."""
-        if self.comparison.is_doubted(slot):
+        """Which of a task's entries may be committed: none of an untrusted replica, and none that
+        another Live replica has not agreed with yet, unless that replica is far behind."""
+        if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
-        through = self._sound_through.get(partition)
+        through = self._sinks_through.get(partition)
         kept = [d for d in done if through is None or d.epoch <= through]
         agreed = self.comparison.agreed(partition)
         others = [
@@ -121,16 +120,16 @@ class Containment:
             if d.epoch <= agreed or all(other < d.epoch - _WAIT_EPOCHS for other in others)
         ]
 
-    # --- what is said ---
+    # --- what is reported ---
 
     def problems(self, generation: Generation | None) -> list[str]:
-        found = [f"{d.slot.key}: {d.message}" for d in self.comparison.found.values()]
-        return found + [_said(d, generation) for d in self.comparison.disputes.values()]
+        found = [f"{d.slot.key}: {d.message}" for d in self.comparison.diverged.values()]
+        return found + [_describe(d, generation) for d in self.comparison.disputes.values()]
 
     def inconsistent(self, generation: Generation | None, tasks: Iterable[Task]) -> tuple[str, ...]:
         """Disputes, logs that were wrong, and files that were written with other rows."""
         tasks = tuple(tasks)
-        disputes = [_said(d, generation) for d in self.comparison.disputes.values()]
+        disputes = [_describe(d, generation) for d in self.comparison.disputes.values()]
         disputes += [
             f"{_where(task.partition, generation)}: {task.response.contradiction.message}"
             for task in tasks
@@ -147,31 +146,31 @@ class Containment:
 
     # --- inside ---
 
-    def _spread(self, tasks: Membership, graph: Graph | None, committer: Committer) -> None:
-        """Hold back all that comes after what is in doubt."""
+    def _contain(self, tasks: Membership, graph: Graph | None, committer: Committer) -> None:
+        """Hold back what comes after untrusted epochs."""
         if graph is None:
             return
-        for doubt in self.comparison.take_doubts():
-            readers = downstream(graph, doubt.partition)
-            for partition in (doubt.partition, *readers):
-                committer.withhold(partition, doubt.after)
+        for untrusted in self.comparison.take_untrusted():
+            readers = downstream(graph, untrusted.partition)
+            for partition in (untrusted.partition, *readers):
+                committer.withhold(partition, untrusted.after)
             self.comparison.discard(
                 by
                 for task in tasks
-                if task.partition in readers  # all: they read ahead, and have logs of earlier lives
+                if task.partition in readers  # all: they read ahead, and have logs of earlier boots
                 for by in _computation(task)
             )
-        self.derive(graph)
+        self.update(graph)
 
-    def derive(self, graph: Graph | None) -> None:
-        """From the disputes as they are now."""
-        self._sound_through = {}
+    def update(self, graph: Graph | None) -> None:
+        """Derive from the disputes how far sinks may write."""
+        self._sinks_through = {}
         if graph is None:
             return
         for dispute in self.comparison.disputes.values():
             for partition in (dispute.partition, *downstream(graph, dispute.partition)):
-                known = self._sound_through.get(partition, dispute.after)
-                self._sound_through[partition] = min(known, dispute.after)
+                known = self._sinks_through.get(partition, dispute.after)
+                self._sinks_through[partition] = min(known, dispute.after)
 
 
 def _computation(task: Task) -> list[Computation]:
@@ -180,14 +179,14 @@ def _computation(task: Task) -> list[Computation]:
     return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]
 
 
-def _said(dispute: Dispute, generation: Generation | None) -> str:
+def _describe(dispute: Dispute, generation: Generation | None) -> str:
     where = _where(dispute.partition, generation)
     if dispute.unresolved:
         segment = _segment(dispute.partition, generation)
         operators = ", ".join(segment.nodes) if segment is not None else where
         return (
-            f"{where}: epoch {dispute.epoch} was computed {len(dispute.claims)} times with other "
-            f"results each time; operator {operators} is not deterministic: change its definition. "
+            f"{where}: epoch {dispute.epoch} was computed {len(dispute.results)} times with "
+            f"different results; operator {operators} is not deterministic: change its definition. "
             f"Its queries write nothing after epoch {dispute.after}"
         )
     return (

@@ -1,14 +1,13 @@
 """When a global checkpoint is complete, and who may write the next manifest.
 
-A pure core. One manifest is written at a time, put-if-absent under the next number; after a lost
-race, and after any failure that leaves open what was written, the newest is read again first. The
-first manifest of each coordinator carries its fence: from then on a fenced coordinator loses the
-race for the next number, reads the higher fence and ends (I9).
+Pure. One manifest is written at a time, put-if-absent under the next number (`phases`). The first
+manifest of each coordinator carries its fence: from then on a fenced coordinator loses the race for
+the next number, reads the higher fence and ends (I9).
 
-A checkpoint is complete at epoch c when every partition that runs has an entry at c or newer.
-Partitions that do not run, are catching up, or have delivered nothing for three intervals while
-others did, keep what they have: one waiting query never stops checkpoints. Which partitions must be
-there comes from the spec.
+A checkpoint is complete at epoch c when every running partition has an entry at c or newer. For
+partitions that do not run, are catching up, or have saved nothing for three intervals while others
+did, the manifest keeps the entries that it has: one waiting query never stops checkpoints. The set
+of partitions comes from the spec.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#checkpoints.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
@@ -18,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from enum import StrEnum
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.new_generation import start_generation
+from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
 from rekindle.coordinator.model import (
     CollectGarbage,
@@ -42,21 +40,15 @@ from rekindle.topology.model import Slot
 _BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _STALLED_S = 30.0
 _GARBAGE_INTERVAL_S = 10.0  # it lists the whole store
-_MAX_GARBAGE_INTERVAL_S = 60.0  # entries are saved also while none can be committed
+_MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries also while none can be committed
 _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
-_ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, since the one that should seems not to
+_ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, since the chosen one does not seem to
 
 
 _NO_MANIFEST = (
     "it holds no manifest, but task {task} has started from one: this is not the store that the "
-    "topology has run with, or it was emptied; nothing is written until that one is back"
+    "topology has run with, or it was emptied; nothing is written until that store is back"
 )
-
-
-class _Store(StrEnum):
-    UNREAD = "unread"  # what the newest manifest is has to be asked
-    BUSY = "busy"  # asked, or being written
-    READY = "ready"  # `newest` is the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class CommitInputs:
 
 @dataclass(frozen=True, slots=True)
 class SavedEntry:
-    """An entry that is saved and not yet committed, and which replica says so."""
+    """An entry that is saved and not yet committed, and the replica that reported it."""
 
     slot: Slot
     ref: EntryRef
@@ -83,7 +75,7 @@ class SavedEntry:
 class Committer:
     def __init__(self, fence: int) -> None:
         self._fence = fence
-        self._store = _Store.UNREAD
+        self._machine = commit_machine()
         self._retry_at = 0.0
         self._failures = 0
         self._saved: dict[Partition, dict[int, SavedEntry]] = {}
@@ -101,6 +93,10 @@ class Committer:
     # --- what others may rely on ---
 
     @property
+    def phase(self) -> CommitPhase:
+        return self._machine.state
+
+    @property
     def own_manifest(self) -> Manifest | None:
         """The newest manifest that this coordinator knows of, once one carries its fence."""
         newest = self.newest
@@ -109,7 +105,7 @@ class Committer:
     @property
     def restorable_manifest(self) -> Manifest | None:
         """The manifest to restore from; None while a newer one may be under way."""
-        return self.own_manifest if self._store is _Store.READY else None
+        return self.own_manifest if self.phase is CommitPhase.READY else None
 
     def problems(self, inputs: CommitInputs | None, now: float) -> list[str]:
         found = [*self._generation_problems]
@@ -129,7 +125,7 @@ class Committer:
         self, manifest: Manifest | None, now: float, store_id: str | None = None
     ) -> list[Effect]:
         self.store_id = store_id or self.store_id
-        self._store = _Store.READY
+        self._machine.step(CommitEvent.READ_ENDED)
         self._recovered()
         if manifest is None:
             return []
@@ -139,7 +135,7 @@ class Committer:
         return []
 
     def manifest_written(self, manifest: Manifest, retain: int, now: float) -> list[Effect]:
-        self._store = _Store.READY
+        self._machine.step(CommitEvent.COMMITTED)
         self._recovered()
         self._set_newest(manifest, now)
         self.duration_s = now - self._write_began
@@ -149,7 +145,7 @@ class Committer:
         return [CollectGarbage(retain)]
 
     def race_lost(self) -> list[Effect]:
-        self._store = _Store.BUSY
+        self._machine.step(CommitEvent.RACE_LOST)
         return [ReadNewestManifest()]
 
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
@@ -158,10 +154,13 @@ class Committer:
         for partition, known in self._saved.items():
             kept = {e: r for e, r in known.items() if r.ref.object not in self._refused}
             self._saved[partition] = kept
-        return self.store_failed(message, now)
+        return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
 
     def store_failed(self, message: str, now: float) -> list[Effect]:
-        self._store = _Store.UNREAD
+        return self._retry_later(CommitEvent.STORE_FAILED, message, now)
+
+    def _retry_later(self, event: CommitEvent, message: str, now: float) -> list[Effect]:
+        self._machine.step(event)
         self._retry_at = now + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
         self._failures += 1
         self._store_problem = f"checkpoint store: {message}"
@@ -199,20 +198,21 @@ class Committer:
     # --- proposals ---
 
     def step(self, inputs: CommitInputs | None, now: float) -> list[Effect]:
-        """Read or write what is due. `scene` is None while too little is known to write."""
-        if self._store is _Store.UNREAD and now >= self._retry_at:
-            self._store = _Store.BUSY
+        """Read or write what is due. `inputs` is None while too little is known to write."""
+        if self.phase is CommitPhase.UNREAD and now >= self._retry_at:
+            self._machine.step(CommitEvent.READ_STARTED)
             return [ReadNewestManifest()]
-        if self._store is not _Store.READY or inputs is None:
+        if self.phase is not CommitPhase.READY or inputs is None:
             return []
         if self.newest is None and inputs.started:
-            return self.store_failed(_NO_MANIFEST.format(task=inputs.started[0]), now)
+            message = _NO_MANIFEST.format(task=inputs.started[0])
+            return self._retry_later(CommitEvent.STORE_REFUSED, message, now)
         proposal = self._propose(inputs, now)
         if proposal is None:
             return self._collect_garbage_when_due(
                 inputs.generation.topology.spec.checkpoint.retain, now
             )
-        self._store = _Store.BUSY
+        self._machine.step(CommitEvent.PROPOSED)
         self._write_began = now
         return [proposal]
 
@@ -223,7 +223,7 @@ class Committer:
         return [CollectGarbage(retain)]
 
     def covers(self, generation: Generation) -> bool:
-        """Whether the tasks of this generation can be told where they start."""
+        """Whether the start of this generation is written down, so that its tasks may begin."""
         return self.own_manifest is not None and self.own_manifest.generation == generation.number
 
     def _propose(self, inputs: CommitInputs, now: float) -> WriteManifest | None:
@@ -264,15 +264,15 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
-        """A partition that is starved, or whose sink is refused, is waited for a while only: it
-        says that it is Live for as long as it hears of no newer epoch."""
+        """A partition that is starved, or whose sink refuses, is waited for only for a while: it
+        reports Live as long as it hears of no newer epoch."""
         best = [self._newest_entry(p) for p in inputs.running]
         patience = _WAIT_INTERVALS * inputs.generation.checkpoint_every
         leader = max(best, default=NO_EPOCH)
         return min((epoch for epoch in best if epoch >= leader - patience), default=NO_EPOCH)
 
     def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
-        """Whether a partition that stands at `epoch` has delivered no entry for long."""
+        """Whether a partition that has reached `epoch` has saved no entry for long."""
         return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * every
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
@@ -315,9 +315,3 @@ class Committer:
     def _recovered(self) -> None:
         self._failures = 0
         self._store_problem = None
-
-
-def rfc3339(wall_s: float) -> str:
-    """A status time: UTC, milliseconds."""
-    text = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")

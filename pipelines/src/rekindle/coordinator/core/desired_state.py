@@ -59,7 +59,7 @@ class DesiredState:
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
-            "sinks_through": self.containment.sound_through(task.slot),
+            "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
             "recompute": self.containment.must_restart(task.slot),
         }

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.checkpoints.committer import rfc3339
 from rekindle.coordinator.model import ApplyStatus, Generation, Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task
@@ -76,7 +76,7 @@ def build_report(inputs: ReportInputs, now: float) -> dict[str, Any]:
         "fence": inputs.fence,
         "tasks": [_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)],
         "diverged": list(inputs.diverged),
-        "inconsistent": [_bounded(said) for said in inputs.inconsistent[:_PROBLEMS]],
+        "inconsistent": [_bounded(results) for results in inputs.inconsistent[:_PROBLEMS]],
         "problems": [_bounded(p) for p in inputs.problems[:_PROBLEMS]],
     }
     if inputs.generation is not None:
@@ -190,3 +190,9 @@ class ReportPacer:
             return ()
         self._reported = status
         return (ApplyStatus(status),)
+
+
+def rfc3339(wall_s: float) -> str:
+    """A status time: UTC, milliseconds."""
+    text = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

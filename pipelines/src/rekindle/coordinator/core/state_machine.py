@@ -15,12 +15,18 @@ from dataclasses import replace
 from typing import assert_never
 
 from rekindle.coordinator.agreement.containment import Containment
-from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer, rfc3339
+from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
 from rekindle.coordinator.checkpoints.retention import Progress, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
 from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
-from rekindle.coordinator.core.report import HeadHistory, ReportInputs, ReportPacer, build_report
+from rekindle.coordinator.core.report import (
+    HeadHistory,
+    ReportInputs,
+    ReportPacer,
+    build_report,
+    rfc3339,
+)
 from rekindle.coordinator.model import (
     Effect,
     EntriesRefused,
@@ -177,7 +183,7 @@ class Coordinator:
             self._pacer.mark_urgent()
         self._settle(now)
         if self._settled:
-            self.containment.ask_again(self.membership, self.is_suspected, now)
+            self.containment.request_recomputation(self.membership, self.is_suspected, now)
         self._update_derived()
         return [PollNow(slot) for task in silent for slot in self._reader_slots(task)]
 
@@ -210,8 +216,10 @@ class Coordinator:
             sinks = assigned_sinks(graph, manifest, slot.segment)
             done = committable(response, sinks)
             others = {} if mixed else self._replicas
-            sound = self.containment.sound(slot, done, others, self.is_suspected)
-            self.committer.entries_saved(slot, sound)
+            committable_entries = self.containment.committable_entries(
+                slot, done, others, self.is_suspected
+            )
+            self.committer.entries_saved(slot, committable_entries)
 
     def _assign_restore(self, task: Task) -> list[Effect]:
         """A restore point for a task that has just said that it has none, and for no other.
@@ -281,8 +289,8 @@ class Coordinator:
         self._obsolete_since = now
 
     def _update_derived(self) -> None:
-        self.containment.derive(self._graph)
-        self._replicas = serving_replicas(self.membership, self.containment.comparison.is_doubted)
+        self.containment.update(self._graph)
+        self._replicas = serving_replicas(self.membership, self.containment.comparison.is_untrusted)
         manifest, graph = self.committer.own_manifest, self._graph
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
@@ -355,7 +363,7 @@ class Coordinator:
             membership=self.membership,
             manifest=self.committer.own_manifest,
             heads=self._heads,
-            diverged=tuple(sorted(slot.key for slot in self.containment.comparison.found)),
+            diverged=tuple(sorted(slot.key for slot in self.containment.comparison.diverged)),
             inconsistent=self.containment.inconsistent(self._generation, self.membership),
             problems=self.problems(now),
             store_id=self.committer.store_id,

@@ -48,7 +48,7 @@ class _CoreCollector(Collector):
         yield self._gauge("fence", "Incarnation of this coordinator", core.fence)
         yield self._gauge("problems", "Problems that status names", len(core.problems(now)))
         yield self._gauge(
-            "diverged", "Replicas that disagreed", len(core.containment.comparison.found)
+            "diverged", "Replicas that disagreed", len(core.containment.comparison.diverged)
         )
         silence = GaugeMetricFamily(
             f"{_PREFIX}_heartbeat_age_seconds", "Since a task's last answer", labels=["slot"]

@@ -50,11 +50,11 @@ def upstreams(
 
 
 def serving_replicas(
-    membership: Membership, is_diverged: Callable[[Slot], bool]
+    membership: Membership, is_untrusted: Callable[[Slot], bool]
 ) -> dict[Partition, list[Task]]:
     found: dict[Partition, list[Task]] = {}
     for task in membership:
-        if serves(task) and not is_diverged(task.slot):
+        if serves(task) and not is_untrusted(task.slot):
             found.setdefault(task.partition, []).append(task)
     return found
 

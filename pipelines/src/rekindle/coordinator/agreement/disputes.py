@@ -1,0 +1,110 @@
+"""Disputes: computations of a partition that differ at one epoch, until one of them is decided.
+
+The table is the whole rule; an event that it does not name raises with the dispute's story. Pure.
+
+Design: docs/design/coordinator.md#when-replicas-disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rekindle.coordinator.agreement.results import Computation, EpochDigests
+from rekindle.coordinator.model import Partition
+from rekindle.coordinator.transitions import Table, next_state
+from rekindle.topology.model import Slot
+
+Result = tuple[Computation, EpochDigests]
+
+
+class DisputePhase(StrEnum):
+    OPEN = "open"  # one replica after another computes the epoch again
+    UNRESOLVED = "unresolved"  # each computation gives another result: not deterministic
+    DECIDED = "decided"  # two computations agree: the others are wrong
+    DISSOLVED = "dissolved"  # there is nothing left to decide
+
+
+class DisputeEvent(StrEnum):
+    """A new result of the epoch, or the end of what was compared."""
+
+    REPEATED = "a replica repeated its result"
+    CONTRADICTED = "a replica contradicted its result"
+    MATCHED = "two computations agree"
+    MATCHED_NONE = "a new result differs from all"
+    SUPERSEDED = "a trusted checkpoint is beyond the epoch"
+    DISCARDED = "a party read a wrong epoch"
+    NOT_COMPARED = "the partition has one replica"
+    PARTIES_GONE = "all parties ended"
+
+
+_ENDINGS = {
+    DisputeEvent.MATCHED: DisputePhase.DECIDED,
+    DisputeEvent.SUPERSEDED: DisputePhase.DISSOLVED,
+    DisputeEvent.DISCARDED: DisputePhase.DISSOLVED,
+    DisputeEvent.NOT_COMPARED: DisputePhase.DISSOLVED,
+}
+
+TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
+    DisputePhase.OPEN: {
+        DisputeEvent.REPEATED: DisputePhase.OPEN,
+        DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
+        DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
+        **_ENDINGS,
+    },
+    DisputePhase.UNRESOLVED: {
+        DisputeEvent.REPEATED: DisputePhase.UNRESOLVED,
+        DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
+        DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
+        DisputeEvent.PARTIES_GONE: DisputePhase.DISSOLVED,
+        **_ENDINGS,
+    },
+    DisputePhase.DECIDED: {},
+    DisputePhase.DISSOLVED: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """Computations of a partition that differ at `epoch`, in the field `kind` of EpochDigests; all
+    agree through `after`. `repeated`: replicas that computed the same again; `contradicted`: those
+    that computed something else. `story`: the transitions so far."""
+
+    partition: Partition
+    after: int
+    epoch: int
+    kind: str
+    results: tuple[Result, ...]
+    repeated: frozenset[Slot] = frozenset()
+    contradicted: frozenset[Slot] = frozenset()
+    phase: DisputePhase = DisputePhase.OPEN
+    story: tuple[str, ...] = ()
+
+    @property
+    def unresolved(self) -> bool:
+        return self.phase is DisputePhase.UNRESOLVED
+
+    def is_party(self, by: Computation) -> bool:
+        return any(by == other for other, _ in self.results)
+
+    def step(self, event: DisputeEvent) -> Dispute:
+        """Raises InvalidTransition."""
+        subject = f"dispute of {self.partition.key}, epoch {self.epoch}"
+        phase, story = next_state(subject, TRANSITIONS, self.phase, event, self.story)
+        return replace(self, phase=phase, story=story)
+
+    def with_repetition(self, by: Computation, digests: EpochDigests) -> Dispute:
+        repeated = self.repeated | {by.slot}
+        results = (*self.results, (by, digests))
+        return replace(self.step(DisputeEvent.REPEATED), results=results, repeated=repeated)
+
+    def with_difference(
+        self, by: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
+    ) -> Dispute:
+        """With a result that agrees with none. `own`: what the same replica computed before."""
+        contradicted = self.contradicted | ({by.slot} if own else frozenset())
+        steady = bool(own) and any(other.slot not in contradicted for other, _ in self.results)
+        event = DisputeEvent.CONTRADICTED if steady else DisputeEvent.MATCHED_NONE
+        results = (*self.results, (by, digests))
+        return replace(self.step(event), results=results, contradicted=contradicted)

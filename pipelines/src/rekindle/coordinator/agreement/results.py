@@ -1,0 +1,56 @@
+"""What one computation of a partition reports about its epochs. Pure.
+
+Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is seen
+at any later epoch. Chains of different bases cannot be compared; then the epoch's own digest is.
+
+Design: docs/design/coordinator.md#when-replicas-disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle.protocol import PollResponse
+from rekindle.streams.digest import same_base
+from rekindle.topology.model import Slot
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Computation:
+    """One boot of a replica: one process that computes from one restore point."""
+
+    slot: Slot
+    incarnation: int
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDigests:
+    """Of one epoch: the chained digest of all output through it, the digest of its own output, and
+    of the state after it where that was saved."""
+
+    chain: str | None = None
+    digest: str | None = None
+    state: str | None = None
+
+    def difference(self, other: EpochDigests) -> str | None:
+        """The field in which two results of one epoch differ; None if none that can be compared."""
+        kinds = ("digest", "state") if self.agrees(other, "chain") is None else ("chain", "state")
+        return next((kind for kind in kinds if self.agrees(other, kind) is False), None)
+
+    def agrees(self, other: EpochDigests, kind: str) -> bool | None:
+        """Whether they agree in one field; None if that cannot be compared."""
+        mine, yours = getattr(self, kind), getattr(other, kind)
+        if mine is None or yours is None or (kind == "chain" and not same_base(mine, yours)):
+            return None
+        return bool(mine == yours)
+
+
+def epoch_digests(response: PollResponse) -> dict[int, EpochDigests]:
+    """The digests in a poll response, by epoch."""
+    states = {done.epoch: done.digest for done in response.checkpoints}
+    epochs = {*response.chained, *response.digests, *states}
+    return {
+        e: EpochDigests(response.chained.get(e), response.digests.get(e), states.get(e))
+        for e in sorted(epochs)
+    }

@@ -1,0 +1,99 @@
+"""State machines of the coordinator: what is outside their tables raises, and never happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.coordinator.agreement import disputes
+from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
+from rekindle.coordinator.agreement.results import Computation, EpochDigests
+from rekindle.coordinator.checkpoints import phases
+from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase
+from rekindle.coordinator.model import Partition
+from rekindle.coordinator.transitions import InvalidTransition, StateMachine, next_state
+from rekindle.topology.model import Slot
+
+LEFT = Partition("left", 0)
+
+LIFE = st.builds(
+    Computation,
+    slot=st.builds(Slot, st.just("left"), st.just(0), st.integers(0, 2)),
+    incarnation=st.integers(1, 3),
+    boot=st.sampled_from("ab"),
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("observed"), LIFE, st.sampled_from("xyz"), st.none() | st.integers(0, 6)),
+    st.tuples(st.just("forget"), LIFE),
+    st.tuples(st.just("discard"), LIFE),
+    st.tuples(st.just("recompute"), st.lists(LIFE, max_size=3), st.integers(0, 200)),
+    st.tuples(st.just("configured"), st.integers(1, 3)),
+    st.tuples(st.just("checkpoint_contradicted"), LIFE),
+)
+
+
+def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
+    match event:
+        case ("observed", Computation() as by, str(digest), restored_from):
+            assert restored_from is None or isinstance(restored_from, int)
+            comparison.observed(by, {3: EpochDigests(digest=digest)}, restored_from)
+        case ("forget", Computation() as by):
+            comparison.forget(by.slot)
+        case ("discard", Computation() as by):
+            comparison.discard([by])
+        case ("recompute", list(alive), int(now)):
+            comparison.request_recomputation(LEFT, alive, float(now))
+        case ("configured", int(replicas)):
+            comparison.configured({LEFT: replicas})
+        case ("checkpoint_contradicted", Computation() as by):
+            comparison.checkpoint_contradicted(by.slot, by.incarnation, 3)
+
+
+@settings(deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_a_dispute_takes_no_event_outside_its_table(history: list[tuple[object, ...]]) -> None:
+    comparison = DigestComparison()
+    for event in history:
+        apply(comparison, event)  # raises InvalidTransition
+        phases_ = {dispute.phase for dispute in comparison.disputes.values()}
+        assert phases_ <= {DisputePhase.OPEN, DisputePhase.UNRESOLVED}
+
+
+@pytest.mark.parametrize("phase", DisputePhase)
+@pytest.mark.parametrize("event", DisputeEvent)
+def test_an_ended_dispute_takes_no_event(phase: DisputePhase, event: DisputeEvent) -> None:
+    if event in disputes.TRANSITIONS[phase]:
+        assert phase in (DisputePhase.OPEN, DisputePhase.UNRESOLVED)
+        return
+    with pytest.raises(InvalidTransition, match=f"'{event}' cannot happen in phase {phase}"):
+        next_state("dispute", disputes.TRANSITIONS, phase, event)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(CommitEvent), max_size=30))
+def test_a_checkpoint_in_flight_is_read_before_it_is_written(events: list[CommitEvent]) -> None:
+    machine: StateMachine[CommitPhase, CommitEvent] = phases.commit_machine()
+    known = False
+    for event in events:
+        if event not in phases.TRANSITIONS[machine.state]:
+            with pytest.raises(InvalidTransition):
+                machine.step(event)
+            continue
+        machine.step(event)
+        known = (known or event is CommitEvent.READ_ENDED) and machine.state in (
+            CommitPhase.READY,
+            CommitPhase.WRITING,
+        )
+        assert known or machine.state in (CommitPhase.UNREAD, CommitPhase.READING)
+
+
+def test_an_invalid_transition_tells_what_happened_before() -> None:
+    committer = Committer(fence=1)
+    committer.step(None, 0.0)
+    committer.store_failed("down", 0.0)
+    story = "before that: unread: read started; reading: store failed"
+    with pytest.raises(InvalidTransition, match=story):
+        committer.race_lost()
