@@ -141,7 +141,7 @@ def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
-    doing.run([step("hang"), step("event", stage=Stage.TELL, after="hang")])
+    doing.run([step("hang"), step("event", stage=Stage.EMIT, after="hang")])
     doer.released.set()
     until("the call ends", lambda: doer.done == ["hang"])
     doing.run([])

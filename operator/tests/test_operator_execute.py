@@ -166,7 +166,7 @@ def test_a_topologys_own_access_is_brought_up_to_date(owner: str | None) -> None
 def test_a_pod_of_an_earlier_topology_is_waited_for_alone() -> None:
     api = Refusing(409, "already exists", owner="of the topology before")
     refusal = run(api).snapshot().refusals[REF]
-    assert "must be deleted first" in refusal.message
+    assert "delete it first" in refusal.message
     assert api.calls[:3] == ["POST pods", "GET new", "DELETE old"]
 
 

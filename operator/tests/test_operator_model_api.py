@@ -172,6 +172,7 @@ def test_a_silent_node_is_remembered_whatever_becomes_of_one_pod(started: ModelO
         "resourceVersion": str(model.next_version()),
     }
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
+    model.nodes[node] = replace(model.nodes[node], cordoned=True)  # no replacement starts there
     model.freeze_node(node)
     started.run(5.0)
     assert node in started.cache.snapshot().quarantined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle_operator.cluster.model import Snapshot
-from rekindle_operator.pacing import Rehearsals, wait_s
+from rekindle_operator.pacing import StandbyPasses, wait_s
 from rekindle_operator.settings import Timing
 
 TIMING = Timing(tick_s=0.5, report_fresh_s=2.5)
@@ -30,12 +30,12 @@ def test_a_report_about_to_expire_makes_no_busy_loop() -> None:
     assert wait_with(2.4999) >= 0.02
 
 
-def test_rehearsals_take_a_small_share_of_a_core() -> None:
-    rehearsals = Rehearsals()
-    assert rehearsals.is_due(0.0)
-    rehearsals.done(0.0, 0.01)
-    assert not rehearsals.is_due(4.0)
-    assert rehearsals.is_due(6.0)
-    rehearsals.done(6.0, 8.0)
-    assert not rehearsals.is_due(100.0)
-    assert rehearsals.is_due(109.0)
+def test_standby_passes_take_a_small_share_of_a_core() -> None:
+    passes = StandbyPasses()
+    assert passes.is_due(0.0)
+    passes.done(0.0, 0.01)
+    assert not passes.is_due(4.0)
+    assert passes.is_due(6.0)
+    passes.done(6.0, 8.0)
+    assert not passes.is_due(100.0)
+    assert passes.is_due(109.0)

@@ -135,7 +135,7 @@ def word_after(cluster: ClusterCache, settled: Callable[[KubeletReplies], bool])
     probe = KubeletProbe(cluster, Timing(), time.time)
 
     async def follow() -> KubeletReplies:
-        asking = asyncio.create_task(probe.ask_on())
+        probing = asyncio.create_task(probe.probe_forever())
         try:
             async with asyncio.timeout(10):
                 while True:
@@ -144,7 +144,7 @@ def word_after(cluster: ClusterCache, settled: Callable[[KubeletReplies], bool])
                         return word
                     await asyncio.sleep(0.01)
         finally:
-            asking.cancel()
+            probing.cancel()
 
     return asyncio.run(follow())
 

@@ -1,6 +1,6 @@
-"""Specs, validated and compiled once each. Pure but for its cache.
+"""Compiled specs, with a cache: each spec is validated and compiled once.
 
-A spec is compiled by what its JSON says, so the same spec of another generation costs nothing.
+The JSON of the spec is the cache's key, so the same spec of another generation costs nothing.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -33,7 +33,7 @@ SpecResult = Compiled | Rejected
 
 
 def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
-    """Parse, validate, compile; all that is wrong, never only the first."""
+    """Parse, validate, compile. Reports all problems, not only the first."""
     return _compile(name, json.dumps(spec, sort_keys=True))
 
 

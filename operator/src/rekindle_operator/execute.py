@@ -1,8 +1,8 @@
-"""Doing what reconcile asks for. The one place that writes to Kubernetes.
+"""Executes actions. The only module that writes to Kubernetes.
 
-Who is served in which order, and when again, is `dispatch`'s concern. A pod that is refused (a full
-quota), or of which nobody knows whether it was made, is remembered with its incarnation, so that
-the same one is tried again. Reads nothing to decide anything.
+Order and retries are in `dispatch`. A pod that is refused (a full quota), or of which it is not
+known whether it was created, is remembered with its incarnation, so that the same one is tried
+again. Decides nothing.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -92,11 +92,11 @@ class Executor:
             ACTIONS.labels(f"{type(action).__name__}Failed").inc()
             self._cluster.mark_dirty()
             logger.warning(
-                "%s of %s failed: %s", step.key, step.owner or "no topology", _say(error)
+                "%s of %s failed: %s", step.key, step.owner or "no topology", _describe(error)
             )
-            # What a task's pod waits for is told by its queries.
+            # A task's pod is reported by the queries that wait for it.
             if not isinstance(action, CreatePod) or action.is_coordinator:
-                self._cluster.action_failed(step.owner, step.key, _say(error))
+                self._cluster.action_failed(step.owner, step.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
             self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
@@ -106,7 +106,7 @@ class Executor:
         return Outcome.DONE
 
     def _skipped(self, step: Step) -> None:
-        """The status may have been written all the same: then its incarnation is still unused."""
+        """Its status may have been written: then its incarnation is still unused."""
         if isinstance(step.action, CreatePod):
             self._cluster.remember_attempt(step.action.ref, step.action.lost_at)
 
@@ -138,10 +138,10 @@ class Executor:
             case EmitEvent():
                 self._emit(action)
             case QuarantineNode(node, at):
-                logger.warning("node %s is silent: its tasks are replaced", node)
+                logger.warning("quarantined node %s: it is silent, its tasks are replaced", node)
                 self._cluster.quarantine(node, at)
             case AvoidNode(shape, node, pod_uid, why):
-                logger.warning("node %s is avoided by pods of shape %s: %s", node, shape, why)
+                logger.warning("pods of shape %s avoid node %s: %s", shape, node, why)
                 self._cluster.remember_unsuitable(shape, node, pod_uid)
             case _:
                 assert_never(action)
@@ -149,7 +149,7 @@ class Executor:
     # --- kinds of actions -----------------------------------------------------
 
     def _dry_run_pods(self, action: DryRunPods) -> None:
-        """Strictly, since the API server else drops the fields that it does not know."""
+        """With strict validation: otherwise the API server drops unknown fields."""
         query = [("dryRun", "All"), ("fieldValidation", "Strict")]
         problems = []
         for path, manifest in action.pods:
@@ -168,7 +168,7 @@ class Executor:
         )
 
     def _create_token(self, action: CreateToken) -> None:
-        """Asked for with every pod; the API server is asked at most once in a while."""
+        """Comes with every pod; calls the API server at most once a minute."""
         key, now = (action.namespace, action.name), self._clock()
         if now - self._tokens.get(key, float("-inf")) < _TOKEN_AGAIN_S:
             return
@@ -179,7 +179,7 @@ class Executor:
 
     def _delete_pod(self, action: DeletePod) -> None:
         logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)
-        # As it was when this was decided: what has changed since may be a reason not to.
+        # Only in the state in which this was decided: a later change may be a reason not to.
         body: Manifest = {
             "preconditions": {"uid": action.uid, "resourceVersion": str(action.version)}
         }
@@ -221,7 +221,7 @@ class Executor:
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
-                self._cluster.remove_topology(action.uid)  # Kopf will say so too
+                self._cluster.remove_topology(action.uid)  # its watch reports it later
             raise
         self._status_at[action.uid] = now
         if answer is not None:
@@ -256,13 +256,13 @@ class Executor:
             path = f"/apis/events.k8s.io/v1/namespaces/{action.namespace}/events"
             self._call("POST", path, body, ok=409)
         except (ApiException, HTTPError) as error:
-            logger.warning("an Event could not be written: %s", error)
+            logger.warning("cannot write an Event: %s", error)
 
     # --- the API --------------------------------------------------------------
 
     def _create(self, path: str, manifest: Manifest) -> None:
-        """Names are deterministic: what exists already, and is this topology's, is what was wanted.
-        Raises ApiException for what is not, as after a deletion that is not yet through."""
+        """Names are deterministic: an object of this topology that already exists is the right one.
+        Raises ApiException if it belongs to another, as while an older one is being deleted."""
         answer = self._call("POST", path, manifest, ok=409)
         if answer is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
@@ -275,24 +275,24 @@ class Executor:
             case "Lease":
                 self._cluster.leases.put(answer)
 
-    def _check_owner(self, path: str, manifest: Manifest, *, may_lack: bool = False) -> None:
-        """`may_lack`: that it is not there is as good."""
+    def _check_owner(self, path: str, manifest: Manifest, *, may_be_missing: bool = False) -> None:
+        """`may_be_missing`: it need not exist."""
         found = self._call("GET", path, ok=404)
-        if found is None and may_lack:
+        if found is None and may_be_missing:
             return
         owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
         wanted = {owner["uid"] for owner in manifest["metadata"]["ownerReferences"]}
         if not wanted & {owner["uid"] for owner in owners}:
-            reason = f"{path} exists and is not of this topology; it must be deleted first"
+            reason = f"{path} exists and belongs to another owner; delete it first"
             raise ApiException(status=409, reason=reason)
 
     def _apply(self, namespace: str, manifest: Manifest) -> None:
-        """Raises ApiException where somebody else's object has the name: applying would take it
-        over, and the topology's pods would have what it grants."""
+        """Raises ApiException if an object of another owner has the name: applying would take it
+        over, and give the topology's pods what it grants."""
         kind, version = manifest["kind"].lower() + "s", manifest["apiVersion"]
         root = "/api/v1" if version == "v1" else f"/apis/{version}"
         path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
-        self._check_owner(path, manifest, may_lack=True)
+        self._check_owner(path, manifest, may_be_missing=True)
         self._call("PATCH", path, manifest, content=_APPLY, query=_OWNERSHIP)
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
@@ -303,8 +303,8 @@ _OWNERSHIP = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]
 
 
 def _is_refusal(error: Exception) -> bool:
-    """The API server has understood and will not have it (409: another's object has the name);
-    nothing was made."""
+    """The API server has refused the request (409: an object of another owner has the name) and
+    created nothing."""
     return isinstance(error, ApiException) and error.status in (400, 403, 409, 422)
 
 
@@ -317,6 +317,6 @@ def _message(error: Exception) -> str:
         return str(error.reason)
 
 
-def _say(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     status = f"{error.status} " if isinstance(error, ApiException) else ""
     return f"{status}{_message(error)}"

@@ -1,4 +1,4 @@
-"""The one level-triggered loop: snapshot, reconcile, execute; woken by changes and by time.
+"""The level-triggered control loop: snapshot, reconcile, execute; on changes and at intervals.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kubernetes import client
@@ -28,15 +28,16 @@ from rekindle_operator.metrics import (
     observe,
     observe_ages,
 )
-from rekindle_operator.pacing import Rehearsals, wait_s
+from rekindle_operator.pacing import StandbyPasses, wait_s
 from rekindle_operator.reconcile.actions import TopologyActions
 from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.core import reconcile_all, report_undecided
 from rekindle_operator.settings import Settings
+from rekindle_operator.topology_status import RecoveryEntry
 
-_PAUSE_S = 3.0  # a longer gap between two passes was this process's own sleep
+_PAUSE_S = 3.0  # a longer gap between two passes: this process itself was paused
 _STUCK_S = 60.0
-_DECISIONS = 3  # of a pass, while mirrors are found to be behind
+_MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_AGAIN_S = 0.25
 _COALESCE_S = 0.02  # changes come in bursts
 
@@ -44,17 +45,20 @@ logger = logging.getLogger(__name__)
 
 
 def decide(
-    look: Callable[[], Snapshot],
+    take_snapshot: Callable[[], Snapshot],
     live: LiveCheck,
     clock: Callable[[], float],
     settings: Settings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
-    """What to do, and what that rests on. Turns that would destroy something for a reason that the
-    API server does not confirm are decided anew; if that does not help, they wait for the next
-    pass. Where the API server cannot be asked, nobody knows how the topology is: it waits, too."""
+    """The decisions, and the snapshot that they are made from.
+
+    A decision that deletes or replaces something for a reason that the API server does not confirm
+    is made again, and left to the next pass if that does not help. Where the API server cannot be
+    read, the topology is left alone, and its status says so.
+    """
     unread: dict[str, str] = {}  # owner -> why
-    for _ in range(_DECISIONS):
-        snapshot = look()
+    for _ in range(_MAX_DECISIONS):
+        snapshot = take_snapshot()
         decisions = [d for d in reconcile_all(snapshot, clock(), settings) if d.owner not in unread]
         unconfirmed = live.unconfirmed(decisions, snapshot)
         unread |= {owner: why for owner, why in unconfirmed.items() if why}
@@ -88,14 +92,14 @@ class ControlLoop:
         self._settings = settings
         self._passed_at: float | None = None  # monotonic
         self._wait_s = settings.timing.tick_s
-        self._rehearsals = Rehearsals()
+        self._standby_passes = StandbyPasses()
         self._finished: set[tuple[str, str]] = set()
         self._watching_recoveries = False
-        self._faults: dict[str, str] = {}  # topology -> what was said last
+        self._faults: dict[str, str] = {}  # topology -> fault that was logged last
 
     @property
     def alive(self) -> bool:
-        """A replica that does not lead has no pass to be late with."""
+        """Whether passes are made; a replica that does not lead makes none."""
         return self._passed_at is None or time.monotonic() - self._passed_at < _STUCK_S
 
     def run(self) -> None:
@@ -104,7 +108,7 @@ class ControlLoop:
         while True:
             if not self._leader.wait_leading(self._settings.timing.tick_s):
                 self._passed_at = None
-                self._rehearse()
+                self._run_standby_pass()
                 continue
             if self._passed_at is not None:
                 self._cluster.wait_dirty(self._wait_s)
@@ -116,12 +120,12 @@ class ControlLoop:
             self._passed_at = time.monotonic()
 
     def _begin_pass(self) -> bool:
-        """False: this replica leads anew, and cannot list what there is."""
+        """False: this replica has just become the leader, and cannot list objects."""
         if self._passed_at is None:  # from now on it is to make progress
             self._passed_at = time.monotonic()
         term = self._leader.begin_pass()
         if term != self._term:
-            # Its mirrors may have stalled while nobody used them.
+            # Its caches may have stalled while nobody used them.
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
             self._term, self._passed_at = term, time.monotonic()
@@ -130,15 +134,15 @@ class ControlLoop:
         self._reset_timers_after_pause()
         return True
 
-    def _rehearse(self) -> None:
+    def _run_standby_pass(self) -> None:
         began = time.monotonic()
-        if not self._rehearsals.is_due(began):
+        if not self._standby_passes.is_due(began):
             return
         try:
             reconcile_all(self._cluster.snapshot(), self._clock(), self._settings)
-        except Exception:  # said when it matters
-            logger.debug("a rehearsal failed", exc_info=True)
-        self._rehearsals.done(began, time.monotonic())
+        except Exception:  # reported once this replica leads
+            logger.debug("a standby pass failed", exc_info=True)
+        self._standby_passes.done(began, time.monotonic())
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():
@@ -147,11 +151,11 @@ class ControlLoop:
                 snapshot, decisions = decide(
                     self._cluster.snapshot, self._live, self._clock, self._settings
                 )
-                self._tell_faults(decisions)
+                self._log_faults(decisions)
                 self._executor.run(decisions)
             except Exception:
                 RECONCILE_ERRORS.inc()
-                logger.exception("a pass failed")
+                logger.exception("a reconcile pass failed")
                 time.sleep(1.0)
         self._wait_s = wait_s(snapshot, self._clock(), self._settings.timing)
         try:
@@ -160,17 +164,17 @@ class ControlLoop:
             self._observe_recoveries(snapshot)
         except Exception:
             RECONCILE_ERRORS.inc()
-            logger.exception("the metrics of a pass are not complete")
+            logger.exception("the metrics of a reconcile pass are incomplete")
 
-    def _tell_faults(self, decisions: Iterable[TopologyActions]) -> None:
-        """With its trace, and once for as long as it stays the same: passes are many."""
+    def _log_faults(self, decisions: Iterable[TopologyActions]) -> None:
+        """With its trace, and once for as long as it stays the same."""
         faults = {
             decision.owner: decision.fault for decision in decisions if decision.fault is not None
         }
         for owner, fault in faults.items():
             RECONCILE_ERRORS.inc()
             if self._faults.get(owner) != repr(fault):
-                logger.error("%s gets nothing: deciding it failed", owner, exc_info=fault)
+                logger.error("reconcile of %s failed, no actions taken", owner, exc_info=fault)
         self._faults = {owner: repr(fault) for owner, fault in faults.items()}
 
     def _reset_timers_after_pause(self) -> None:
@@ -180,21 +184,21 @@ class ControlLoop:
 
     def _observe_recoveries(self, snapshot: Snapshot) -> None:
         for topology in snapshot.topologies:
-            for entry in (topology.status.get("recovery") or {}).get("history") or ():
-                key = (topology.uid, entry.get("startedAt", ""))
-                if entry.get("finishedAt") and key not in self._finished:
+            for entry in topology.own_status.recovery.history:
+                key = (topology.uid, entry.started_at)
+                if entry.finished_at and key not in self._finished:
                     self._finished.add(key)
                     if self._watching_recoveries:  # not those of an earlier leader
-                        RECOVERY_SECONDS.labels(entry.get("mode", "")).observe(_length(entry))
+                        RECOVERY_SECONDS.labels(entry.mode).observe(_duration_s(entry))
         self._watching_recoveries = True
 
 
-def _length(entry: Mapping[str, Any]) -> float:
-    return parse_time(entry["finishedAt"]) - parse_time(entry["startedAt"])
+def _duration_s(entry: RecoveryEntry) -> float:
+    return parse_time(entry.finished_at) - parse_time(entry.started_at)
 
 
 class Relister:
-    """Lists topologies plainly: at the start, when the CRD appears, and now and then."""
+    """Lists topologies: at the start, when the CRD appears, and at intervals."""
 
     def __init__(self, api: client.ApiClient, cluster: ClusterCache, settings: Settings) -> None:
         self._custom = client.CustomObjectsApi(api)
@@ -202,7 +206,7 @@ class Relister:
         self._settings = settings
 
     def wait_for_resource(self) -> None:
-        """Return once topologies can be listed, however long the CRD takes to come."""
+        """Return once topologies can be listed, however long the CRD takes to appear."""
         while not self.list_once():
             time.sleep(2.0)
 
@@ -212,16 +216,16 @@ class Relister:
             self.list_once()
 
     def list_once(self) -> bool:
-        place = [names.GROUP, names.VERSION]
+        scope = [names.GROUP, names.VERSION]
         call: Callable[..., Any] = self._custom.list_cluster_custom_object
         if self._settings.namespace is not None:
-            place.append(self._settings.namespace)
+            scope.append(self._settings.namespace)
             call = self._custom.list_namespaced_custom_object
         try:
-            listed: Any = call(*place, names.PLURAL, _request_timeout=(5, 30))
+            listed: Any = call(*scope, names.PLURAL, _request_timeout=(5, 30))
         except (ApiException, HTTPError) as error:
             reason = error.reason if isinstance(error, ApiException) else error
-            logger.warning("StreamTopologies cannot be listed: %s; is the CRD there?", reason)
+            logger.warning("cannot list StreamTopologies: %s; is the CRD installed?", reason)
             return False
         version = int(listed["metadata"]["resourceVersion"])
         self._cluster.list_topologies(listed["items"], version)

@@ -1,4 +1,4 @@
-"""When the control loop looks next. Pure."""
+"""When the control loop makes its next pass. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.settings import Timing
 
 _SOONEST_S = 0.02
-_REHEARSAL_S = 5.0
-_REHEARSAL_SHARE = 0.02  # of a core, so that many topologies do not make replicas busy
+_STANDBY_INTERVAL_S = 5.0
+_STANDBY_SHARE = 0.02  # of a core, at most, however many topologies there are
 
 
 def wait_s(snapshot: Snapshot, now: float, timing: Timing) -> float:
-    """Until what only time changes is looked at: at each tick, and when a report expires."""
+    """Until the next pass if nothing changes: the next tick, or sooner, when a report expires."""
     expiries = (as_of + timing.report_fresh_s - now for as_of in snapshot.reports.values())
     soonest_s = min((s for s in expiries if s > 0), default=timing.tick_s)
     return min(timing.tick_s, max(soonest_s, _SOONEST_S))
 
 
 @dataclass(slots=True)
-class Rehearsals:
-    """A replica that does not lead decides now and then all the same, and does nothing of it: the
-    first decision as the leader must not be the one that compiles all topologies."""
+class StandbyPasses:
+    """A replica that does not lead makes passes too, and executes nothing: its first pass as the
+    leader must not be the one that compiles all topologies."""
 
     next_at: float = 0.0
 
@@ -30,4 +30,4 @@ class Rehearsals:
         return now >= self.next_at
 
     def done(self, began: float, ended: float) -> None:
-        self.next_at = ended + max(_REHEARSAL_S, (ended - began) / _REHEARSAL_SHARE)
+        self.next_at = ended + max(_STANDBY_INTERVAL_S, (ended - began) / _STANDBY_SHARE)

@@ -1,10 +1,10 @@
-"""Asks kubelets and pods for a sign of life: the I/O around `recovery.kubelets` and
+"""Health probes of kubelets and pods: the I/O around `recovery.kubelets` and
 `recovery.unreported`.
 
-A pod is asked for its /livez, whatever it answers. The question to a kubelet is a TLS handshake,
-which needs no right in the cluster. The kernel of a frozen process accepts a connection and cannot
-shake hands; a dead machine does neither. The certificate is not verified, since most kubelets sign
-their own: nothing is sent, and nothing is believed but that somebody answers.
+A pod is probed with a request for its /livez; any answer counts. A kubelet is probed with a TLS
+handshake, which needs no permission in the cluster. The kernel of a frozen process accepts a
+connection but does not complete the handshake; a dead machine does neither. The certificate is not
+verified, since most kubelets sign their own: nothing is sent, and only the answer itself counts.
 
 Design: docs/design/recovery.md#loss.
 """
@@ -26,7 +26,7 @@ from rekindle_operator.recovery.kubelets import kubelets_to_ask
 from rekindle_operator.recovery.unreported import pods_to_ask
 from rekindle_operator.settings import Timing
 
-_FAREWELL_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -39,57 +39,57 @@ class KubeletProbe:
         self._timing = timing
         self._clock = clock
         self._tls = unverified_tls()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Ask until the process ends."""
+        """Probe until the process ends."""
         while True:
             try:
-                asyncio.run(self.ask_on())
+                asyncio.run(self.probe_forever())
             except Exception:
-                logger.exception("asking kubelets failed; it goes on")
+                logger.exception("probing kubelets failed; trying again")
                 time.sleep(1.0)
 
-    async def ask_on(self) -> None:
+    async def probe_forever(self) -> None:
         while True:
             if self._cluster.synced:
-                self._ask_those_due()
+                self._probe_due()
             await asyncio.sleep(TICK_S)
 
-    def _ask_those_due(self) -> None:
+    def _probe_due(self) -> None:
         snapshot, now = self._cluster.snapshot(), self._clock()
-        self._ask_pods_due(snapshot, now)
+        self._probe_due_pods(snapshot, now)
         probes = self._cluster.kubelet_probes
         probes.ticked(now)
         probes.keep({node.uid for node in snapshot.nodes})
         for node in kubelets_to_ask(snapshot, probes.open, now, self._timing):
             if node.kubelet is not None:
                 probes.asked(node.uid, now)
-                self._start(self._ask(node.uid, node.kubelet))
+                self._start(self._probe_kubelet(node.uid, node.kubelet))
 
-    def _ask_pods_due(self, snapshot: Snapshot, now: float) -> None:
+    def _probe_due_pods(self, snapshot: Snapshot, now: float) -> None:
         probes = self._cluster.pod_probes
         probes.ticked(now)
         probes.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
         for pod in pods_to_ask(snapshot, probes.open, now, self._timing):
             probes.asked(pod.uid, now)
-            self._start(self._ask_pod(pod))
+            self._start(self._probe_pod(pod))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        asking = asyncio.create_task(work)
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
+        probe = asyncio.create_task(work)
+        self._running.add(probe)
+        probe.add_done_callback(self._running.discard)
 
-    async def _ask_pod(self, pod: PodView) -> None:
+    async def _probe_pod(self, pod: PodView) -> None:
         try:
             if await pod_answers(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
                 self._cluster.pod_probes.answered(pod.uid)
         finally:
             self._cluster.pod_probes.closed(pod.uid)
 
-    async def _ask(self, node_uid: str, kubelet: Endpoint) -> None:
+    async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
-            # Longer than it takes to be called silent: a late answer is one all the same.
+            # Longer than the timeout of silence: a late answer still counts.
             if await answers(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
                 self._cluster.kubelet_probes.answered(node_uid)
         finally:
@@ -97,24 +97,24 @@ class KubeletProbe:
 
 
 async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:
-    """Whether somebody who speaks TLS is there; a refusal of the handshake is an answer too."""
+    """Whether a TLS server is there; a refused handshake is an answer too."""
     try:
         async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(
-                kubelet.host, kubelet.port, ssl=tls, ssl_shutdown_timeout=_FAREWELL_S
+                kubelet.host, kubelet.port, ssl=tls, ssl_shutdown_timeout=_CLOSE_TIMEOUT_S
             )
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # cut off in the middle of it
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # the connection broke during it
         return False
     except ssl.SSLError:
         return True
     except (OSError, TimeoutError):
         return False
-    writer.close()  # in its own time
+    writer.close()  # without waiting
     return True
 
 
 async def pod_answers(host: str, port: int, within_s: float) -> bool:
-    """Whether its process answers at all: the kernel of a frozen one accepts the connection."""
+    """Whether its process answers: the kernel of a frozen process only accepts the connection."""
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,9 +1,9 @@
-"""This process's clock: seconds since 1970 that never jump.
+"""The clock of this process: seconds since 1970, without jumps.
 
 Ages of Leases, reports and answers are differences of two readings. The machine's clock may be set
 between them (NTP after a start, a virtual machine that moved): a step of six seconds forward makes
-every coordinator look silent, and after a step back the dead look alive for as long as it was. So
-time passes here as it does for the processor, and only drifts towards the machine's clock.
+every coordinator look silent, and after a step back lost ones look alive for as long. So this clock
+follows the monotonic clock, and only drifts towards the machine's.
 
 Design: docs/design/kubernetes.md#time.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_DRIFT = 0.05  # of the time that passes
+_DRIFT = 0.05  # share of the elapsed time
 
 
 class SteadyClock:

@@ -1,6 +1,6 @@
-"""What reconcile asks for: imperative, complete, safe to do twice. Pure data.
+"""Actions that reconcile decides on: imperative, complete, safe to execute twice. Pure data.
 
-In which order actions are done, and which depends on which, is `reconcile.schedule`'s to say.
+Their order and dependencies are in `reconcile.schedule`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rekindle_operator.resources.common import Manifest
 
 @dataclass(frozen=True, slots=True)
 class DryRunPods:
-    """Create with dry run, and remember the API server's verdict on this generation."""
+    """Create with dry run, and remember the API server's result for this generation."""
 
     namespace: str
     uid: str
     generation: int
-    pods: tuple[tuple[str, Manifest], ...]  # field path to blame -> pod
+    pods: tuple[tuple[str, Manifest], ...]  # field path for problems, pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class EnsureLease:
 
 @dataclass(frozen=True, slots=True)
 class CreateToken:
-    """Create the Secret of the topology's token unless it exists; its value is drawn when it is
-    created and is known to nobody here."""
+    """Create the Secret of the topology's token unless it exists. Its value is drawn on creation
+    and kept nowhere else."""
 
     namespace: str
     manifest: Manifest
@@ -65,7 +65,8 @@ class CreateToken:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """`ref`: whose pod, for the memory of refusals; `lost_at`: when what it replaces was lost."""
+    """`ref`: slot and incarnation, to remember a refusal; `lost_at`: when the pod that it replaces
+    was lost."""
 
     namespace: str
     manifest: Manifest
@@ -84,7 +85,7 @@ class CreatePod:
 @dataclass(frozen=True, slots=True)
 class DeletePod:
     """With its uid and resourceVersion as preconditions. Grace 0 is for pods whose node cannot
-    answer; None: its own. `frees`: its room is part of this pass's plan."""
+    answer; None: its own. `frees`: its capacity is part of this pass's plan."""
 
     namespace: str
     name: str
@@ -119,7 +120,7 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """`occasion` tells two Events of one reason apart; the same occasion is told once."""
+    """`occasion` tells two Events of one reason apart; an occasion has one Event."""
 
     namespace: str
     topology: str
@@ -167,15 +168,15 @@ Action = (
 
 
 Rank = tuple[int, int]
-"""What comes first: (0 for the first replica of a partition, 1 for further ones; its query's place
-in the plan)."""
+"""Lower first: 0 for the first replica of a partition, 1 for further ones; then the position of its
+query in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyActions:
-    """What one topology (`namespace/name`; "" for what belongs to none) needs in this pass, and
-    which place its pods have in the plan, by name. `fault`: what deciding it tripped over, which is
-    a fault of ours; then it has no actions."""
+    """What one topology needs in this pass; `owner`: `namespace/name`, or a description of what
+    belongs to no topology. `ranks`: by pod name. `fault`: the error of the operator that stopped
+    the decision; then it only reports."""
 
     owner: str
     actions: tuple[Action, ...]

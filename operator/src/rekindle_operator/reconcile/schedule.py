@@ -1,9 +1,9 @@
-"""In which order the actions of all topologies are done, and what each depends on. Pure.
+"""The order of the actions of all topologies, and what each depends on. Pure.
 
-Replacements come first, in the order of the plan whatever their topology; then what only cleans up;
-then status and Events. An action waits for another one only where it would be wrong without it: the
-pod of a new incarnation for the status that reserves it and for what it mounts or reads, a
-coordinator for its ServiceAccount, an Event for the status that it explains.
+Replacements come first, in the order of the plan whatever their topology; then clean-up; then
+status and Events. An action waits for another one only where it would be wrong without it: the pod
+of a new incarnation for the status that reserves it and for what it mounts or reads, a coordinator
+for its ServiceAccount, an Event for the status that it explains.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -42,12 +42,12 @@ class Stage(IntEnum):
     PLACE = 1
     VALIDATE = 2
     CLEAN_UP = 3
-    CREATE_AGAIN = 4  # what a quota refused before the clean-up
+    CREATE_AGAIN = 4  # pods that a quota refused before the clean-up
     REPORT = 5
-    TELL = 6
+    EMIT = 6  # Events
 
 
-_FIRST: Rank = (-1, 0)  # coordinators, and what frees planned room
+_FIRST: Rank = (-1, 0)  # coordinators, and what frees planned capacity
 _LAST: Rank = (2, 0)
 
 
@@ -65,7 +65,7 @@ class Step:
 
     @property
     def namespace(self) -> str:
-        """Whose calls these are: what is wrong with a namespace concerns all of its topologies."""
+        """A problem of a namespace concerns the calls of all of its topologies."""
         return getattr(self.action, "namespace", "")
 
     @property
@@ -74,7 +74,7 @@ class Step:
 
 
 def schedule(decisions: Iterable[TopologyActions]) -> list[Step]:
-    """Each action once, though several may ask for it."""
+    """Each action once, although several topologies may need it."""
     chosen: dict[str, Step] = {}
     for step in sorted(
         (s for decision in decisions for s in _steps(decision)), key=lambda s: s.order
@@ -96,7 +96,7 @@ def _steps(decision: TopologyActions) -> Iterator[Step]:
 
 
 def _is_waited_for(action: Action) -> bool:
-    """As urgent as the first pod that needs it."""
+    """It gets the rank of the first pod that needs it."""
     return isinstance(action, (WriteStatus, CreateConfig, CreateToken, EnsureAccess, EnsureLease))
 
 
@@ -131,7 +131,7 @@ def _stage(action: Action) -> Stage:
         case DeleteConfig():
             return Stage.CLEAN_UP
         case EmitEvent():
-            return Stage.TELL
+            return Stage.EMIT
         case _:
             assert_never(action)
 
