@@ -53,8 +53,8 @@ class Entry:
 class QueryStart:
     """The first epoch that a query owes its sink. `identity`: what it reads and where it writes;
     a query of the same name with another one is another query. `definition`: of that and of all
-    that is computed on the way, and `generation` the one that it began with: by them its outputs
-    are told apart from those of the definition before (`rekindle.connectors.epoch_ranges`)."""
+    that is computed on the way, and `generation` the one that it began with: they tell its
+    outputs from those of the definition before (`rekindle.connectors.epoch_ranges`)."""
 
     epoch: int
     identity: str
@@ -65,7 +65,7 @@ class QueryStart:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one where a
-    descendant stands further back and pins the older one. `queries`: by name. `fence`: incarnation
+    descendant is further behind and pins the older one. `queries`: by name. `fence`: incarnation
     of the coordinator that wrote it."""
 
     seq: int

@@ -248,7 +248,7 @@ def entry_digest(entry: Entry) -> str:
 
 
 def _digests_of(entry: Entry) -> dict[tuple[str, int], str]:
-    """Of each bucket, as its object's name says."""
+    """The digest of each bucket, from the name of its object."""
     return {
         (operator, bucket): _digest_of(name)
         for operator, buckets in entry.objects.items()

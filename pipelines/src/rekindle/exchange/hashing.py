@@ -64,7 +64,7 @@ def _hash_column(column: pa.ChunkedArray, name: str) -> _Hashes:
 
 
 def _hash_array(array: pa.Array, name: str) -> _Hashes:
-    """Hashes of the values; what stands at a NULL does not matter."""
+    """Hashes of the values; values at NULLs are arbitrary."""
     kind = array.type
     t = pa.types
     if t.is_null(kind):

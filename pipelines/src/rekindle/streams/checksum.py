@@ -1,7 +1,8 @@
-"""A checksum of rows on their way: over IPC bytes, at the speed of memory.
+"""A checksum of rows in transit: over their IPC bytes, at the speed of memory.
 
-It tells whether what arrived is what was sent or written by the same layout, no more; whether rows
-are equal is said by their canonical digest (`rekindle.streams.digest`), at a quarter of the speed.
+It detects damage in transit, and no more: equal rows with another memory layout have another
+checksum. Rows are compared by their canonical digest (`rekindle.streams.digest`), which is four
+times slower.
 
 Design: docs/design/streams.md#flight.
 """

@@ -1,9 +1,9 @@
 """The canonical digest of a table: equal rows give equal digests, however Arrow lays them out.
 
-Replicas, replays and a restarted task compare their epochs by it (invariant I1). It covers column
-names, canonical types and values in row order, not IPC bytes: chunking, offsets, dictionary and
-large encodings, bytes under a NULL, the payload of a NaN and the sign of zero do not count. It
-knows nothing of epochs, streams or state.
+Replicas, replays and restarted tasks compare epochs by it (invariant I1). It covers column names,
+canonical types and values in row order, not IPC bytes: chunking, offsets, dictionary and large
+encodings, bytes under a NULL, the payload of a NaN and the sign of zero have no influence. It knows
+nothing of epochs, streams or state.
 
 Design: docs/design/streams.md#digest.
 """
@@ -21,7 +21,7 @@ DIGEST_BYTES = 16
 
 
 def chain_from(epoch: int) -> str:
-    """The chained digest of nothing, after the epoch that is its base."""
+    """The chained digest before any output, after the epoch that is its base."""
     return f"{epoch}:"
 
 

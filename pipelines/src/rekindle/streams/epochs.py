@@ -26,7 +26,7 @@ NO_EPOCH = -1
 
 
 class Kind(StrEnum):
-    """What a batch says of the stream; only STABLE is acknowledged, checkpointed and digested."""
+    """The kind of a batch (DPC); only STABLE ones are acknowledged, checkpointed and digested."""
 
     STABLE = "STABLE"
     TENTATIVE = "TENTATIVE"

@@ -169,7 +169,7 @@ class OutputLog:
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that is there already must agree with it, one
         that was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
-        OSError leaves the log as it was.
+        after OSError the log is unchanged.
         """
         if batch.kind is not Kind.STABLE:
             raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
@@ -195,7 +195,7 @@ class OutputLog:
         return True
 
     def truncate(self, floor: int) -> None:
-        """Epochs at or below `floor` may leave; whole files do."""
+        """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
         gone: list[LogFile] = []
         with self._writing, self._changed:
             self._floor = max(self._floor, floor)

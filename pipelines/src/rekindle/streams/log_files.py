@@ -58,8 +58,8 @@ class LogFile:
         self._mapped = None
 
     def write(self, record: Record, pieces: Iterable[bytes | pa.Buffer]) -> None:
-        """Add a record's bytes to the file; the index is the caller's. OSError leaves the file as
-        it was."""
+        """Add a record's bytes to the file; the caller updates the index. After OSError the file is
+        unchanged."""
         with self.path.open("ab", buffering=0) as file:
             try:
                 for piece in pieces:

@@ -91,7 +91,7 @@ class PartitionReader:
 
     @property
     def released(self) -> int:
-        """Newest epoch that some replica of the upstream says was released."""
+        """Newest epoch that some replica of the upstream has reported as released."""
         return self._released
 
     def unreadable(self) -> tuple[str, ...]:

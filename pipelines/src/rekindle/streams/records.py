@@ -32,7 +32,7 @@ _MAX_HEADER = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where an epoch lies in its file, and what can be said of it without reading its rows."""
+    """The position of an epoch in its file, and what is known of it without reading its rows."""
 
     epoch: int
     watermark: int
@@ -100,13 +100,13 @@ def decode(payload: pa.Buffer, schema: pa.Schema) -> pa.Table:
 
 
 def is_sound(data: memoryview, record: Record) -> bool:
-    """Whether the bytes of a record in its file are those that were written."""
+    """Whether a record's bytes in its file are those that were written: compares the checksum."""
     found = _record_at(data[: record.end], record.start)
     return isinstance(found, Record) and found.epoch == record.epoch
 
 
 def scan(data: memoryview) -> tuple[list[Record], str | None]:
-    """All sound records from the beginning, and what is wrong with the bytes after them, if any."""
+    """All sound records from the beginning, and the damage after them, if any."""
     records: list[Record] = []
     position = 0
     while position < len(data):

@@ -3,8 +3,8 @@
 An epoch is complete when every input partition has given it; its rows are then merged in the order
 (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary rule), so
 every replica and every replay sees the same epochs whatever the interleaving, duplication or order
-of arrival. Pure: no I/O, no clock, no threads. It never waits: giving up on a missing input, and
-tentative batches, are the consistency manager's and are refused here.
+of arrival. Pure: no I/O, no clock, no threads. Tentative batches, which DPC's consistency manager
+produces when an input is missing, are not supported and refused.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.
@@ -23,7 +23,7 @@ from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One partition of one input; `input` is its place in the segment's list of inputs."""
+    """One partition of one input; `input` is its index in the segment's list of inputs."""
 
     input: int
     partition: int

@@ -1,8 +1,8 @@
 """The size of the call that is running, in a file that survives if the task is killed in it.
 
 When a container's memory is used up the kernel ends all of its processes, so none is left to make
-the call smaller. A file on the task's disk, which a restart of the container finds, says how large
-the call was. It is written only for calls that are larger than all that succeeded before.
+the call smaller. A file on the task's disk, which a restart of the container finds, has the size of
+the call. It is written only for calls that are larger than all that succeeded before.
 
 Design: docs/design/engine.md#memory.
 """

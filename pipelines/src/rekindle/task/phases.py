@@ -2,7 +2,7 @@
 
 The table is the whole rule: an event that it does not name for a phase is a bug, and raises with
 what happened before. Failed is final; events that were under way in other threads when the task
-failed leave it as it is. Knows none of the task's parts.
+failed leave it as it is. Knows nothing of the task's components.
 
 Design: docs/design/task.md#phases.
 """

@@ -95,7 +95,7 @@ class PollHandler:
             return self._desired if self._changed.wait_for(may_start, timeout_s) else None
 
     def wait_until_failure_is_reported(self, timeout_s: float) -> bool:
-        """Whether an answer has told a coordinator that this task failed."""
+        """Whether a response has reported to a coordinator that this task failed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._failures_reported > 0, timeout_s)
 

@@ -1,7 +1,7 @@
 """What a task needs before its first epoch: state, inputs, engine and log.
 
-Each may have to be waited for: the checkpoint store may be away, the source's files missing, Spark
-still starting. What keeps the task from starting is reported as its problem meanwhile.
+The task may have to wait for each: the checkpoint store may be missing, or the source's files, and
+Spark takes seconds to start. What it waits for is reported as its problem.
 
 Design: docs/design/task.md#start.
 """

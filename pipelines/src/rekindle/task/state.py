@@ -1,4 +1,4 @@
-"""Where a task stands after an epoch: what it restores, computes on from, and saves.
+"""The state of a task after an epoch: it is restored, updated by the loop, and saved.
 
 A reference to immutable tables: to keep one costs nothing.
 

@@ -178,7 +178,7 @@ class TaskStatus:
         known = self._computed.copy()  # the engine's thread adds to it
         newest = next(reversed(known), NO_EPOCH)
         return {
-            e: said for e, said in known.items() if e > newest - DIGESTS or e in self._requested
+            e: both for e, both in known.items() if e > newest - DIGESTS or e in self._requested
         }
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
