@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Store:
     return Store(f"file://{tmp_path}/store")
 
 
-def test_the_newest_manifest_comes_back_as_it_was_written(store: Store) -> None:
+def test_the_newest_manifest_is_read_as_written(store: Store) -> None:
     manifests = ManifestStore(store, "u")
     assert manifests.newest() is None
     first, second = manifest(1), manifest(2, s__0=EntryRef(9, "entries/x", "d", 5))
@@ -67,7 +67,7 @@ def test_writing_the_same_manifest_again_is_no_lost_race(store: Store) -> None:
     assert not ManifestStore(store, "u").write(manifest(1, fence=2))
 
 
-def test_a_coordinator_that_slept_does_not_commit_a_number_that_was_cleared_away(
+def test_a_suspended_coordinator_does_not_commit_a_deleted_number(
     store: Store,
 ) -> None:
     manifests = ManifestStore(store, "u")
@@ -216,7 +216,7 @@ def histories(
 
 
 @given(histories())
-def test_garbage_is_never_what_a_retained_manifest_or_a_pending_entry_needs(
+def test_garbage_collection_keeps_what_is_needed(
     history: tuple[list[ObjectInfo], list[Manifest], dict[str, frozenset[str]], set[str], set[str]],
 ) -> None:
     objects, retained, references, needed, names = history
@@ -233,7 +233,7 @@ def test_garbage_is_never_what_a_retained_manifest_or_a_pending_entry_needs(
         assert young or in_progress, f"{name} was left"
 
 
-def test_nothing_is_garbage_without_a_manifest_and_strange_names_stay() -> None:
+def test_objects_with_unknown_names_are_kept() -> None:
     objects = [ObjectInfo("entries/x/0/readme", 1, 0.0), ObjectInfo("what", 1, 0.0)]
     assert find_garbage(objects, [], {}) == []
     late = [*objects, ObjectInfo(manifest_name(1), 1, 5.0)]
@@ -276,7 +276,7 @@ def test_a_manifest_of_another_topology_is_refused() -> None:
         decode_manifest(data, "other")
 
 
-def test_manifests_of_neighbouring_releases_are_read_or_refused_by_number() -> None:
+def test_manifests_of_other_formats_are_read_or_refused() -> None:
     said = json.loads(encode_manifest(manifest(3), "u"))
     assert decode_manifest(to_json({**said, "ofTomorrow": 1}), "u") == manifest(3)
     first = {name: value for name, value in said.items() if name != "topology"}

@@ -68,7 +68,7 @@ def test_only_buckets_that_changed_since_the_committed_entry_are_uploaded(store:
     assert loaded.buckets["op"][5].equals(second.buckets["op"][5])
 
 
-def test_equal_content_is_reused_by_another_saver_that_has_other_tables(store: Store) -> None:
+def test_equal_content_is_reused_by_another_saver(store: Store) -> None:
     ref = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
     partner = StateStore(store, "u")
     entry, state = partner.load(ref.object)

@@ -82,12 +82,12 @@ def test_objects_are_listed_by_prefix_and_deleted(url: str) -> None:
     assert [i.name for i in store.list("a")] == ["a/10", "a/2"]
 
 
-def test_a_missing_object_is_an_error_of_its_own_that_names_the_url(url: str) -> None:
+def test_a_missing_object_raises_an_error_with_the_url(url: str) -> None:
     with pytest.raises(ObjectMissing, match=url):
         Store(url).get("x")
 
 
-def test_of_many_writers_one_wins_and_readers_see_the_whole_object(url: str) -> None:
+def test_one_of_many_writers_wins(url: str) -> None:
     payloads = [bytes([i]) * 200_000 for i in range(16)]
     seen: list[bytes] = []
     done = threading.Event()
@@ -128,14 +128,14 @@ def test_a_root_that_is_moved_away_fails_writes_until_it_is_back(tmp_path: Path)
     assert store.put("y", b"1")
 
 
-def test_who_may_not_create_a_store_waits_for_one(url: str) -> None:
+def test_a_missing_store_is_an_error_without_create(url: str) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         Store(url, create=False)
     Store(url).put("x", b"1")
     assert Store(url, create=False).get("x") == b"1"
 
 
-def test_another_store_in_the_same_place_is_noticed(tmp_path: Path) -> None:
+def test_another_store_at_the_same_url_is_detected(tmp_path: Path) -> None:
     root = tmp_path / "store"
     store = Store(f"file://{root}")
     root.rename(tmp_path / "away")
@@ -145,7 +145,7 @@ def test_another_store_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     assert other.put("y", b"1")
 
 
-def test_a_file_in_place_of_the_root_fails_reads_writes_and_openings(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_root_fails_every_call(tmp_path: Path) -> None:
     root = tmp_path / "store"
     store = Store(f"file://{root}")
     store.put("x", b"1")
@@ -159,7 +159,7 @@ def test_a_file_in_place_of_the_root_fails_reads_writes_and_openings(tmp_path: P
         Store(f"file://{root}", retry=Retry(sleep=lambda s: None))
 
 
-def test_errors_that_pass_are_tried_again_with_growing_pauses(tmp_path: Path) -> None:
+def test_transient_errors_are_retried_with_back_off(tmp_path: Path) -> None:
     failures = [OSError(5, "Input/output error"), TimeoutError(), None]
 
     def fault(operation: str, name: str) -> None:
@@ -191,7 +191,7 @@ def test_a_store_that_cannot_create_conditionally_is_refused() -> None:
         Store("ftp://host/x")
 
 
-def test_what_dead_writers_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+def test_old_temporary_files_are_removed(tmp_path: Path) -> None:
     now = 1e9
     objects = LocalObjects("file://x", tmp_path, clock=lambda: now)
     (tmp_path / "d").mkdir()
@@ -253,7 +253,7 @@ def use(monkeypatch: pytest.MonkeyPatch, fs: FakeS3) -> None:
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **o: (fs, fs._strip_protocol(url)))
 
 
-def test_s3_refusing_a_conditional_put_is_no_error_but_an_overload_is_tried_again(
+def test_a_refused_conditional_put_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(monkeypatch, FakeS3())

@@ -122,7 +122,7 @@ def test_nothing_is_kept_of_the_checkpoints_that_pass(store: CheckpointStore, ur
     assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
 
-def test_states_that_are_gone_are_named(store: CheckpointStore, url: str) -> None:
+def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
     ref = save(url, "a", "op-a", 3)
     assert ref.object is not None
     held = Store(url)

@@ -69,7 +69,7 @@ def test_what_goes_up_in_parts_is_conditional_too(bucket: str) -> None:
     assert place.get("big") == big
 
 
-def test_a_checkpoint_is_committed_once_and_cleared_away(bucket: str) -> None:
+def test_a_checkpoint_is_committed_once_and_deleted(bucket: str) -> None:
     store = Store(f"{bucket}/checkpoints")
     states, manifests = StateStore(store, "uid"), ManifestStore(store, "uid")
     for seq in range(3):

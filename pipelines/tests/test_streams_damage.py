@@ -42,7 +42,7 @@ def value_of(path: Path, number: int) -> int:
     return path.read_bytes().index(number.to_bytes(8, "little"))
 
 
-def test_a_byte_that_flips_in_an_open_log_is_not_served(tmp_path: Path) -> None:
+def test_a_flipped_byte_in_an_open_log_is_not_served(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
     (path,) = tmp_path.glob("*.log")
     flip(path, value_of(path, 101))
@@ -53,7 +53,7 @@ def test_a_byte_that_flips_in_an_open_log_is_not_served(tmp_path: Path) -> None:
     assert "epoch 1" in str(log.damage)
 
 
-def test_a_damaged_log_is_cut_there_and_filled_again(tmp_path: Path) -> None:
+def test_a_damaged_log_is_truncated_and_refilled(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
     (path,) = tmp_path.glob("*.log")
     flip(path, value_of(path, 101))
@@ -78,7 +78,7 @@ def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
     assert (again.base, again.last) == (0, -1)
 
 
-def test_a_log_that_lost_its_first_files_takes_no_more(tmp_path: Path) -> None:
+def test_a_log_without_its_first_files_refuses_appends(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
@@ -100,7 +100,7 @@ class OnceWrong(MemorySpill):
         return data[:200] + b"\0" + data[201:] if self.wrong == 1 else data
 
 
-def test_a_spilled_file_that_came_wrong_is_fetched_once_more(tmp_path: Path) -> None:
+def test_a_spilled_file_damaged_in_transit_is_fetched_again(tmp_path: Path) -> None:
     log = filled(tmp_path, 40, budget=8000, spill=OnceWrong())
     assert log.read(0, 0)[0].rows.equals(batch(0).rows)
     assert log.damage is None
@@ -217,7 +217,7 @@ def test_an_epoch_with_parts_missing_is_not_taken() -> None:
     assert [e.epoch for e in flight._epochs(request, whole, "a:1")] == [0]
 
 
-def test_an_epoch_that_is_too_large_is_left_while_it_comes(
+def test_a_call_ends_when_its_epoch_becomes_too_large(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)

@@ -60,7 +60,7 @@ def client(server: StreamServer) -> Iterator[StreamClient]:
     client.close()
 
 
-def test_epochs_and_boundaries_cross(log: OutputLog, client: StreamClient) -> None:
+def test_epochs_and_boundaries_are_transferred(log: OutputLog, client: StreamClient) -> None:
     for epoch in range(3):
         log.append(batch(epoch, rows=0 if epoch == 1 else 6))
     response = client.read(ReadRequest("s", 0, 0, 1 << 20), 2)
@@ -78,7 +78,7 @@ def test_epochs_and_boundaries_cross(log: OutputLog, client: StreamClient) -> No
     assert all(digest_table(b.rows) == b.digest for b in response.epochs)
 
 
-def test_a_call_waits_for_the_epoch_but_not_for_ever(log: OutputLog, client: StreamClient) -> None:
+def test_a_call_waits_for_its_epoch_within_a_limit(log: OutputLog, client: StreamClient) -> None:
     started = time.monotonic()
     assert client.read(ReadRequest("s", 0, 0, 1, wait_s=0.1), 2).epochs == ()
     assert 0.1 <= time.monotonic() - started < 1
@@ -136,7 +136,7 @@ class SlowServer(StreamServer):
 
 
 @pytest.mark.parametrize("whole", [0, 2])
-def test_what_came_before_the_deadline_is_not_thrown_away(log: OutputLog, whole: int) -> None:
+def test_epochs_received_before_the_deadline_are_kept(log: OutputLog, whole: int) -> None:
     for epoch in range(3):
         log.append(batch(epoch))
     server = SlowServer(1 + whole)
@@ -165,7 +165,7 @@ def test_no_more_is_read_for_shares_than_splits_are_kept_of() -> None:
     assert _bytes_to_read(ReadRequest("s", 0, 0, 100)) == 100
 
 
-def test_stopping_wakes_who_waits(log: OutputLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.MonkeyPatch) -> None:
     # So long that no call ends by itself within the test.
     monkeypatch.setattr(flight, "MAX_WAIT_S", 20.0)
     server = StreamServer(ADDRESS, 0)

@@ -111,7 +111,7 @@ def test_what_follows_damage_in_the_middle_is_dropped(tmp_path: Path) -> None:
     assert open_log(tmp_path).last == NO_EPOCH
 
 
-def test_a_log_starts_where_the_restore_point_says(tmp_path: Path) -> None:
+def test_a_log_starts_after_the_restore_point(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.start_at(10)
     assert (log.base, log.last) == (10, 9)
@@ -123,7 +123,7 @@ def test_a_log_starts_where_the_restore_point_says(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.log"))
 
 
-def test_whole_files_leave_below_the_floor(tmp_path: Path) -> None:
+def test_whole_files_below_the_floor_are_removed(tmp_path: Path) -> None:
     log = filled(tmp_path, 9, file_bytes=1000)
     kept = log.read(4, 1 << 20)
     log.truncate(4)
@@ -193,7 +193,7 @@ def in_background(action: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_slow_store_does_not_hold_up_who_asks_or_appends(tmp_path: Path) -> None:
+def test_a_slow_store_delays_neither_readers_nor_appends(tmp_path: Path) -> None:
     spill = SlowSpill()
     spill.go["put"].set()
     log = filled(tmp_path, 60, budget=8000, spill=spill)
@@ -208,7 +208,7 @@ def test_a_slow_store_does_not_hold_up_who_asks_or_appends(tmp_path: Path) -> No
     assert not spill
 
 
-def test_a_file_that_leaves_while_it_is_spilled_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_file_truncated_while_spilling_is_deleted_everywhere(tmp_path: Path) -> None:
     spill = SlowSpill()
     spill.go["delete"].set()
     log = open_log(tmp_path, budget=8000, spill=spill)
@@ -254,7 +254,7 @@ def test_a_kill_while_a_file_is_spilled_costs_no_epoch(
     assert {p.suffix for p in tmp_path.iterdir()} == {".log"}
 
 
-def test_over_budget_without_a_spill_it_refuses_until_truncated(tmp_path: Path) -> None:
+def test_a_log_over_budget_without_a_spill_refuses_appends(tmp_path: Path) -> None:
     log = open_log(tmp_path, budget=8000)
     with pytest.raises(LogFull, match="raise logBudget"):
         any(not log.append(batch(epoch)) for epoch in range(100))
@@ -263,7 +263,7 @@ def test_over_budget_without_a_spill_it_refuses_until_truncated(tmp_path: Path) 
     assert log.append(batch(stopped + 1))
 
 
-def test_a_failed_write_leaves_the_log_as_it_was(
+def test_a_failed_write_does_not_change_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(tmp_path, 2)

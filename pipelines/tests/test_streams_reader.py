@@ -49,7 +49,7 @@ def test_epochs_are_taken_once() -> None:
     assert made.step(EpochsReceived(B, (6, 7)), 1) == []
 
 
-def test_a_failed_call_switches_at_once_and_back_only_after_the_back_off() -> None:
+def test_a_failed_replica_is_called_again_after_its_back_off() -> None:
     made = choice(A, B)
     assert made.step(CallFailed(A), 1) == [SwitchReplica(B, 5)]
     assert made.unreadable() == (A,)
@@ -70,7 +70,7 @@ def test_the_only_replica_is_asked_though_suspected() -> None:
     assert ReplicaChoice(5, 3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
 
 
-def test_a_replica_that_gives_nothing_new_is_left_after_the_stall() -> None:
+def test_a_stalled_replica_is_left() -> None:
     made = choice(A, B)
     assert made.step(EpochsReceived(A, ()), 2.9) == []
     assert made.step(EpochsReceived(A, ()), 3) == [SwitchReplica(B, 5)]
@@ -85,7 +85,7 @@ def test_a_laggard_is_left_only_for_one_that_keeps_up() -> None:
     assert made.step(endpoints(A, B, lagging=(B,), suspected=A), 4) == [SwitchReplica(B, 5)]
 
 
-def test_a_laggard_is_kept_while_the_other_was_left_for_cause_lately() -> None:
+def test_a_laggard_is_kept_while_the_other_failed_recently() -> None:
     made = choice(A, B)
     made.step(endpoints(A, B, lagging=(B,)), 0)
     assert made.step(CallFailed(A), 1) == [SwitchReplica(B, 5)]
@@ -114,7 +114,7 @@ def test_a_gap_is_a_failure() -> None:
     assert choice(A, B).step(EpochsReceived(A, (6, 7)), 1) == [SwitchReplica(B, 5)]
 
 
-def test_an_epoch_that_every_log_has_passed_is_said() -> None:
+def test_an_epoch_that_every_log_has_truncated_is_reported() -> None:
     made = choice(A, B)
     made.step(CallFailed(A, truncated=True), 1)
     assert not made.all_truncated()
@@ -165,7 +165,7 @@ def test_the_thread_follows_a_stream_across_a_death() -> None:
     harness.reader.close()
 
 
-def test_suspicion_leaves_a_silent_replica_in_the_middle_of_a_call() -> None:
+def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
     harness = Harness()
     harness.replicas.silent[A] = threading.Event()
     harness.replicas.last[B] = 2
@@ -199,7 +199,7 @@ class LargeEpoch(FakeClient):
         return super().read(request, timeout_s)
 
 
-def test_an_epoch_that_takes_longer_than_a_call_gets_longer_calls() -> None:
+def test_calls_grow_for_an_epoch_that_times_out() -> None:
     harness = Harness()
     harness.replicas.last[A] = 1
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)  # type: ignore[assignment,return-value]
@@ -212,7 +212,7 @@ def test_an_epoch_that_takes_longer_than_a_call_gets_longer_calls() -> None:
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
 
 
-def test_late_calls_are_said_and_counted_for_one_epoch_of_trusted_replicas() -> None:
+def test_timeouts_of_trusted_replicas_are_reported() -> None:
     made = choice(A, B)
     made.step(CallFailed(A, timed_out=True), 1)
     made.step(CallFailed(B), 2)
@@ -231,7 +231,7 @@ def test_late_calls_are_said_and_counted_for_one_epoch_of_trusted_replicas() -> 
     assert "epoch 0 of stream s/0 did not arrive in 2 calls" in (reader.problem() or "")
 
 
-def test_without_room_nothing_is_asked() -> None:
+def test_without_capacity_no_call_is_made() -> None:
     harness = Harness(capacity=1)
     harness.replicas.last[A] = 0
     harness.reader.route(endpoints(A).endpoints)

@@ -76,19 +76,19 @@ def test_the_watermark_is_the_minimum_and_never_falls() -> None:
     assert got == [(7, 9), (9, 9), (9, 20)]
 
 
-def test_an_input_without_rows_is_an_empty_table_of_its_schema() -> None:
+def test_an_input_without_rows_is_an_empty_table() -> None:
     union = SUnion(INPUTS, 0, 0)
     (epoch,) = feed(union, [(c, batch(c, 0, 0)) for c in CHANNELS])
     assert [t.schema for t in epoch.inputs] == [LEFT, RIGHT]
 
 
-def test_it_says_what_it_waits_for() -> None:
+def test_it_names_the_missing_channels() -> None:
     union = SUnion(INPUTS, 0, 0)
     assert union.add(CHANNELS[1], batch(CHANNELS[1], 0)) == []
     assert union.missing() == (CHANNELS[0], CHANNELS[2])
 
 
-def test_a_full_channel_waits_but_one_that_is_needed_never_does() -> None:
+def test_a_full_channel_waits_unless_its_epoch_is_needed() -> None:
     one = batch(CHANNELS[0], 0).rows.nbytes
     union = SUnion(INPUTS, 0, 0, max_bytes=one * 2 * 3)
     for epoch in range(1, 5):
@@ -110,7 +110,7 @@ def test_tentative_batches_are_refused_by_name() -> None:
         SUnion(INPUTS, 0, 0).add(CHANNELS[0], tentative)
 
 
-def test_replicas_that_disagree_are_noticed() -> None:
+def test_replicas_that_disagree_raise_diverged() -> None:
     union = SUnion(INPUTS, 0, 0)
     union.add(CHANNELS[0], batch(CHANNELS[0], 0))
     with pytest.raises(Diverged, match="disagree on epoch 0"):

@@ -40,7 +40,7 @@ def test_a_chained_digest_covers_every_epoch_since_its_base(world: World) -> Non
     assert answer.digests == {b.epoch: b.digest for b in world.log}
 
 
-def test_a_chain_goes_on_where_a_checkpoint_has_left_it(tmp_path: Path) -> None:
+def test_a_chained_digest_continues_from_a_checkpoint(tmp_path: Path) -> None:
     whole = World(tmp_path / "whole")
     whole.run_to(25)
     start = whole.saved[0]
@@ -50,7 +50,7 @@ def test_a_chain_goes_on_where_a_checkpoint_has_left_it(tmp_path: Path) -> None:
     assert TaskState(9, 90, State()).chain == ""
 
 
-def test_the_digests_of_an_epoch_that_is_asked_for_are_kept(world: World) -> None:
+def test_requested_digests_are_kept(world: World) -> None:
     world.status.request_digests([3])
     for epoch in range(2 * KEPT_DIGESTS):
         world.status.computed(epoch, f"d{epoch}", f"c{epoch}")
@@ -70,7 +70,7 @@ def test_sinks_write_nothing_beyond_what_replicas_agree_on(world: World) -> None
     eventually(lambda: world.sinks.progress()[0].durable == world.log.last)
 
 
-def test_a_file_with_other_rows_is_said_in_the_answer(world: World) -> None:
+def test_a_conflicting_file_is_reported(world: World) -> None:
     world.sink.conflict = "q-p000-e000000000003.parquet is there with other rows"
     world.sinks.assign([SINK])
     world.run_to(5)

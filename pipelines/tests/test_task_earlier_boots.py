@@ -52,7 +52,7 @@ def test_a_replica_serves_only_what_this_boot_computes(home: Path) -> None:
     assert boot.world.sums() == SUMS
 
 
-def test_sinks_take_nothing_of_an_earlier_boot_with_partners(home: Path) -> None:
+def test_with_partners_sinks_write_nothing_of_earlier_boots(home: Path) -> None:
     crashed(home, replicas=2)
     boot = Boot(home, replicas=2)
     boot.world.sinks.assign([SINK])
@@ -62,7 +62,7 @@ def test_sinks_take_nothing_of_an_earlier_boot_with_partners(home: Path) -> None
     boot.run()
 
 
-def test_what_was_given_out_otherwise_is_said_until_it_is_committed(home: Path) -> None:
+def test_a_contradiction_is_reported_until_a_commit(home: Path) -> None:
     crashed(home, replicas=2)
     world = Boot(home, replicas=2).run()
     said = world.status.response(1).contradiction
@@ -115,7 +115,7 @@ def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
     assert Boot(home, replicas=1).run().sums() == SUMS
 
 
-def test_sinks_compare_what_a_wrong_log_has_given_them(home: Path) -> None:
+def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):
         Boot(home, replicas=1).run()

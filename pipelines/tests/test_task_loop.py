@@ -38,7 +38,7 @@ def test_epochs_come_out_one_by_one_when_live(world: World) -> None:
     assert (world.log.read(1, 1)[0].watermark, world.loop.state.watermark) == (10, 10)
 
 
-def test_a_task_behind_takes_many_epochs_but_stops_at_checkpoint_epochs(world: World) -> None:
+def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     world.run_to(25)
     assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert [s.epoch for s in world.saved] == [9, 19]
@@ -74,7 +74,7 @@ def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
         wrong.run_to(18)
 
 
-def test_a_source_that_is_away_is_said_and_tried_again(world: World) -> None:
+def test_a_missing_source_is_reported_and_retried(world: World) -> None:
     world.source.fails = 2
     said: list[str] = []
     world.loop._wait = lambda _: bool(said.append(world.status.response(1).problem.message))  # type: ignore[union-attr,func-returns-value]
@@ -84,7 +84,7 @@ def test_a_source_that_is_away_is_said_and_tried_again(world: World) -> None:
     assert world.status.response(1).problem is None
 
 
-def test_what_was_cut_before_a_source_goes_away_is_not_lost(world: World) -> None:
+def test_cut_epochs_survive_a_missing_source(world: World) -> None:
     world.source.fails, world.source.fails_from = 2, 3
     world.run_to(6)
     assert world.sums() == [sum(range(e + 1)) for e in range(6)]
@@ -114,7 +114,7 @@ def durable(world: World) -> dict[str, int]:
     return {s.assigned.query: s.durable for s in world.sinks.progress()}
 
 
-def test_sinks_follow_the_log_and_start_after_what_is_outside(world: World) -> None:
+def test_sinks_start_after_their_newest_output(world: World) -> None:
     world.run_to(5)
     world.sink.epochs = [0, 1]
     world.sinks.assign([SINK])
@@ -128,7 +128,7 @@ def test_sinks_follow_the_log_and_start_after_what_is_outside(world: World) -> N
     assert durable(world) == {}
 
 
-def test_a_failing_sink_loses_nothing_and_holds_back_checkpoints_only(world: World) -> None:
+def test_a_failing_sink_delays_only_checkpoints(world: World) -> None:
     world.sink.refuse = 2
     world.sinks.assign([SINK])
     world.run_to(12)

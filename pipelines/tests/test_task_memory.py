@@ -93,7 +93,7 @@ def test_calls_stay_as_small_as_was_needed(tmp_path: Path) -> None:
     assert max(len(c) for c in world.chain.calls[1:]) == 5
 
 
-def test_an_engine_without_memory_is_said_until_a_call_succeeds(tmp_path: Path) -> None:
+def test_an_engine_without_memory_is_reported(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 4 else None)
     world.now = 8
     world.loop.run_call(0)
@@ -111,7 +111,7 @@ def test_one_epoch_without_memory_is_tried_in_smaller_jobs(tmp_path: Path) -> No
     assert engine.job_bytes == [plan_memory().job_bytes // 16]
 
 
-def test_one_epoch_that_never_fits_fails_in_clear_words(tmp_path: Path) -> None:
+def test_an_epoch_that_never_fits_fails_the_task(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path, lambda _: HEAP_FULL)
     with pytest.raises(EpochTooLarge) as raised:
         run(world, 1)
@@ -119,7 +119,7 @@ def test_one_epoch_that_never_fits_fails_in_clear_words(tmp_path: Path) -> None:
         assert words in str(raised.value)
 
 
-def test_an_engine_that_dies_again_and_again_fails_the_task(tmp_path: Path) -> None:
+def test_an_engine_that_keeps_dying_fails_the_task(tmp_path: Path) -> None:
     crash = EngineLost("the JVM died (status 134)", 134)
     world, engine = limited_world(tmp_path, lambda _: crash)
     with pytest.raises(EngineLost, match="134"):
@@ -136,7 +136,7 @@ def test_an_engine_that_dies_while_idle_starts_again(tmp_path: Path) -> None:
     assert world.sums() == [0, 1, 3, 6]
 
 
-def test_an_epoch_larger_than_the_task_is_refused_before_it_is_run(tmp_path: Path) -> None:
+def test_an_epoch_too_large_for_the_task_is_refused(tmp_path: Path) -> None:
     sizes = CallSizes.of(plan_memory(1024 * MIB))
     rows = pa.table({"s": ["x" * MIB] * 100})
     epoch = EpochInput(7, 0, 0, (rows,))
@@ -156,7 +156,7 @@ def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
     check_columns(3, rows.slice(0, 50))
 
 
-def test_an_engine_that_finds_no_room_on_disk_is_started_again_later(tmp_path: Path) -> None:
+def test_an_engine_restart_waits_for_disk_space(tmp_path: Path) -> None:
     failures: list[Exception] = [HEAP_FULL]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
     full = [OSError(28, "No space left on device")] * 2
@@ -192,7 +192,7 @@ def test_calls_are_smaller_after_a_kill() -> None:
     assert sizes.job_bytes == plan_memory().job_bytes // 16
 
 
-def test_a_kill_in_a_small_call_leaves_room_for_many_epochs() -> None:
+def test_a_kill_in_a_small_call_keeps_calls_large() -> None:
     sizes = CallSizes.of(plan_memory())
     sizes.killed_in(64, 640)
     assert sizes.next_call == CallBounds(32, max_bytes=plan_memory().call_bytes)

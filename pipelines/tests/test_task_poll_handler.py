@@ -67,14 +67,14 @@ def test_a_fence_outlives_the_container(status: TaskStatus, tmp_path: Path) -> N
     assert restarted.poll(poll(4)).fence == 4
 
 
-def test_a_fence_is_of_one_incarnation_alone(status: TaskStatus, tmp_path: Path) -> None:
+def test_a_fence_belongs_to_one_incarnation(status: TaskStatus, tmp_path: Path) -> None:
     with_fence_file(status, tmp_path).poll(poll(4))
     for field in ("segment", "partition", "replica", "incarnation"):
         other = REF.model_copy(update={field: "x" if field == "segment" else 9})
         assert with_fence_file(status, tmp_path, other).poll(poll(1, task=other)).fence == 1
 
 
-def test_a_disk_that_refuses_the_fence_stops_no_poll(status: TaskStatus, tmp_path: Path) -> None:
+def test_polls_work_without_a_writable_disk(status: TaskStatus, tmp_path: Path) -> None:
     (tmp_path / "fence").write_text("a file where a directory should be")
     handler = with_fence_file(status, tmp_path)
     assert handler.poll(poll(4)).fence == 4
@@ -137,7 +137,7 @@ def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int
         return error.code, error.read().decode()
 
 
-def test_probes_say_what_they_are_for(control: ControlServer, status: TaskStatus) -> None:
+def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> None:
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
     for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):

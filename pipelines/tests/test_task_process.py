@@ -298,7 +298,7 @@ def seconds(moment: dt.datetime) -> int:
 
 
 @pytest.mark.timeout(480)
-def test_a_task_that_is_told_to_compute_again_gives_up_its_log(
+def test_a_task_that_has_to_recompute_discards_its_log(
     tmp_path: Path, tasks: tuple[Topology, list[Task]]
 ) -> None:
     expected = write_input(tmp_path / "rows.csv")
