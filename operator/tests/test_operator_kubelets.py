@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
-from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.settings import Timing
 
@@ -75,7 +75,7 @@ class Watch:
                 self._close(name)
             elif until <= self.now or name == lose_answer_of:
                 self._close(name)
-        for due in kubelets_to_ask(self.snapshot(), self.probes.open, self.now, TIMING):
+        for due in kubelets_to_probe(self.snapshot(), self.probes.open, self.now, TIMING):
             self.probes.asked(due.uid, self.now)
             answer_at = self.now + self.delays[due.name]
             self.coming[due.name] = answer_at, self.now + 2 * TIMING.kubelet_silent_s
@@ -228,7 +228,7 @@ def test_a_kubelet_is_asked_at_each_tick_only_while_somebody_is_in_doubt() -> No
 
 
 def ask(snapshot: Snapshot, now: float) -> list[str]:
-    return [n.name for n in kubelets_to_ask(snapshot, frozenset(), now, TIMING)]
+    return [n.name for n in kubelets_to_probe(snapshot, frozenset(), now, TIMING)]
 
 
 def test_nobody_is_asked_who_says_not_where() -> None:

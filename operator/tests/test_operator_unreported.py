@@ -18,9 +18,9 @@ from rekindle_operator.cluster.model import (
     TopologyView,
 )
 from rekindle_operator.probe import pod_answers
-from rekindle_operator.recovery.kubelets import kubelets_to_ask
+from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import Loss, assess_nodes, loss_of_pod
-from rekindle_operator.recovery.unreported import pods_to_ask
+from rekindle_operator.recovery.unreported import pods_to_probe
 from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
@@ -124,18 +124,18 @@ def test_a_fresh_report_is_believed_instead() -> None:
 def test_nodes_without_a_report_are_asked_at_once() -> None:
     quiet = {n: replace(ANSWERS, asked=NOW - 1) for n in "abc"}
     late = world(quiet, quiet)
-    assert {n.name for n in kubelets_to_ask(late, set(), NOW, TIMING)} == set("abc")
-    assert {p.node for p in pods_to_ask(late, set(), NOW, TIMING)} == set("abc")
+    assert {n.name for n in kubelets_to_probe(late, set(), NOW, TIMING)} == set("abc")
+    assert {p.node for p in pods_to_probe(late, set(), NOW, TIMING)} == set("abc")
     reported = world(quiet, quiet, report_age_s=0.5)
-    assert pods_to_ask(reported, set(), NOW, TIMING) == []
+    assert pods_to_probe(reported, set(), NOW, TIMING) == []
 
 
 def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     snapshot = world(ALL, {}, report_age_s=0.5)
     both = replace(snapshot, pods=(*snapshot.pods, pod("second", "a")))
-    asked = pods_to_ask(both, set(), NOW, TIMING)
+    asked = pods_to_probe(both, set(), NOW, TIMING)
     assert sorted(p.node or "" for p in asked) == ["a", "b", "c"]
-    assert "pb" not in {p.uid for p in pods_to_ask(both, {"pb"}, NOW, TIMING)}
+    assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
 def test_a_pod_that_never_answered_is_not_asked_in_place_of_others() -> None:
@@ -143,9 +143,9 @@ def test_a_pod_that_never_answered_is_not_asked_in_place_of_others() -> None:
     snapshot = world({}, {})
     forged = replace(pod("!", "a"), owner_uid=None)
     snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
-    assert "!" in {p.uid for p in pods_to_ask(snapshot, set(), NOW, TIMING)}
+    assert "!" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
     unheard = KubeletReplies(asked=NOW - 11, unanswered=NOW - 11)
-    asked = pods_to_ask(replace(snapshot, pod_replies={"!": unheard}), set(), NOW, TIMING)
+    asked = pods_to_probe(replace(snapshot, pod_replies={"!": unheard}), set(), NOW, TIMING)
     assert [p.uid for p in asked if p.node == "a"] == ["pa"]
 
 
@@ -166,12 +166,12 @@ def test_the_node_of_a_silent_replica_of_the_operator_is_lost() -> None:
 
 def test_a_replica_of_the_operator_is_asked_until_it_answers() -> None:
     asked = peers_only(world(ALL, {**ALL, "a": SILENT}))
-    assert [p.node for p in pods_to_ask(asked, set(), NOW, TIMING)] == ["a"]
+    assert [p.node for p in pods_to_probe(asked, set(), NOW, TIMING)] == ["a"]
 
 
 def test_kubelets_beside_replicas_of_the_operator_are_asked() -> None:
     never_asked = peers_only(world({}, {}))
-    assert {n.name for n in kubelets_to_ask(never_asked, set(), NOW, TIMING)} == set("abc")
+    assert {n.name for n in kubelets_to_probe(never_asked, set(), NOW, TIMING)} == set("abc")
 
 
 def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
@@ -181,7 +181,7 @@ def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
         replace(snapshot.pods[1], terminating=True),
         replace(snapshot.pods[2], ip=""),
     )
-    assert pods_to_ask(replace(snapshot, pods=changed), set(), NOW, TIMING) == []
+    assert pods_to_probe(replace(snapshot, pods=changed), set(), NOW, TIMING) == []
 
 
 def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
@@ -246,13 +246,13 @@ def test_a_kubelet_out_of_reach_bars_its_node_for_a_while_only() -> None:
 def test_all_nodes_are_asked_while_some_are_suspected() -> None:
     snapshot = world({n: replace(ANSWERS, asked=NOW - 2) for n in "abc"}, ALL)
     spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
-    assert "d" in {n.name for n in kubelets_to_ask(spare, set(), NOW, TIMING)}
+    assert "d" in {n.name for n in kubelets_to_probe(spare, set(), NOW, TIMING)}
     reported = replace(spare, reports={"t": NOW - 0.5})
-    assert "d" not in {n.name for n in kubelets_to_ask(reported, set(), NOW, TIMING)}
+    assert "d" not in {n.name for n in kubelets_to_probe(reported, set(), NOW, TIMING)}
 
 
 def test_a_barred_node_is_asked_until_it_answers() -> None:
     never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
     quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
-    assert [n.name for n in kubelets_to_ask(quiet, set(), NOW, TIMING)] == ["d"]
-    assert kubelets_to_ask(quiet, set(), NOW + 90, TIMING) == []
+    assert [n.name for n in kubelets_to_probe(quiet, set(), NOW, TIMING)] == ["d"]
+    assert kubelets_to_probe(quiet, set(), NOW + 90, TIMING) == []

@@ -22,8 +22,8 @@ from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.kubelets import TICK_S
 from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
-from rekindle_operator.recovery.kubelets import kubelets_to_ask
-from rekindle_operator.recovery.unreported import pods_to_ask
+from rekindle_operator.recovery.kubelets import kubelets_to_probe
+from rekindle_operator.recovery.unreported import pods_to_probe
 from rekindle_operator.settings import Timing
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -62,7 +62,7 @@ class KubeletProbe:
         probes = self._cluster.kubelet_probes
         probes.ticked(now)
         probes.keep({node.uid for node in snapshot.nodes})
-        for node in kubelets_to_ask(snapshot, probes.open, now, self._timing):
+        for node in kubelets_to_probe(snapshot, probes.open, now, self._timing):
             if node.kubelet is not None:
                 probes.asked(node.uid, now)
                 self._start(self._probe_kubelet(node.uid, node.kubelet))
@@ -71,7 +71,7 @@ class KubeletProbe:
         probes = self._cluster.pod_probes
         probes.ticked(now)
         probes.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
-        for pod in pods_to_ask(snapshot, probes.open, now, self._timing):
+        for pod in pods_to_probe(snapshot, probes.open, now, self._timing):
             probes.asked(pod.uid, now)
             self._start(self._probe_pod(pod))
 

@@ -1,8 +1,8 @@
-"""What coordinators' reports prove at this moment (docs/decisions/0027). Pure.
+"""What the coordinators' reports prove now (docs/decisions/0027). Pure.
 
-A report that is older than a few seconds proves nothing in either direction: neither that a task
-lives nor that it is silent. A silence has lasted until the report was last known to be true, not
-until now: a coordinator that reports a short stall and dies condemns nobody.
+A report that is older than a few seconds proves neither that a task works nor that it is silent. A
+silence has lasted until the report was last known to be true, not until now: if a coordinator
+reports a short stall and dies, no task is lost for that.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Evidence:
 
 
 def collect_evidence(
-    snapshot: Snapshot, ours: Iterable[PodView], now: float, timing: Timing
+    snapshot: Snapshot, bound: Iterable[PodView], now: float, timing: Timing
 ) -> Evidence:
-    """`ours`: bound pods of topologies."""
+    """`bound`: pods of topologies that have a node."""
     fresh = frozenset(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
     )
@@ -47,7 +47,7 @@ def collect_evidence(
         if task.has_answered
     }
     reporting = {(uid, report.fence) for uid, report in reports.items()}
-    covered = [p for p in ours if p.owner_uid in fresh]
+    covered = [p for p in bound if p.owner_uid in fresh]
     running = [p for p in covered if not p.terminating and not p.ended]
     heard = [p for p in running if p.ref in answered and p.ref not in snapshot.silent_since]
     reporters = [

@@ -1,14 +1,14 @@
-"""What is lost, and whether it is a burst. Pure.
+"""Which nodes and pods are lost, and whether the losses are a burst. Pure.
 
-Suspicion alone creates no pod: a task is lost when its pod is gone or failed, its node is gone, or
-not Ready and its tasks not heard, every task of its node has been silent for 3 s, or it alone for
-10 s. One silent task says little of its node: that takes two of them, or the kubelet's silence
-beside it. A kubelet that answers outweighs what coordinators say of its node: then the node's
-silent tasks are lost and the node is not. Evictions are not waited for, and neither is a
-Terminating pod (I7). A coordinator that hears none of its tasks is itself the suspect: its word on
-silence counts only where the kubelet is silent too. What a coordinator reports counts as long as
-the report is fresh (`recovery.evidence`). Design: docs/design/recovery.md#loss,
-docs/design/recovery.md#bursts. Paper: Progressive recovery (Su and Zhou 2017), section 4.
+Suspicion alone creates no pod. A task is lost when its pod is gone or failed; when its node is
+gone, or not Ready with tasks that are not heard; when every task of its node has been silent for
+3 s, or it alone for 10 s. One silent task does not prove that its node is lost: that takes two of
+them, or a silent kubelet as well. A kubelet that answers outweighs coordinators: then the node's
+silent tasks are lost and the node is not. Nothing waits for evictions or for the end of a
+Terminating pod (I7). A coordinator that hears none of its tasks is itself suspected: its reports of
+silence count only where the kubelet is silent too. A report counts while it is fresh
+(`recovery.evidence`). Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts. Paper:
+Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class Loss(StrEnum):
     FAILED = "its pod has failed"
     TERMINATING = "its pod is being deleted"
     NODE = "its node is lost"
-    SILENT = "it is silent, and its node is not"
-    UNBOUND = "its gate is open and no node took it"
-    REFUSED = "its node's kubelet would not start it"
+    SILENT = "the task is silent, its node is not"
+    UNBOUND = "its gate is open and it was not scheduled"
+    REFUSED = "the kubelet of its node refused it"
     CANNOT_START = "its containers cannot start on its node"
     CRASHING = "its containers keep failing on its node"
-    DIVERGED = "its output disagreed with its partner's"
+    DIVERGED = "its output differs from its partner's"
     OUTDATED = "the topology was edited before it had started"
 
     @property
     def of_what_ran(self) -> bool:
-        """Something was lost; the others only have a pod made anew before it did anything."""
+        """Whether something that ran was lost; otherwise a pod is replaced before it ran."""
         return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED)
 
 
 @dataclass(frozen=True, slots=True)
 class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
-    nothing else tells that they are dead until Kubernetes says NotReady. `cut_off`: uid of a
+    nothing else shows that they are lost until Kubernetes reports NotReady. `cut_off`: uid of a
     topology and a node on which none of its tasks is heard while the kubelet answers. `problem`:
     why nodes that are NotReady are not believed to be lost; empty: there is nothing of that
     kind."""
@@ -86,8 +86,8 @@ class LossAssessment:
         return (pod.owner_uid, pod.node) in self.cut_off
 
     def is_out_of_reach(self, pod: PodView) -> bool:
-        """It never ran: the scheduler chose a node whose kubelet has not taken notice of it, and
-        answers nobody. Nothing is lost with it."""
+        """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
+        does not answer. Nothing is lost with it."""
         return pod.node in self.doubtful and not pod.accepted
 
 
@@ -113,9 +113,9 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         if p.owner_uid in evidence.fresh
         and (p.owner_uid in evidence.heard or p.node in quiet_kubelets)
     ]
-    # A coordinator there that reports says that the node lives, whatever it says of the tasks.
+    # A coordinator on the node that reports proves that the node works.
     silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.heard_nodes
-    # A coordinator is a tenant's own: it decides over the tenant's tasks, and over no node.
+    # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
     cut_off = _cut_off(credible, silent & answering, evidence, snapshot, timing)
     silent -= answering
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
@@ -181,7 +181,7 @@ def _cut_off(
 def loss_of_pod(
     pod: PodView, assessment: LossAssessment, snapshot: Snapshot, now: float, timing: Timing
 ) -> Loss | None:
-    """Of the newest pod of a slot; None: it stays."""
+    """Why the newest pod of a slot is to be replaced; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
     if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_s):
@@ -214,8 +214,8 @@ def _loss_of_open(
 
 
 def _is_patience_over(pod: PodView, now: float, timing: Timing) -> bool:
-    """What scheduler or kubelet keep refusing (a claim that is not there, a sysctl) is not tried
-    every 5 s forever."""
+    """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
+    less often."""
     patience_s = patience(timing.unbound_s).wait_s(pod.attempt + 1)
     return now - _opened_at(pod) >= patience_s
 

@@ -140,7 +140,7 @@ def pack(
 
 
 def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
-    """A cheap no: more than is left in all, or a pod that no node takes."""
+    """False if more is needed than all nodes have left, or no node takes one of the pods."""
     free = (b.free.clamped() for b in capacity.nodes.values())
     left = total(f for f in free if f.covers(Amounts(pods=1)))
     return left.covers(total(i.ask for i in pods)) and all(capacity.takes(pod) for pod in pods)

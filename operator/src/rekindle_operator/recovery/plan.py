@@ -24,8 +24,8 @@ from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, Po
 
 @dataclass(frozen=True, slots=True)
 class DownQuery:
-    """A query that is down. `needs` are the keys of what it misses, shared between queries: one
-    replica of a partition each (or, for a topology that recovers in one block, all its slots)."""
+    """A query that is down. `needs`: keys of what it misses, shared between queries: one replica of
+    each partition (for a topology that recovers in one block, all its slots)."""
 
     key: tuple[str, str]  # topology "namespace/name", query
     priority: int
@@ -44,7 +44,7 @@ class SpareReplica:
 
 @dataclass(frozen=True, slots=True)
 class RankedQuery:
-    """A query in the plan and why it stands there."""
+    """A query and its profit density, which is its position in the plan."""
 
     key: tuple[str, str]
     density: float
@@ -185,7 +185,7 @@ def _is_within_shares(
 def _lacks_only_capacity(
     query: DownQuery, pods: Mapping[str, PodToPlace], capacity: Capacity
 ) -> bool:
-    """Capacity that trickles in must add up for such a query: spares would eat it forever."""
+    """For such a query capacity that returns bit by bit must add up: spares would use it up."""
     return all(capacity.fits_when_empty(pods[need]) for need in query.needs)
 
 

@@ -1,9 +1,9 @@
-"""Pods that have a node and cannot start there: which are worth another node. Pure.
+"""Pods that cannot start on their node: which of them are replaced on another one. Pure.
 
-A node that refused a shape of pod is avoided by its kind for a while. Once three nodes could not
-start it, the pod itself is at fault (a bad image, too little memory): it stays where it is, and the
-kubelet's back-off goes on. While the node still prepares a pod (volumes, network, image) no
-container says why, and a large image takes its time: that has a longer patience.
+A node that refused a shape of pod is avoided by pods of that shape for a while. Once three nodes
+could not start it, the pod itself is the reason (a bad image, too little memory): it stays where it
+is, with the kubelet's back-off. While a node prepares a pod (volumes, network, image) no container
+status tells why it does not start, and a large image takes long: that has a longer timeout.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -14,31 +14,31 @@ from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.recovery.losses import Loss, LossAssessment, patience
 from rekindle_operator.settings import Timing
 
-_MOST_NODES = 3
+_MAX_NODES = 3
 _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
 class StartFailures:
-    """For one topology in one pass: it condemns at most one more node for each shape, so that all
-    pods of a bad image are not replaced at once."""
+    """For one topology in one pass: it gives up at most one more node for each shape, so that not
+    all pods of a bad image are replaced at once."""
 
     def __init__(self, snapshot: Snapshot, assessment: LossAssessment, now: float, timing: Timing):
         self._snapshot = snapshot
         self._assessment = assessment
         self._now = now
         self._timing = timing
-        self._condemned: dict[str, str] = {}  # shape -> node
+        self._given_up: dict[str, str] = {}  # shape -> node
 
     def loss_of(self, pod: PodView) -> Loss | None:
-        """None: it runs, or starts, or no other node is worth a try."""
+        """None: it runs, or may still start, or no other node is likely to start it."""
         if pod.node is None or not pod.shape or not self._is_patience_over(pod):
             return None
-        if not self._is_worth_another(pod, pod.node):
+        if not self._may_start_elsewhere(pod, pod.node):
             return None
         return Loss.CRASHING if pod.was_ready else Loss.CANNOT_START
 
     def problem_of(self, pod: PodView) -> str:
-        """Why it does not run: what its containers say, or that there are none yet."""
+        """Why it does not run: the status of its containers, or that there are none yet."""
         since = self._snapshot.preparing_since.get(pod.uid)
         if pod.trouble or since is None or self._now - since < self._timing.trouble_s:
             return pod.trouble
@@ -52,10 +52,10 @@ class StartFailures:
         longest_s = patience(patience_s).wait_s(pod.attempt + 1)
         return pod.uid in since and self._now - since[pod.uid] >= longest_s
 
-    def _is_worth_another(self, pod: PodView, node: str) -> bool:
+    def _may_start_elsewhere(self, pod: PodView, node: str) -> bool:
         bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
         if node not in bad:
             bad |= {node}
-            if self._condemned.setdefault(pod.shape, node) != node:
+            if self._given_up.setdefault(pod.shape, node) != node:
                 return False
-        return len(bad) <= _MOST_NODES and not self._assessment.usable.keys() <= bad
+        return len(bad) <= _MAX_NODES and not self._assessment.usable.keys() <= bad

@@ -1,9 +1,9 @@
 """Which nodes that Kubernetes calls NotReady are lost (docs/decisions/0027). Pure.
 
-NotReady says that the API server does not hear the kubelet, which is one witness. Tasks that their
-coordinator hears, or a kubelet that answers the operator, say that the node lives. When most nodes
-turn NotReady and there is no second witness against them, the way to the API server is the likelier
-fault, and nothing is deleted: no node that is NotReady could be used in place of another anyway.
+NotReady means that the API server does not hear the kubelet: one witness. Tasks that their
+coordinator hears, or a kubelet that answers the operator, prove that the node works. When most
+nodes turn NotReady and there is no second witness against them, the connection to the API server is
+the more likely reason, and nothing is deleted: no NotReady node could replace another anyway.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def assess_unready(
     count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
     covered = [n for n in unready if n.name in evidence.covered_nodes]
     if most and heard and 2 * len(heard) >= len(covered):
-        said = "their kubelets do not reach the API server, so nothing is deleted for that"
+        reason = "their kubelets do not reach the API server; no pods are deleted for that"
         return Unready(
-            frozenset(), f"{count} while tasks on {len(heard)} of them are heard: {said}"
+            frozenset(), f"{count} while tasks on {len(heard)} of them are heard: {reason}"
         )
     silent = unanswering_kubelets(snapshot, timing)
     witnessed = evidence.covered_nodes | silent
@@ -50,6 +50,6 @@ def assess_unready(
     lost = frozenset(n.name for n in unready if is_lost(n))
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in heard]
     if most and unknown:
-        said = f"neither a coordinator nor a kubelet says whether {len(unknown)} of them are lost"
-        return Unready(lost, f"{count}, and {said}")
+        reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
+        return Unready(lost, f"{count}; {reason}")
     return Unready(lost)

@@ -1,10 +1,11 @@
 """Which nodes are lost while no coordinator reports on their tasks (docs/decisions/0030). Pure.
 
-A coordinator that dies with the nodes of its tasks leaves nobody who hears them. Then the operator
-asks itself: the kubelet of each node, and one pod there, by its HTTP port. Both used to answer,
-both are silent now, and others have been heard since: two witnesses, as with a report. One pod of
-each node is asked now and then all the time, since only who has answered before can fall silent.
-Nobody ever reports on the operator's own replicas: their nodes are assessed in the same way.
+If a coordinator is lost with the nodes of its tasks, nobody hears the others. Then the operator
+itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used to answer,
+both are silent now, and others have been heard since, these are two witnesses, as with a report.
+One pod of each node is probed at intervals all the time, since only one that has answered before
+can fall silent. Nobody reports on the operator's own replicas: their nodes are assessed in the same
+way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Set
 from rekindle_operator.cluster.model import KubeletReplies, PodView, Snapshot
 from rekindle_operator.settings import Timing
 
-_MOST_AT_ONCE = 32  # questions a tick
+_MAX_AT_ONCE = 32  # probes in a tick
 
 
 def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
@@ -25,9 +26,9 @@ def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozense
     return frozenset(p.node for p in snapshot.pods if p.node and p.topology and p.owner_uid in late)
 
 
-def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
-    """One of each node now and then; at every tick those that nobody reports on, and those that owe
-    an answer. `busy`: uids with an open question."""
+def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
+    """One of each node at intervals; at every tick those that nobody reports on, and those with an
+    unanswered probe. `busy`: uids with an open probe."""
     urgent = unreported_nodes(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
@@ -41,12 +42,12 @@ def pods_to_ask(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) 
         if pod.uid not in busy
         and (
             node in urgent
-            or _owes(pod, snapshot, now, timing)
-            or now - _asked(pod, snapshot) >= timing.kubelet_routine_s
+            or _has_unanswered(pod, snapshot, now, timing)
+            or now - _probed_at(pod, snapshot) >= timing.kubelet_routine_s
         )
     ]
-    due.sort(key=lambda p: (p.node not in urgent, _asked(p, snapshot)))
-    return due[:_MOST_AT_ONCE]
+    due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
+    return due[:_MAX_AT_ONCE]
 
 
 def silent_unreported(
@@ -74,7 +75,7 @@ def silent_unreported(
 
 
 def _last_heard(snapshot: Snapshot) -> float:
-    """When the last question was put that was answered, by a kubelet or a pod of another node."""
+    """When the last probe was sent that a kubelet or a pod of another node answered."""
     nodes = {node.uid: node.name for node in snapshot.nodes}
     pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_replies}
     heard = [(nodes.get(uid), replies) for uid, replies in snapshot.kubelets.items()]
@@ -87,7 +88,7 @@ def _last_heard(snapshot: Snapshot) -> float:
     return max(times, default=0.0)
 
 
-def _owes(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     replies = snapshot.pod_replies.get(pod.uid)
     if replies is None or replies.unanswered is None or replies.answered is None:
         return False
@@ -95,10 +96,10 @@ def _owes(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
-    """One that was asked and never answered (anybody may label a pod) stands in for no other."""
+    """A pod that never answered comes last: anybody may label a pod."""
     replies = snapshot.pod_replies.get(pod.uid)
     return replies is not None and replies.answered is None, pod.uid
 
 
-def _asked(pod: PodView, snapshot: Snapshot) -> float:
+def _probed_at(pod: PodView, snapshot: Snapshot) -> float:
     return snapshot.pod_replies.get(pod.uid, KubeletReplies(0.0)).asked
