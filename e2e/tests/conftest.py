@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,23 @@ import pytest
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    return report
+
+
+@pytest.fixture
+def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
+    """Whether the test has failed, for fixtures that then keep evidence."""
+    return lambda: bool(request.node.stash.get(_FAILED, False))
 
 
 class NodeFactory(Protocol):

@@ -20,7 +20,7 @@ from rekindle_testing.console.sockets import DIRECTORY_VARIABLE
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 class Console:
@@ -50,7 +50,7 @@ class Console:
 
     def wait_ready(self) -> None:
         """Until it has printed its `export` line, whose variables then hold."""
-        line = wait_for("the export line", self._export_line, 240)
+        line = wait_for("the export line", self._export_line, 400)
         for name, value in re.findall(r"(\w+)=(\S+)", line):
             self.environment[name] = value.replace("$PATH", os.environ["PATH"])
 
@@ -72,7 +72,7 @@ class Console:
         family = psutil.Process(self.process.pid).children(recursive=True)
         for _ in range(times):
             self.process.send_signal(number)
-        code = self.process.wait(60)
+        code = self.process.wait(90)
         wait_for(
             "the end of its processes",
             lambda: not self._knowing() and not any(map(psutil.Process.is_running, family)),
@@ -114,7 +114,7 @@ def _all_live(console: Console) -> bool:
 def test_the_example_survives_a_killed_node_and_sigint_ends_all(console: Console) -> None:
     console.wait_ready()
     console.type("kubectl", "apply", "-f", "examples/flights/topology.yaml")
-    wait_for("all queries Live", lambda: _all_live(console), 180, 1)
+    wait_for("all queries Live", lambda: _all_live(console), 300, 1)
 
     selector = f"{names.LABEL_SEGMENT_NAME}=routes"  # which has one replica
     pods = json.loads(console.type("kubectl", "get", "pods", "-l", selector, "-o", "json"))
@@ -123,7 +123,7 @@ def test_the_example_survives_a_killed_node_and_sigint_ends_all(console: Console
     assert re.search(rf"{victim} +killed", console.type("rekindle-cluster", "status"))
     wait_for("a query that is not Live", lambda: not _all_live(console), 60, 0.5)
     assert "Ready" in console.type("rekindle-cluster", "add-node")
-    wait_for("all queries Live again", lambda: _all_live(console), 180, 1)
+    wait_for("all queries Live again", lambda: _all_live(console), 300, 1)
 
     assert console.end(signal.SIGINT) == 0, console.read()
 

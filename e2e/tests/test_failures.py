@@ -1,7 +1,7 @@
 """Failures on the embedded cluster: real control plane, real Spark, real kills.
 
 After every failure comes the same question: did the sinks get, row by row, what a run without
-failures would have written? The runs share one cluster; each has a topology of its own.
+failures would have written? All tests share one cluster, those of a class one topology.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ pytestmark = [
 SPEEDUP = 86_400  # a day of flights each second: 366 epochs
 CHECKPOINT_EPOCHS = 10  # the example's checkpoint interval
 _TORN_BYTES = 7
+ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +54,57 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
     return found
 
 
-def test_kill_9_of_every_process_a_torn_log_and_a_failing_store_lose_nothing(
-    cluster: EmbeddedCluster, reference: Reference
-) -> None:
-    with Run(cluster, flights.manifest("processes", speedup=SPEEDUP)) as run:
+@pytest.fixture(scope="class")
+def shared_run(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Run]:
+    """One topology for the tests of a class, which follow each other on it."""
+    with Run(cluster, flights.manifest(request.cls.topology, speedup=SPEEDUP)) as run:
         run.wait_live()
         run.wait_checkpoint()
-        for segment in ("alarms", "routes", "storms"):
-            run.kill_pod_processes(run.task_pods(segment)[0])
-            run.wait_advanced()
-            run.verify(reference)
+        yield run
+
+
+@pytest.fixture
+def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
+    shared_run.wait_live()
+    yield shared_run
+    if failed():
+        shared_run.keep_evidence()
+
+
+class TestProcesses:
+    topology = "processes"
+
+    @pytest.mark.parametrize("segment", ["alarms", "routes", "storms"])
+    def test_a_killed_task_loses_nothing(
+        self, run: Run, reference: Reference, segment: str
+    ) -> None:
+        run.kill_pod_processes(run.task_pods(segment)[0])
+        run.wait_advanced()
+        run.verify(reference)
+
+    def test_a_torn_log_loses_nothing(self, run: Run, reference: Reference) -> None:
         _tear_log(run, "flown")
         run.wait_advanced()
         run.verify(reference)
+
+    def test_a_failing_store_loses_nothing(self, run: Run, reference: Reference) -> None:
         _take_store_away(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_advanced()
         run.verify(reference)
+
+    def test_a_killed_coordinator_touches_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_advanced(epochs=5)
+        assert run.incarnations() == before
         run.verify(reference)
-        operator = cluster.leading_operator_pod()
-        run.kill_pod_processes(operator)
+
+    def test_a_killed_operator_touches_no_task(self, run: Run, reference: Reference) -> None:
+        before = run.incarnations()
+        run.kill_pod_processes(run.cluster.leading_operator_pod())
         run.wait_advanced(epochs=5)
-        assert run.incarnations() == before, "killing coordinator or operator touched tasks"
+        assert run.incarnations() == before
         run.verify(reference)
 
 
@@ -132,43 +159,46 @@ def _take_store_away(run: Run, seconds: float) -> None:
         away.rename(store)
 
 
-def test_a_lost_node_a_zombie_an_island_and_the_loss_of_three_of_five_lose_nothing(
-    cluster: EmbeddedCluster, reference: Reference
-) -> None:
-    with Run(cluster, flights.manifest("nodes", speedup=SPEEDUP)) as run:
-        run.wait_live()
-        run.wait_checkpoint()
+class TestNodes:
+    topology = "nodes"
+
+    def test_a_lost_node_loses_nothing(self, run: Run, reference: Reference) -> None:
         victim = run.task_pods("routes")[0].spec.node_name
-        cluster.kill_nodes([victim])
+        run.cluster.kill_nodes([victim])
         run.observer.mark("lost", victim)
         run.wait_advanced()
-        cluster.add_node()
+        run.cluster.add_node()
         run.wait_redundant()
         run.verify(reference)
 
-        zombie = run.task_pods("storms")[0].spec.node_name
-        cluster.nodes[zombie].freeze()
-        _pass(run, 20, f"{zombie} freezes")
-        cluster.nodes[zombie].thaw()
-        run.observer.mark("joined", f"{zombie} wakes")
+    def test_a_frozen_node_that_wakes_changes_nothing(self, run: Run, reference: Reference) -> None:
+        node = run.task_pods("storms")[0].spec.node_name
+        run.cluster.nodes[node].freeze()
+        _pass(run, 20, f"{node} freezes")
+        run.cluster.nodes[node].thaw()
+        run.observer.mark("joined", f"{node} wakes")
         run.wait_advanced(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
 
-        island = run.task_pods("alarms")[0].spec.node_name
-        cluster.nodes[island].partition()  # its tasks go on, and still reach the sinks
-        _pass(run, 15, f"{island} is cut off")
-        cluster.nodes[island].heal()
-        run.observer.mark("joined", f"{island} is back")
+    def test_a_node_that_was_cut_off_changes_nothing(self, run: Run, reference: Reference) -> None:
+        node = run.task_pods("alarms")[0].spec.node_name
+        run.cluster.nodes[node].partition()  # its tasks go on, and still reach the sinks
+        _pass(run, 15, f"{node} is cut off")
+        run.cluster.nodes[node].heal()
+        run.observer.mark("joined", f"{node} is back")
         run.wait_advanced(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
 
-        victims = sorted(cluster.nodes)[:3]
-        cluster.kill_nodes(victims)
+    def test_the_loss_of_three_of_five_nodes_loses_nothing(
+        self, run: Run, reference: Reference
+    ) -> None:
+        victims = sorted(run.cluster.nodes)[:3]
+        run.cluster.kill_nodes(victims)
         run.observer.mark("lost", ", ".join(victims))
         for _ in victims:
-            cluster.add_node()
+            run.cluster.add_node()
         run.wait_advanced(timeout_s=180)
         run.wait_redundant()
         run.verify(reference)
@@ -179,45 +209,48 @@ def _pass(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-def test_an_edit_touches_only_what_changed(cluster: EmbeddedCluster, reference: Reference) -> None:
-    document = flights.manifest("edited", speedup=SPEEDUP)
-    with Run(cluster, document) as run:
-        run.wait_live()
-        run.wait_checkpoint()
+class TestEdits:
+    topology = "edited"
+
+    def test_an_added_query_touches_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
-        _add_query_and_raise_priority(document["spec"])
+        _add_query_and_raise_priority(run.document["spec"])
         edited = max(run.observer.stable_epochs().values())
-        cluster.apply(document)
+        run.cluster.apply(run.document)
         run.wait_advanced()
-        start = wait_for("rows of the added query", lambda: run.written("all-flown"), 60)[0]
+        start = wait_for("rows of the added query", lambda: run.written(ADDED), 60)[0]
         run.wait_stable(start + 3)
-        assert run.incarnations() == before, "adding a query touched tasks"
+        assert run.incarnations() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
         # It owes all rows from a checkpoint soon after the edit, not from where it began.
         assert start % CHECKPOINT_EPOCHS == 0
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
-        run.verify(reference, {"all-flown": start})
+        run.verify(reference, {ADDED: start})
 
-        removed = _remove_queries(document["spec"], "all-flown", "route-report")
-        cluster.apply(document)
+    def test_removed_queries_end_only_their_tasks(self, run: Run, reference: Reference) -> None:
+        before = run.incarnations()
+        removed = _remove_queries(run.document["spec"], ADDED, "route-report")
+        run.cluster.apply(run.document)
         ended = {n for n in before if f"-{removed}-" in n}
         wait_for(f"{ended} to be gone", lambda: not ended & run.incarnations().keys(), 90)
         run.wait_advanced()
-        kept = {n: t for n, t in before.items() if n not in ended}
-        assert run.incarnations() == kept, "removing a query touched other tasks"
+        assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
-        document["spec"]["suspend"] = True
-        cluster.apply(document)
-        wait_for("no tasks while suspended", lambda: not cluster.tasks("edited"), 90)
-        document["spec"]["suspend"] = False
-        cluster.apply(document)
+    def test_a_suspended_topology_goes_on_where_it_was(
+        self, run: Run, reference: Reference
+    ) -> None:
+        run.document["spec"]["suspend"] = True
+        run.cluster.apply(run.document)
+        wait_for("no tasks while suspended", lambda: not run.cluster.tasks(run.name), 90)
+        run.document["spec"]["suspend"] = False
+        run.cluster.apply(run.document)
         run.wait_advanced(timeout_s=180)
         run.verify(reference)
 
 
-def test_what_only_tasks_can_see_is_said_with_its_place_until_it_is_corrected(
+def test_problems_that_only_tasks_see_name_their_field(
     cluster: EmbeddedCluster,
 ) -> None:
     """Input that does not fit its schema, and SQL that the compiler takes and Spark refuses."""
@@ -259,9 +292,9 @@ def _write_rows(cluster: EmbeddedCluster, *columns: str) -> None:
 
 def _add_query_and_raise_priority(spec: dict[str, Any]) -> None:
     spec["queries"][1]["priority"] = 75
-    url = spec["queries"][0]["sink"]["files"]["url"].replace("delay-alarms", "all-flown")
+    url = spec["queries"][0]["sink"]["files"]["url"].replace("delay-alarms", ADDED)
     sink = {"files": {"url": url, "format": "parquet"}}
-    spec["queries"].append({"name": "all-flown", "from": "flown", "priority": 5, "sink": sink})
+    spec["queries"].append({"name": ADDED, "from": "flown", "priority": 5, "sink": sink})
 
 
 def _remove_queries(spec: dict[str, Any], *names: str) -> str:

@@ -39,7 +39,7 @@ class Run:
     ) -> None:
         self.observer.__exit__(kind, error, trace)
         if error is not None:
-            self._keep_evidence()
+            self.keep_evidence()
         self.cluster.delete_topology(self.name)
 
     # -- waiting ------------------------------------------------------------------------------
@@ -145,7 +145,8 @@ class Run:
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
-    def _keep_evidence(self) -> None:
+    def keep_evidence(self) -> None:
+        """Objects, Events and the ends of logs, into a file whose name is printed."""
         evidence = self.cluster.directory / f"evidence-{self.name}.txt"
         kubectl = self.cluster.control_plane.kubectl
         parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
