@@ -30,7 +30,7 @@ def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -
     assert running.query_states("bad") == {}
 
 
-def test_a_fault_of_ours_leaves_no_query_live(
+def test_a_failed_reconcile_leaves_no_query_live(
     running: ModelCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:

@@ -76,7 +76,7 @@ def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 
 
-def test_a_forged_pod_with_another_topologys_name_changes_nothing(running: ModelCluster) -> None:
+def test_a_forged_pod_of_another_topology_changes_nothing(running: ModelCluster) -> None:
     raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if "storms" in n))
     raw["metadata"] |= {"name": "x", "uid": "u-x"}
     raw["metadata"]["labels"][names.LABEL_TOPOLOGY] = "another"
@@ -85,7 +85,7 @@ def test_a_forged_pod_with_another_topologys_name_changes_nothing(running: Model
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 
 
-def test_a_node_whose_coordinator_reports_is_not_lost_with_its_tasks(running: ModelCluster) -> None:
+def test_a_node_whose_coordinator_reports_is_not_lost(running: ModelCluster) -> None:
     """Two tasks that stall there say less than the report itself, which came from there."""
     node = running.coordinator().node
     assert node is not None

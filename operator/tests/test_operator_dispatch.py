@@ -108,7 +108,7 @@ def test_however_many_namespaces_hang_the_others_are_served(
         doer.released.set()
 
 
-def test_a_namespace_that_hangs_takes_two_workers_of_those_that_others_wait_for(
+def test_a_hanging_namespace_gets_two_workers(
     doer: Doer,
 ) -> None:
     bad = [step(f"hang{n}", f"bad/t{n}") for n in range(8)]
@@ -164,7 +164,7 @@ def test_a_worker_that_fails_between_two_steps_ends_no_pass(doer: Doer) -> None:
     assert doer.done == ["fail", "other"]
 
 
-def test_a_fault_of_the_operator_is_a_failure_with_back_off(doer: Doer) -> None:
+def test_an_error_of_the_operator_is_retried_with_back_off(doer: Doer) -> None:
     now = [0.0]
     doing = dispatcher(doer, workers=1, clock=lambda: now[0])
     for _ in range(100):
@@ -234,7 +234,7 @@ def test_back_off_grows_to_half_a_minute_and_no_further(jitters: list[float]) ->
     assert all(wait >= 15.0 for wait in waits[8:])
 
 
-def test_back_off_forgets_what_nobody_tries_any_more() -> None:
+def test_back_off_forgets_steps_that_nobody_retries() -> None:
     retries = Retries(lambda: 1.0)
     retries.failed("k", 0.0)
     retries.forget_old(599.0)

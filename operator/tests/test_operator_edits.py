@@ -38,7 +38,7 @@ def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelClu
         {"metadata": {"annotations": ["a"]}},
     ],
 )
-def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
+def test_a_malformed_pod_template_delays_no_other_topology(
     cluster: ModelCluster, template: Any
 ) -> None:
     cluster.add_topology("bad", flights_spec() | {"podTemplate": template})
@@ -50,7 +50,7 @@ def test_a_malformed_pod_template_is_said_and_holds_up_no_other_topology(
     assert cluster.status()["phase"] == "Running"
 
 
-def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
+def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
     running: ModelCluster,
 ) -> None:
     before = running.tasks()
@@ -64,7 +64,7 @@ def test_an_edit_that_the_api_server_refuses_leaves_the_old_generation(
     assert running.tasks() == before
 
 
-def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: ModelCluster) -> None:
+def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) -> None:
     passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
     cluster.refusals["uid-flights", 1] = DryRunResult((passing,))
     cluster.settle()
@@ -78,7 +78,7 @@ def test_a_refusal_that_passes_is_asked_about_again_and_forgotten(cluster: Model
     assert cluster.condition("Valid")["status"] == "True"
 
 
-def test_what_only_a_task_can_see_is_said_until_its_topology_runs(running: ModelCluster) -> None:
+def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster) -> None:
     refusal = {"refused": "alarms", "problem": "alarms: operator alarms: no such function"}
     running.said["flights-alarms-0-0-1"] = {"phase": "Failed", **refusal}
     running.said["flights-alarms-0-1-1"] = {"phase": "Failed", **refusal}
@@ -98,7 +98,7 @@ def test_what_only_a_task_can_see_is_said_until_its_topology_runs(running: Model
     assert running.condition("Valid")["status"] == "True"
 
 
-def test_what_only_a_task_can_see_is_forgotten_with_the_generation_that_had_it(
+def test_a_problem_found_by_a_task_ends_with_its_generation(
     running: ModelCluster,
 ) -> None:
     for name in ("flights-alarms-0-0-1", "flights-alarms-0-1-1"):
@@ -130,7 +130,7 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     assert "flights-g2" in running.configs
 
 
-def test_a_template_gives_tasks_a_larger_disk_and_takes_nothing_else_away(
+def test_a_template_changes_only_the_disk_of_tasks(
     cluster: ModelCluster,
 ) -> None:
     larger = {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}]}
@@ -144,7 +144,7 @@ def test_a_template_gives_tasks_a_larger_disk_and_takes_nothing_else_away(
         assert "topology" in volumes
 
 
-def test_a_template_gives_tasks_a_device_and_the_plan_counts_what_the_pod_asks(
+def test_the_plan_counts_devices_that_a_template_requests(
     cluster: ModelCluster,
 ) -> None:
     asked = {"requests": {"cpu": "3"}, "limits": {"example.com/gpu": 1, "memory": "2Gi"}}
@@ -192,7 +192,7 @@ def test_an_edit_reaches_pods_that_wait_for_a_node(cluster: ModelCluster) -> Non
     assert "recovery" not in cluster.status()
 
 
-def test_an_edit_reaches_a_pod_that_has_a_node_and_does_not_start(running: ModelCluster) -> None:
+def test_an_edit_replaces_a_bound_pod_that_does_not_start(running: ModelCluster) -> None:
     running.stuck.add("flights-storms-0-0-1")
     running.raw_pods["flights-storms-0-0-1"]["status"].pop("conditions")
     running.settle()
@@ -302,7 +302,7 @@ def test_a_changed_segment_is_replaced_and_the_others_stay(running: ModelCluster
     assert generations["alarms"] == 1
 
 
-def test_suspension_stops_tasks_then_the_coordinator_and_resumes_without_a_recovery(
+def test_suspension_stops_tasks_first_and_is_no_recovery(
     running: ModelCluster,
 ) -> None:
     slots = running.status()["slots"]
@@ -331,7 +331,7 @@ def _take_away_replicas_that_are_left(cluster: ModelCluster) -> None:
     cluster.edit("flights", **with_replicas(1))
 
 
-def test_the_only_replica_that_is_left_serves_on_where_nothing_else_has_room(
+def test_the_last_surplus_replica_serves_while_capacity_lacks(
     cluster: ModelCluster,
 ) -> None:
     """The replica that is to stay may not stand beside it, and there is no other node."""
@@ -378,7 +378,7 @@ def test_what_edits_leave_behind_does_not_pile_up(running: ModelCluster) -> None
     assert running.status()["phase"] == "Running"
 
 
-def test_a_generation_that_this_operator_cannot_compile_stops_no_recovery_and_no_correction(
+def test_an_unknown_generation_keeps_its_recovery_record(
     running: ModelCluster,
 ) -> None:
     for name in "abc":

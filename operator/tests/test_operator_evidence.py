@@ -69,7 +69,7 @@ def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelClu
 
 
 @pytest.mark.parametrize("kubelets_answer", [True, False])
-def test_most_nodes_not_ready_without_a_report_condemn_no_live_node(
+def test_most_nodes_not_ready_without_a_report_lose_none(
     running: ModelCluster, kubelets_answer: bool
 ) -> None:
     running.kubelets_answer = kubelets_answer
@@ -80,7 +80,7 @@ def test_most_nodes_not_ready_without_a_report_condemn_no_live_node(
     assert changes(running) == []
 
 
-def test_most_nodes_dead_without_a_report_are_lost_once_a_report_comes(
+def test_most_nodes_not_ready_are_lost_once_a_report_comes(
     running: ModelCluster,
 ) -> None:
     running.kubelets_answer = False
@@ -114,7 +114,7 @@ def test_a_coordinator_condemns_no_node_whose_kubelet_answers(running: ModelClus
     assert running.status()["redundancy"] == "8/8"
 
 
-def test_a_kubelet_that_may_have_died_with_its_tasks_outweighs_nobody(
+def test_a_kubelet_that_stopped_with_its_tasks_is_no_witness(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
@@ -134,7 +134,7 @@ def test_a_kubelet_that_may_have_died_with_its_tasks_outweighs_nobody(
 # --- the age of a report ---------------------------------------------------------
 
 
-def test_a_coordinator_that_reports_a_stall_and_dies_condemns_nobody(
+def test_a_last_report_of_a_short_stall_loses_no_task(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
@@ -147,7 +147,7 @@ def test_a_coordinator_that_reports_a_stall_and_dies_condemns_nobody(
         assert changes(running) == []
 
 
-def test_a_node_that_is_heard_again_before_anything_was_done_is_kept(
+def test_a_node_heard_again_before_any_action_is_kept(
     running: ModelCluster,
 ) -> None:
     """What was decided was not done: the API server did not confirm it, or was away."""
@@ -240,7 +240,7 @@ def wide(cluster: ModelCluster) -> ModelCluster:
     return cluster
 
 
-def test_six_of_nine_nodes_that_die_with_the_coordinator_are_lost_in_time(
+def test_six_nodes_and_the_coordinator_are_lost_in_time(
     wide: ModelCluster,
 ) -> None:
     here = wide.coordinator().node or ""
@@ -264,9 +264,7 @@ def test_six_of_nine_nodes_that_die_with_the_coordinator_are_lost_in_time(
 
 
 @pytest.mark.parametrize("silent", ["kubelets", "pods"])
-def test_one_witness_alone_condemns_no_node_that_nobody_reports_on(
-    running: ModelCluster, silent: str
-) -> None:
+def test_one_witness_is_not_enough_without_reports(running: ModelCluster, silent: str) -> None:
     if silent == "kubelets":
         running.pods_answer = False
     else:
@@ -299,7 +297,7 @@ def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
         assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
-def test_an_operator_that_reaches_only_its_own_node_condemns_nobody(
+def test_an_isolated_operator_loses_no_node(
     running: ModelCluster,
 ) -> None:
     own, *others = running.nodes

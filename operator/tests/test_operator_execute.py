@@ -77,7 +77,7 @@ def run(api: Refusing) -> ClusterCache:
     return cluster
 
 
-def test_pods_are_tried_strictly_so_that_a_misspelt_field_is_a_problem_of_the_template() -> None:
+def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     api = Refusing(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)

@@ -21,7 +21,7 @@ def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | 
     return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
 
 
-def test_a_gate_that_no_node_honours_is_planned_anew(cluster: ModelCluster) -> None:
+def test_an_open_gate_that_stays_unbound_is_planned_anew(cluster: ModelCluster) -> None:
     cluster.binding = False
     cluster.add_node("a")
     cluster.add_node("b")

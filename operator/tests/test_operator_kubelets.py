@@ -108,7 +108,7 @@ _TICKS = st.lists(st.sampled_from([TICK_S, TICK_S, TICK_S, 0.4, 0.9, 2.9]), max_
 @given(
     _DELAYS, _TICKS, st.sets(st.integers(0, 4)), st.sampled_from([1.5, 3.0, 5.0]), st.integers(0, 9)
 )
-def test_a_node_whose_kubelet_answers_is_not_lost_for_its_only_tasks_silence(
+def test_a_node_whose_kubelet_answers_is_not_lost(
     delays: list[float], ticks: list[float], silent: set[int], suspected_s: float, missed_at: int
 ) -> None:
     """Whatever its task does, whatever answer gets lost, however late the operator and the
@@ -125,7 +125,7 @@ def test_a_node_whose_kubelet_answers_is_not_lost_for_its_only_tasks_silence(
 
 @settings(deadline=None)
 @given(_DELAYS, st.integers(0, 60), st.integers(1, 4))
-def test_nodes_that_die_with_their_only_tasks_are_lost_in_time_for_a_replacement(
+def test_dead_nodes_with_single_tasks_are_lost_in_time(
     delays: list[float], ticks_before: int, dead: int
 ) -> None:
     watch = Watch(delays)
@@ -140,9 +140,7 @@ def test_nodes_that_die_with_their_only_tasks_are_lost_in_time_for_a_replacement
 
 @settings(deadline=None)
 @given(_DELAYS, st.sets(st.integers(0, 4), min_size=1))
-def test_an_operator_that_hears_only_the_kubelet_beside_it_believes_none_is_silent(
-    delays: list[float], silent: set[int]
-) -> None:
+def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent: set[int]) -> None:
     watch = Watch(delays)
     watch.run(2.0)
     watch.cut_off = True
@@ -151,7 +149,7 @@ def test_an_operator_that_hears_only_the_kubelet_beside_it_believes_none_is_sile
     assert watch.run(9.0) == set()
 
 
-def test_of_a_hundred_nodes_that_die_at_once_all_are_lost_in_time() -> None:
+def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
     watch = Watch([0.0] * 110)
     watch.run(4.0)
     victims = {f"n{i}" for i in range(10, 110)}
@@ -178,7 +176,7 @@ def test_a_reset_timer_counts_from_then_on() -> None:
     assert watch.run(1.0) == {"n1"}
 
 
-def test_tasks_of_a_topology_that_died_as_one_need_no_coordinator_that_hears_another() -> None:
+def test_tasks_lost_together_need_no_task_that_is_heard() -> None:
     watch = Watch([0.0] * 4)
     del watch.pods["n0"], watch.pods["n3"]
     watch.run(1.5)
@@ -195,7 +193,7 @@ def test_a_kubelet_that_never_answered_is_no_witness() -> None:
     assert watch.run(9.0) == set()
 
 
-def test_a_kubelet_that_was_silent_long_before_its_task_is_no_witness() -> None:
+def test_a_kubelet_silent_long_before_is_no_witness() -> None:
     watch = Watch([0.0] * 3)
     watch.run(2.0)
     watch.dead = {"n1"}
@@ -204,7 +202,7 @@ def test_a_kubelet_that_was_silent_long_before_its_task_is_no_witness() -> None:
     assert watch.run(9.0) == set()
 
 
-def test_a_task_that_is_heard_saves_its_node_whatever_the_kubelet_does() -> None:
+def test_a_task_that_is_heard_keeps_its_node() -> None:
     watch = Watch([0.0] * 3)
     watch.run(2.0)
     watch.dead = {"n1"}
@@ -212,7 +210,7 @@ def test_a_task_that_is_heard_saves_its_node_whatever_the_kubelet_does() -> None
     assert watch.run(9.0) == set()
 
 
-def test_a_kubelet_is_asked_at_each_tick_only_while_somebody_is_in_doubt() -> None:
+def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     nodes = tuple(node(name) for name in "abcdefg")
     asked = {n.uid: KubeletReplies(START, START) for n in nodes}
     pods = (task(0, "a"), task(1, "b"))
@@ -276,7 +274,7 @@ def test_where_a_kubelet_can_be_asked(status: dict[str, object], expected: Endpo
     assert node_view(raw).kubelet == expected
 
 
-def test_a_pod_that_nobody_has_heard_yet_makes_no_deaf_coordinator_credible() -> None:
+def test_a_pod_not_heard_yet_makes_no_report_credible() -> None:
     pods = (task(0, "a"), task(1, "a"), task(2, "b"))
     report = [{"slot": p.slot.key, "incarnation": 1, "phase": "Waiting"} for p in pods if p.slot]
     answered = {**report[2], "phase": "Live", "stableEpoch": 7}

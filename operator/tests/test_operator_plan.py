@@ -77,7 +77,7 @@ def test_the_search_finds_what_best_fit_misses() -> None:
     assert placement is not None
 
 
-def test_spares_wait_while_a_query_saves_up_capacity_and_go_first_when_it_has_waited_long() -> None:
+def test_spares_wait_until_a_query_has_waited_long() -> None:
     pods = {"a": pod("a", 4), "b": pod("b", 4)}
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     nodes = capacity(node("n", 6))
@@ -87,7 +87,7 @@ def test_spares_wait_while_a_query_saves_up_capacity_and_go_first_when_it_has_wa
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
-def test_a_query_that_no_node_could_ever_hold_keeps_no_spare_waiting() -> None:
+def test_a_query_that_fits_nowhere_keeps_no_spare_waiting() -> None:
     pods = {"a": pod("a", 40)}
     spare = SpareReplica(pod("spare", 1), 5, "")
     plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
@@ -309,9 +309,7 @@ def test_node_affinity_is_read_as_the_scheduler_reads_it(
     assert matches(terms, "n", labels) is fits
 
 
-def test_terms_are_alternatives_their_requirements_are_not_and_an_empty_one_matches_nothing() -> (
-    None
-):
+def test_terms_are_alternatives_and_their_requirements_are_not() -> None:
     name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
     fast, both = expression("disk", "In", "fast"), name | expression("disk", "In", "fast")
     assert matches(required_terms(affinity(fast, name)), "n", {})

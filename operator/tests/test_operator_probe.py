@@ -157,7 +157,7 @@ def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext)
     assert began <= word.asked == word.answered
 
 
-def test_the_store_learns_who_is_silent_and_forgets_nodes_that_went(serve: Serve) -> None:
+def test_the_cache_records_silence_and_forgets_removed_nodes(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
     cluster.kubelet_probes.asked("uid-gone", time.time())
     word = word_after(cluster, lambda w: w.unanswered is not None)

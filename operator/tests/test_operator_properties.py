@@ -79,7 +79,7 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
         ("add", "b", (560, 1800 << 20)),
     ]
 )
-def test_after_anything_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
+def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
     cluster = ModelCluster()
     cluster.add_topology("flights", flights_spec())
     cluster.settle()

@@ -25,7 +25,7 @@ def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -
     assert cluster.condition("Ready")["status"] == "False"
 
 
-def test_with_room_for_all_everything_starts_and_nothing_more_happens(
+def test_with_capacity_for_all_everything_starts_once(
     running: ModelCluster,
 ) -> None:
     assert set(running.query_states().values()) == {"Live"}
@@ -34,7 +34,7 @@ def test_with_room_for_all_everything_starts_and_nothing_more_happens(
     assert "recovery" not in running.status()
 
 
-def test_metrics_follow_the_cluster_and_every_pod_says_where_its_own_are(
+def test_metrics_follow_the_cluster(
     running: ModelCluster,
 ) -> None:
     def value(name: str, **labels: str) -> float | None:
@@ -73,7 +73,7 @@ def test_replicas_of_a_partition_prefer_different_zones(cluster: ModelCluster) -
     assert all(z == {"1", "2"} for k, z in zones.items() if k[2] in ("flown", "alarms"))
 
 
-def test_a_lost_nodes_pods_are_replaced_and_force_deleted_at_once(running: ModelCluster) -> None:
+def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluster) -> None:
     lost = {p.name for p in running.tasks().values() if p.node == "a"}
     running.lose_node("a")
     actions = reconcile(running.snapshot(), running.now)
@@ -95,7 +95,7 @@ def test_replicas_that_survive_are_said_to_take_over(running: ModelCluster) -> N
     assert "RedundancyRestored" in running.reasons()
 
 
-def test_a_full_quota_makes_room_for_the_replacements_of_lost_pods(running: ModelCluster) -> None:
+def test_under_a_full_quota_lost_pods_are_still_replaced(running: ModelCluster) -> None:
     running.quota = len(running.raw_pods)
     running.lose_node("a")
     running.settle()
@@ -103,7 +103,7 @@ def test_a_full_quota_makes_room_for_the_replacements_of_lost_pods(running: Mode
     assert all(int(name.rpartition("-")[2]) <= 2 for name in running.tasks())
 
 
-def test_a_refused_pod_is_said_and_takes_one_incarnation_however_long_it_is_refused(
+def test_a_pod_refused_for_long_takes_one_incarnation(
     running: ModelCluster,
 ) -> None:
     running.quota = 0
@@ -160,7 +160,7 @@ def test_a_single_loss_is_no_burst(running: ModelCluster) -> None:
     assert "BurstDetected" not in running.reasons()
 
 
-def test_with_room_for_one_query_the_densest_comes_back_and_the_others_wait() -> None:
+def test_with_capacity_for_one_query_the_densest_comes_back() -> None:
     cluster = ModelCluster()
     cluster.add_topology("flights", flights_spec())
     cluster.add_node("a", cpu_m=560, memory=1800 << 20)  # a coordinator and one task
@@ -180,7 +180,7 @@ def test_queries_that_wait_start_as_nodes_come(cluster: ModelCluster) -> None:
     assert live[-1] == 3
 
 
-def test_a_silent_node_is_lost_after_three_seconds_and_gets_nothing(running: ModelCluster) -> None:
+def test_a_silent_node_is_lost_after_three_seconds(running: ModelCluster) -> None:
     running.freeze_node("b")
     running.pass_time(2.0)
     assert not [a for a in reconcile(running.snapshot(), running.now) if isinstance(a, CreatePod)]
@@ -215,7 +215,7 @@ def test_a_task_that_alone_is_silent_is_lost_after_ten_seconds(running: ModelClu
     assert victim.name not in running.tasks()
 
 
-def test_a_coordinator_whose_lease_is_old_is_replaced_on_another_node(
+def test_a_coordinator_with_an_old_lease_is_replaced_elsewhere(
     running: ModelCluster,
 ) -> None:
     tasks = set(running.tasks())
@@ -241,7 +241,7 @@ def test_no_pod_runs_as_root(running: ModelCluster) -> None:
     assert all(r["spec"]["securityContext"]["runAsNonRoot"] for r in running.raw_pods.values())
 
 
-def test_a_coordinator_that_fell_silent_comes_back_on_the_only_node(cluster: ModelCluster) -> None:
+def test_a_silent_coordinator_comes_back_on_the_only_node(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     cluster.settle()
     cluster.now += 7.0
@@ -250,7 +250,7 @@ def test_a_coordinator_that_fell_silent_comes_back_on_the_only_node(cluster: Mod
     assert cluster.coordinator().node == "a"
 
 
-def test_a_coordinator_that_waits_is_made_anew_when_what_it_avoids_is_back(
+def test_an_unscheduled_coordinator_follows_avoided_nodes(
     cluster: ModelCluster,
 ) -> None:
     cluster.add_node("a")
@@ -266,7 +266,7 @@ def test_a_coordinator_that_waits_is_made_anew_when_what_it_avoids_is_back(
     assert cluster.coordinator().node == "a"
 
 
-def test_a_coordinator_that_no_node_has_room_for_is_not_made_again_and_again(
+def test_a_coordinator_without_capacity_is_created_once(
     cluster: ModelCluster,
 ) -> None:
     cluster.settle()
@@ -287,7 +287,7 @@ def test_blocking_recovery_opens_nothing_before_all_fits(cluster: ModelCluster) 
     assert cluster.status()["phase"] == "Running"
 
 
-def test_a_topology_that_is_going_gets_nothing_new_and_loses_dead_pods(
+def test_a_deleted_topology_gets_no_pods_and_loses_dead_ones(
     running: ModelCluster,
 ) -> None:
     running.delete("flights")
@@ -346,7 +346,7 @@ def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
     return cluster
 
 
-def test_a_pod_that_its_kubelet_refuses_is_said_and_tried_less_and_less(
+def test_a_pod_refused_by_kubelets_is_retried_less_and_less(
     running: ModelCluster,
 ) -> None:
     """No recovery begins for what never ran, and nothing else is planned anew for it."""

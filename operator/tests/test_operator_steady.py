@@ -27,7 +27,7 @@ def test_it_says_what_the_machine_says() -> None:
 
 
 @pytest.mark.parametrize("step_s", [3600.0, 7.0, -7.0, -3600.0])
-def test_a_step_of_the_machines_clock_makes_nothing_older_or_younger(step_s: float) -> None:
+def test_a_step_of_the_machines_clock_changes_no_age(step_s: float) -> None:
     machine = Machine()
     before = machine.clock()
     machine.wall_s += step_s

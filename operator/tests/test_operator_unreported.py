@@ -138,7 +138,7 @@ def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
-def test_a_pod_that_never_answered_is_not_asked_in_place_of_others() -> None:
+def test_a_pod_that_never_answered_is_probed_last() -> None:
     """Anybody may make a pod with a topology's label; one that nobody listens in answers never."""
     snapshot = world({}, {})
     forged = replace(pod("!", "a"), owner_uid=None)

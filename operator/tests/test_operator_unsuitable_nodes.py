@@ -187,7 +187,7 @@ def test_a_query_reports_that_it_waits_for_containers(picky: PickyCluster) -> No
         ),
     ],
 )
-def test_a_node_prepares_a_pod_until_a_container_of_it_runs_or_fails(
+def test_a_node_prepares_a_pod_until_a_container_runs(
     spec: Any, status: Any, preparing: bool
 ) -> None:
     assert is_preparing(spec, status) == preparing
