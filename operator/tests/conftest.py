@@ -1,4 +1,4 @@
-"""A topology on a model of a cluster, for what reconcile decides."""
+"""A topology on a model cluster, for tests of reconcile."""
 
 from __future__ import annotations
 

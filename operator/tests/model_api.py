@@ -1,4 +1,4 @@
-"""The model cluster behind the Kubernetes API: the real executor acts on it, errors and all.
+"""The model cluster behind the Kubernetes API: the real executor acts on it, also with errors.
 
 `ModelApi` answers the calls that the executor makes; `ModelOperator` is snapshot, reconcile and
 executor as the control loop joins them, on the model's clock.
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """Calls of this verb (GET, POST, PATCH, DELETE) whose path holds `path` fail so."""
+    """Calls with this verb (GET, POST, PATCH, DELETE) whose path contains `path` fail."""
 
     verb: str
     path: str
@@ -156,7 +156,7 @@ class ModelOperator:
         self.executor = Executor(self.api, self.cache, "me", 2.0, lambda: model.now, lambda: True)
 
     def snapshot(self) -> Snapshot:
-        """What the mirrors have, with what other witnesses say in the model."""
+        """The cache's objects, with silence and probes of the model."""
         known, model = self.cache.snapshot(), self.model
         return replace(
             known,
@@ -166,7 +166,7 @@ class ModelOperator:
         )
 
     def deliver(self) -> None:
-        """Every watch that has not stalled catches up."""
+        """Send all changes to the cache, except for kinds with a stalled watch."""
         model, version = self.model, self.model.version
         if "pods" not in model.stalled:
             self.cache.pods.replace(list(model.raw_pods.values()), version)
@@ -187,7 +187,7 @@ class ModelOperator:
         model.kubelets_and_scheduler()
 
     def run(self, seconds: float, step_s: float = 0.5) -> None:
-        """Passes until so much of the model's time has gone by."""
+        """Run passes for so many seconds of the model's time."""
         for _ in range(max(1, round(seconds / step_s))):
             self.run_pass()
             self.model.pass_time(step_s)

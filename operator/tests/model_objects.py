@@ -1,4 +1,4 @@
-"""What the model cluster reads in the API's JSON objects, and its own views as such objects."""
+"""Conversion between the model cluster's views and JSON objects of the API."""
 
 from __future__ import annotations
 
