@@ -72,7 +72,7 @@ def test_a_report_that_cannot_be_parsed_is_ignored(cluster: ClusterCache) -> Non
 
 
 @pytest.mark.parametrize(
-    "said",
+    "values",
     [
         {"tasks": 1},
         {"inconsistent": 5},
@@ -81,9 +81,11 @@ def test_a_report_that_cannot_be_parsed_is_ignored(cluster: ClusterCache) -> Non
         {"fence": "1e999"},
     ],
 )
-def test_a_report_with_wrong_types_is_no_error(cluster: ClusterCache, said: dict[str, Any]) -> None:
+def test_a_report_with_wrong_types_is_no_error(
+    cluster: ClusterCache, values: dict[str, Any]
+) -> None:
     raw = report(1)
-    raw["status"]["dataPlane"] |= said
+    raw["status"]["dataPlane"] |= values
     cluster.list_topologies([raw, report(2)], 2)
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 

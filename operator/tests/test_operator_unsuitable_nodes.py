@@ -23,13 +23,13 @@ class PickyCluster(ModelCluster):
     def __init__(self) -> None:
         super().__init__()
         self.ports_taken: set[str] = set()
-        self.said_by_scheduler = "node(s) didn't have free ports for the requested pod ports"
+        self.scheduler_message = "node(s) didn't have free ports for the requested pod ports"
         self.broken: dict[str, dict[str, Any]] = {}  # node -> state of the container there
 
     def _bind(self, raw: dict[str, Any], pod: PodView) -> bool:
         if pod.role == "task" and pod.pinned in self.ports_taken:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            condition["message"] = f"0/9 nodes are available: 1 {self.said_by_scheduler}"
+            condition["message"] = f"0/9 nodes are available: 1 {self.scheduler_message}"
             raw["status"] = {"phase": "Pending", "conditions": [condition]}
             return False
         bound = super()._bind(raw, pod)
@@ -70,13 +70,13 @@ def test_a_node_that_the_scheduler_refused_is_not_chosen_again(picky: PickyClust
 
 
 @pytest.mark.parametrize(
-    "said", ["Insufficient cpu.", "Too many pods.", "node(s) had untolerated taint {x: }"]
+    "message", ["Insufficient cpu.", "Too many pods.", "node(s) had untolerated taint {x: }"]
 )
-def test_a_node_without_capacity_is_not_unsuitable(picky: PickyCluster, said: str) -> None:
+def test_a_node_without_capacity_is_not_unsuitable(picky: PickyCluster, message: str) -> None:
     """The plan computes capacity itself, and used capacity may be free in a moment."""
     for name in "ab":
         picky.add_node(name)
-    picky.ports_taken, picky.said_by_scheduler = {"a"}, said
+    picky.ports_taken, picky.scheduler_message = {"a"}, message
     picky.settle()
     picky.go_on(6.0)
     picky.ports_taken = set()
@@ -215,7 +215,7 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -
 
 
 @pytest.mark.parametrize(
-    ("container", "said"),
+    ("container", "message"),
     [
         ({"state": {"waiting": {"reason": "ContainerCreating"}}}, ""),
         ({"state": {"running": {}}, "restartCount": 3}, ""),
@@ -227,8 +227,8 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -
         ({"state": {"terminated": {"exitCode": 0}}}, ""),
     ],
 )
-def test_a_containers_error_has_the_kubelets_message(container: Any, said: str) -> None:
-    assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == said
+def test_a_containers_error_has_the_kubelets_message(container: Any, message: str) -> None:
+    assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == message
 
 
 def test_memory_of_refusals_decays_and_doubles() -> None:
