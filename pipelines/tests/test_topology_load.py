@@ -53,6 +53,36 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     ]
 
 
+def test_a_misspelt_field_hides_nothing_elsewhere() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["replicaz"] = 2
+    manifest["spec"]["queries"][0]["sink"] = {"files": {"url": "no-url"}}
+    manifest["spec"]["operators"][2]["sql"] = "SELECT * FROM hourly WHERE tripz > 5"
+    assert problems(manifest) == [
+        "spec.replicaz: unknown field replicaz (did you mean replicas?)",
+        "spec.operators[2].sql: unknown column tripz (did you mean trips?)",
+        "spec.queries[0].sink.files.url: 'no-url' is not a URL "
+        "(write it like file:///path or s3://bucket/path)",
+    ]
+
+
+def test_what_follows_from_a_misspelt_field_is_left_out() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["sources"][0]["eventTim"] = manifest["spec"]["sources"][0].pop("eventTime")
+    del manifest["spec"]["operators"][0]["name"]
+    assert problems(manifest) == [
+        "spec.sources[0].eventTim: unknown field eventTim (did you mean eventTime?)",
+        "spec.operators[0].name: is missing",
+    ]
+
+
+def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
+    manifest = good_manifest()
+    del manifest["metadata"]["name"]
+    manifest["spec"]["replicaz"] = 2
+    assert [p.partition(":")[0] for p in problems(manifest)] == ["metadata.name", "spec.replicaz"]
+
+
 def test_a_number_is_no_duration() -> None:
     manifest = good_manifest()
     manifest["spec"]["checkpoint"]["interval"] = 10

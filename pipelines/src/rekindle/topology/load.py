@@ -8,8 +8,7 @@ Design: docs/design/compilation.md#validation.
 from __future__ import annotations
 
 import re
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -19,6 +18,7 @@ from pydantic_core import ErrorDetails
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.kinds.base import Spec
+from rekindle.topology.partial import field_at, field_path, model_in, problems_of_the_rest
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import TopologySpec
 
@@ -35,25 +35,30 @@ _FREE = frozenset(
 
 
 def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, TopologySpec]:
-    """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology; checks shapes only, the
-    rest is `rekindle.topology.validate`."""
+    """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology; where all fields can be
+    read, `rekindle.topology.validate` checks the rest."""
     manifest = _manifest(source)
     problems = list(_envelope(manifest))
-    if problems:
-        raise InvalidTopology(problems)
-    spec = load_spec(manifest["spec"])
+    try:
+        spec = load_spec(manifest["spec"]) if "spec" in manifest else None
+    except InvalidTopology as error:
+        problems += error.problems
+    if problems or spec is None:
+        raise InvalidTopology(list(dict.fromkeys(problems)))
     return str(manifest["metadata"]["name"]), spec
 
 
 def load_spec(data: Any) -> TopologySpec:
-    """The `spec` part alone. Raises InvalidTopology."""
+    """The `spec` part alone. Raises InvalidTopology, with all that is wrong with the fields that
+    can be read too."""
     problems = list(_bare_durations(data, "spec"))
     try:
         spec = TopologySpec.model_validate(data)
     except ValidationError as error:
         problems += [_problem(e) for e in error.errors(include_url=False)]
     if problems:
-        raise InvalidTopology(problems)
+        rest = problems_of_the_rest(data, [p.path for p in problems])
+        raise InvalidTopology(problems + rest)
     return spec
 
 
@@ -127,14 +132,6 @@ def _problem(error: ErrorDetails) -> Problem:
             return Problem(path, "InvalidValue", f"{what}, not {error['input']!r}")
 
 
-def field_path(location: tuple[int | str, ...]) -> str:
-    """pydantic's location as a manifest's path."""
-    path = "spec"
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path
-
-
 def _field_hint(field: str, model: type[BaseModel]) -> str:
     """Which of a class's fields may be meant."""
     if issubclass(model, Spec) and (meant := model.other_names.get(field)):
@@ -142,19 +139,9 @@ def _field_hint(field: str, model: type[BaseModel]) -> str:
     return nearest(field, [f.alias or n for n, f in model.model_fields.items()])
 
 
-def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
     """The class of the object at a location."""
-    model: type[BaseModel] | None = TopologySpec
-    for part in location:
-        if isinstance(part, int) or model is None:
-            continue
-        by_alias = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
-        model = model_in(by_alias.get(part))
-    return model
-
-
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The class of the object, or of the objects of a list, that a field holds."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((m for a in typing.get_args(annotation) if (m := model_in(a))), None)
+    if not [part for part in location if isinstance(part, str)]:
+        return TopologySpec
+    field = field_at(location)
+    return model_in(field.annotation) if field is not None else None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import fsspec
+from pydantic import BaseModel
 
 from rekindle.errors import Problem
 from rekindle.names import OWN_PREFIX
 from rekindle.objects import CONDITIONAL
 from rekindle.topology.checks.resources import check_resources
+from rekindle.topology.checks.unsupported import NOT_BUILT
 from rekindle.topology.graph import nodes_with_paths
-from rekindle.topology.problems import nearest
+from rekindle.topology.problems import did_you_mean, nearest
 from rekindle.topology.spec import (
     OperatorSpec,
     SourceSpec,
@@ -33,6 +35,7 @@ MIN_LOG_BUDGET = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 _ON_DISK = ("file", "local")
 _ONCE = frozenset(_ON_DISK) | CONDITIONAL
+_COMMON = ("file", "s3", "gs", "abfs", "https")
 _OWN_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
@@ -65,7 +68,7 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
         found += _limit(node.replicas, MAX_REPLICAS, f"{path}.replicas", "replicas")
         found += _source(node, path) if isinstance(node, SourceSpec) else _operator(node, path)
     for at, query in enumerate(spec.queries):
-        found += _exactly_one(query.sink.kinds, f"spec.queries[{at}].sink")
+        found += _exactly_one(query.sink, list(query.sink.kinds), f"spec.queries[{at}].sink")
     return found
 
 
@@ -107,14 +110,14 @@ def _counts(spec: TopologySpec) -> Iterator[Problem]:
 
 def _limit(value: int | None, most: int, path: str, what: str) -> Iterator[Problem]:
     if value is not None and value > most:
-        yield Problem(path, "TooMany", f"{value} {what}, and at most {most} can be used")
+        yield Problem(path, "TooMany", f"{value} {what} are too many", f"write at most {most}")
 
 
 def _times(spec: TopologySpec) -> Iterator[Problem]:
     least, most = EPOCH_INTERVALS
     if not least <= spec.epoch_interval <= most:
         what = f"{show_duration(spec.epoch_interval)} is not between 100ms and 60s"
-        yield Problem("spec.epochInterval", "OutOfRange", what, "1s is a good choice")
+        yield Problem("spec.epochInterval", "OutOfRange", what, "write a duration like 1s")
         return
     interval = spec.checkpoint.interval
     if interval < spec.epoch_interval or interval % spec.epoch_interval:
@@ -122,7 +125,7 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
             f"{show_duration(interval)} is not a multiple of epochInterval "
             f"({show_duration(spec.epoch_interval)})"
         )
-        hint = "checkpoints are taken at the ends of epochs"
+        hint = "checkpoints are taken at the ends of epochs: write a multiple"
         yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)
 
 
@@ -130,7 +133,7 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
     """A log over its budget lets files of an eighth of it go; they have to hold some epochs."""
     if spec.log_budget < MIN_LOG_BUDGET:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
-        yield Problem("spec.logBudget", "OutOfRange", what, "1Gi is a good choice")
+        yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
 
 
 def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
@@ -154,7 +157,7 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
             hint = "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
             yield Problem(path, "NoVolume", what, hint)
     # With _ONCE, since fsspec knows some of these only where their driver is installed.
-    known, lacks = _ONCE.union(fsspec.available_protocols()), "is not a scheme that fsspec knows"
+    known, lacks = _ONCE.union(fsspec.available_protocols()), "is not a scheme that can be read"
     for at, source in enumerate(spec.sources):
         for kind, given in source.kinds.items():
             if given is not None and given.input_url is not None:
@@ -177,7 +180,8 @@ def _url(
         return
     if scheme in schemes:
         lacks = "is the memory of one process, which other tasks do not see"
-    hint = f"use one of {', '.join(possible)}"
+    common = [s for s in _COMMON if s in possible]
+    hint = did_you_mean(scheme, possible) or f"use for instance {', '.join(common)}"
     yield Problem(path, "InvalidUrl", f"{scheme}:// {lacks}", hint)
 
 
@@ -230,16 +234,17 @@ def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
     return holder
 
 
-def _exactly_one(kinds: Mapping[str, object], path: str) -> Iterator[Problem]:
-    given = [k for k, v in kinds.items() if v is not None]
+def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[Problem]:
+    given = [k for k in kinds if getattr(node, k) is not None]
     if len(given) != 1:
-        what = f"has {' and '.join(given)}" if given else "has none of its kinds"
-        hint = f"write exactly one of {', '.join(kinds)}"
+        built = [k for k in kinds if k not in NOT_BUILT.get(type(node), {})]
+        what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(built)}"
+        hint = f"write exactly one of {', '.join(built)}" if len(built) > 1 else f"write {built[0]}"
         yield Problem(path, "ExactlyOneOf", what, hint)
 
 
 def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
-    yield from _exactly_one(node.kinds, path)
+    yield from _exactly_one(node, list(node.kinds), path)
     event_time = node.event_time.column if node.event_time else None
     for kind, given in node.kinds.items():
         if given is not None:
@@ -247,8 +252,7 @@ def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
 
 
 def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
-    kinds = {k: getattr(node, k) for k in ("sql", "window", "join", "distinct", "python")}
-    yield from _exactly_one(kinds, path)
+    yield from _exactly_one(node, ("sql", "window", "join", "distinct", "python"), path)
     yield from _limit(len(node.inputs), MAX_INPUTS, f"{path}.inputs", "inputs")
     yield from _limit(len(node.key_by), MAX_KEYS, f"{path}.keyBy", "columns")
     yield from _limit(node.partitions, MAX_PARTITIONS, f"{path}.partitions", "partitions")

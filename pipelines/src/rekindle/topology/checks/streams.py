@@ -67,7 +67,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         if field.name.startswith("__"):
             what = f"column {field.name} begins with __"
             problems.append(
-                Problem(f"{path}.schema", "ReservedColumn", what, "such names are Rekindle's")
+                Problem(f"{path}.schema", "ReservedColumn", what, "rename it, it is reserved")
             )
     event_time = node.event_time.column if node.event_time else None
     if event_time is not None:
@@ -248,7 +248,10 @@ def _aggregates(
     unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
     found = list(dict.fromkeys(unknown)) + [
         Problem(
-            "", "ReservedColumn", f"column {i.alias} begins with __", "such names are Rekindle's"
+            "",
+            "ReservedColumn",
+            f"column {i.alias} begins with __",
+            "rename it, it is reserved",
         )
         for i in items
         if i.alias.startswith("__")

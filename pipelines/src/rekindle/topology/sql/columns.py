@@ -167,7 +167,10 @@ def output_columns(
     ]
     problems += [
         Problem(
-            "", "ReservedColumn", f"column {f.name} begins with __", "such names are Rekindle's"
+            "",
+            "ReservedColumn",
+            f"column {f.name} begins with __",
+            "rename it, it is reserved",
         )
         for f in fields
         if f.name.startswith("__")

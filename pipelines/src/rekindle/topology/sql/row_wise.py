@@ -9,8 +9,8 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from sqlglot import exp
@@ -26,14 +26,17 @@ _PER_ROW = "sql works row by row"
 _CLAUSES = {
     "group": ("GROUP BY", "use an operator with window and groupBy"),
     "having": ("HAVING", "filter in a sql operator after the window"),
-    "distinct": ("DISTINCT", "operators with distinct are not supported yet"),
+    "distinct": ("DISTINCT", "use an operator with window, and these columns in groupBy"),
     "order": ("ORDER BY", "a stream has no end to sort at; order where you read the sink"),
     "sort": ("SORT BY", "a stream has no end to sort at; order where you read the sink"),
     "cluster": ("CLUSTER BY", "use keyBy and partitions of an operator"),
     "distribute": ("DISTRIBUTE BY", "use keyBy and partitions of an operator"),
     "limit": ("LIMIT", "a stream has no end; use an operator with window to bound it"),
     "offset": ("OFFSET", "a stream has no end; use an operator with window to bound it"),
-    "joins": ("JOIN", "operators with join are not supported yet"),
+    "joins": (
+        "JOIN",
+        "joins are not supported yet; join before or after Rekindle",
+    ),
     "with": ("WITH", "write each step as an operator of its own"),
     "windows": ("WINDOW", "use an operator with window"),
     "qualify": ("QUALIFY", "use an operator with window"),
@@ -59,7 +62,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     try:
         tree = parse(sql)
     except InvalidSql as error:
-        return SqlReport(error.problems, (), None)
+        return SqlReport(_with_quotes(error.problems, sql, inputs), (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
@@ -82,6 +85,16 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
         problems.append(_unread(unread[0], reads))
     result = _union(outputs, problems)
     return SqlReport(tuple(dict.fromkeys(problems)), tuple(reads), result)
+
+
+def _with_quotes(
+    problems: Sequence[Problem], sql: str, inputs: Iterable[str]
+) -> tuple[Problem, ...]:
+    """With the hint that a name with `-` needs backquotes, if one stands without."""
+    bare = next((n for n in inputs if "-" in n and n in sql and f"`{n}`" not in sql), None)
+    if bare is None:
+        return tuple(problems)
+    return tuple(replace(p, hint=f"write `{bare}` in backquotes") for p in problems)
 
 
 def _unread(name: str, reads: Sequence[str]) -> Problem:
@@ -134,7 +147,9 @@ def _refused(key: str) -> Problem:
 def _check_clauses(branch: exp.Select) -> list[Problem]:
     found = [_refused(key) for key in _extra(branch, set(_ALLOWED))]
     if branch.find(exp.QueryTransform):
-        found.append(Problem("", "NotRowWise", "TRANSFORM ... USING cannot be used", "use python"))
+        found.append(
+            Problem("", "NotRowWise", "TRANSFORM cannot be used", "use functions of Spark SQL")
+        )
     if branch.find(exp.Window):
         hint = "use an operator with window; what is OVER a frame of rows is not supported yet"
         found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))

@@ -23,6 +23,8 @@ from rekindle.topology.sql import functions
 DIALECT = "spark"
 _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, when calls lack arguments."""
+_VAGUE = "Invalid expression / Unexpected token"
+"""What sqlglot says of most texts."""
 MAX_DEPTH = 100
 """Of a tree: what walks it recurses, here, in sqlglot and in Spark. Parentheses end sooner."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
@@ -99,8 +101,8 @@ def _parse_problem(error: ParseError) -> Problem:
     first = error.errors[0] if error.errors else {}
     where = f" at line {first.get('line')}, column {first.get('col')}" if first else ""
     near = f", near {first['highlight']!r}" if first.get("highlight") else ""
-    what = str(first.get("description") or error).rstrip(".")
-    return Problem("", "SqlDoesNotParse", f"does not parse{where}{near}: {what}")
+    what = str(first.get("description") or error).rstrip(".").replace(_VAGUE, "")
+    return Problem("", "SqlDoesNotParse", f"does not parse{where}{near}{what and f': {what}'}")
 
 
 def tokenize(sql: str) -> list[Token]:

@@ -1,0 +1,165 @@
+"""The rest of a spec of which some fields cannot be read: checked too, so that all problems are
+reported at once.
+
+What cannot be read is replaced by its default or a placeholder, and what follows from that is left
+out: problems of the same source, operator or query, and of all that reads it.
+
+Design: docs/design/compilation.md#validation.
+"""
+
+from __future__ import annotations
+
+import copy
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rekindle.errors import Problem
+from rekindle.topology.graph import ancestors, edges_of, nodes_with_paths
+from rekindle.topology.spec import TopologySpec
+from rekindle.topology.validate import validate
+
+Location = tuple[int | str, ...]
+
+_ROUNDS = 8
+"""A placeholder of an object may lack fields of its own."""
+_PLACEHOLDER = "placeholder"
+_OF_THE_GRAPH = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
+_NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
+_FOLLOWS = {
+    "spec.epochInterval": frozenset({"NotAMultiple"}),
+    "spec.checkpoint.interval": frozenset({"NotAMultiple"}),
+    "spec.checkpoint.volume": frozenset({"NoVolume"}),
+}
+"""Reasons that are left out where a field cannot be read."""
+
+
+def problems_of_the_rest(data: Any, unreadable: Sequence[str]) -> list[Problem]:
+    """What else is wrong with a spec whose fields at these paths cannot be read; [] where that
+    cannot be told. `file://` URLs count as usable: whether they are is not known here."""
+    spec = _readable(data)
+    if spec is None:
+        return []
+    found = validate(spec, "topology", local=True)
+    bad = [_parts(path) for path in unreadable]
+    return [p for p in found if not _follows(p, spec, bad)]
+
+
+def _readable(data: Any) -> TopologySpec | None:
+    """The spec with defaults and placeholders for what cannot be read."""
+    data = copy.deepcopy(data)
+    for _ in range(_ROUNDS):
+        try:
+            return TopologySpec.model_validate(data)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_context=False):
+                if not _replace(data, problem["loc"], problem["type"]):
+                    return None
+    return None
+
+
+def _replace(data: Any, location: Location, kind: str) -> bool:
+    *parents, last = location or (None,)
+    holder = data
+    try:
+        for part in parents:
+            holder = holder[part]
+        if kind == "extra_forbidden":
+            del holder[last]
+            return True
+        field = field_at(location)
+        if field is None:
+            return False
+        if isinstance(last, str) and not field.is_required():
+            del holder[last]
+        elif isinstance(last, int):
+            holder[last] = _placeholder(typing.get_args(field.annotation)[0])
+        else:
+            holder[last] = _placeholder(field.annotation)
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+def field_at(location: Iterable[int | str]) -> FieldInfo | None:
+    """The field that a location names, or the list that it is an item of."""
+    model: type[BaseModel] | None = TopologySpec
+    field: FieldInfo | None = None
+    for part in location:
+        if isinstance(part, int):
+            continue
+        if model is None:
+            return None
+        by_alias = {f.alias or n: f for n, f in model.model_fields.items()}
+        field = by_alias.get(part)
+        model = model_in(field.annotation) if field is not None else None
+    return field
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The class of the object, or of the objects of a list, that a field holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for a in typing.get_args(annotation) if (m := model_in(a))), None)
+
+
+def _placeholder(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) is tuple:
+        return []
+    if annotation in (int, float):
+        return 1
+    return _PLACEHOLDER if annotation is str else {}
+
+
+def _follows(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]]) -> bool:
+    """Whether a problem may be there only because something cannot be read."""
+    at = _parts(problem.path)
+    if at[:1] == ["metadata"]:
+        return True
+    if any(at[: len(b)] == b or b[: len(at)] == at for b in bad):
+        return True
+    if problem.reason in _OF_THE_GRAPH and any(_field_of(b) in _NAMES for b in bad):
+        return True
+    if any(problem.reason in _FOLLOWS.get(".".join(b), ()) for b in bad):
+        return True
+    return _node_of(at) in _touched(spec, bad)
+
+
+def _field_of(parts: Sequence[str]) -> str:
+    """The field of a path, whichever of its items is meant."""
+    return next((part for part in reversed(parts) if not part.isdigit()), "")
+
+
+def _touched(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
+    """Paths of the sources, operators and queries with something unreadable, and of all that reads
+    them."""
+    paths = {"/".join(_parts(path)): node.name for path, node in nodes_with_paths(spec)}
+    names = {paths[n] for b in bad if (n := _node_of(b)) in paths}
+    edges = edges_of(spec)
+    touched = {_node_of(b) for b in bad} - {""}
+    touched |= {path for path, name in paths.items() if names & ancestors(edges, [name])}
+    for at, query in enumerate(spec.queries):
+        if names & ancestors(edges, [query.from_]):
+            touched.add(f"spec/queries/{at}")
+    return touched
+
+
+def _node_of(parts: Sequence[str]) -> str:
+    return "/".join(parts[:3]) if len(parts) >= 3 and parts[1] in _NAMES else ""
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace("[", ".").replace("]", "").split(".") if path else []
+
+
+def field_path(location: Iterable[int | str]) -> str:
+    """pydantic's location as a manifest's path."""
+    path = "spec"
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path
