@@ -64,7 +64,7 @@ def dispatcher(
 ) -> Dispatcher:
     """A call may take a twentieth of the usual time."""
     retries = Retries(lambda: 1.0)
-    return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 20)
+    return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 5)
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:

@@ -63,7 +63,7 @@ def observe(snapshot: Snapshot) -> None:
     NODES.labels("not_ready").set(len(snapshot.nodes) - ready)
     QUERIES.clear()
     for topology in snapshot.topologies:
-        tally = Tally(q.get("state") for q in topology.status.get("queries") or ())
+        tally = Tally(str(q.state) for q in topology.own_status.queries.values())
         for state in _QUERY_STATES:
             QUERIES.labels(topology.key, state).set(tally[state])
 

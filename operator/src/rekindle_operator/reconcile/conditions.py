@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
@@ -20,8 +19,6 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, ReplicaState, replica_state, report_age
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
-
-Truth = Literal["True", "False", "Unknown"]
 
 _MESSAGE_LIMIT = 1024
 _REFUSED = "RefusedByTask"
@@ -32,7 +29,7 @@ _NO_REPORT = "NoReport"
 @dataclass(frozen=True, slots=True)
 class Condition:
     type: str
-    status: Truth | str
+    status: str  # True | False | Unknown
     reason: str
     message: str
 
