@@ -23,23 +23,12 @@ from kubernetes.client.exceptions import ApiException
 
 from rekindle import names
 from rekindle_testing.embedded.pki import CertificateAuthority
+from rekindle_testing.waiting import wait_for
 
-DEADLINE_S = 60.0
 START_S = 60.0  # of a process that imports much on a busy machine
 _POLL_S = 0.1
 _BEAT_S = 0.25
 _HEARTBEAT_S = 1.0
-
-
-def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
-    """The first true answer; fails with the last one."""
-    end = time.monotonic() + deadline_s
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}; last: {answer!r}"
-        time.sleep(_POLL_S)
 
 
 def now_text() -> str:

@@ -1,8 +1,7 @@
 """The embedded control plane is a real one: it schedules, refuses, fails and ends."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -10,6 +9,7 @@ import pytest
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane, ControlPlaneError, KubectlError
+from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -18,15 +18,6 @@ pytestmark = pytest.mark.cluster
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), report=print) as running:
         yield running
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 15) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def node(name: str) -> str:
@@ -87,7 +78,7 @@ def test_a_user_may_nothing_until_it_is_granted(control_plane: ControlPlane) -> 
             return False
         return True
 
-    assert eventually(may_list)
+    eventually(may_list)
 
 
 def test_the_scheduler_binds_a_pod_to_a_node(control_plane: ControlPlane) -> None:
@@ -109,7 +100,7 @@ def test_the_scheduler_binds_a_pod_to_a_node(control_plane: ControlPlane) -> Non
     def node_of_pod() -> str:
         return control_plane.kubectl("get", "pod/bound", "-o", "jsonpath={.spec.nodeName}")
 
-    assert eventually(lambda: node_of_pod() == "worker")
+    eventually(lambda: node_of_pod() == "worker")
 
 
 def test_everything_listens_on_loopback_only(control_plane: ControlPlane) -> None:

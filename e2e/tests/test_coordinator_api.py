@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.fixtures.fleet import Fleet
 from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -182,14 +183,6 @@ class Cluster:
         self.api.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
 
-def wait_for(condition: Callable[[], T], within_s: float = 20.0) -> T:
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
-
-
 @pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> ControlPlane:
     install_crd(control_plane)
@@ -207,7 +200,7 @@ def install_crd(control_plane: ControlPlane) -> None:
             return False
         return True
 
-    wait_for(served)
+    eventually(served)
 
 
 @pytest.fixture
@@ -222,7 +215,7 @@ def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
         with made.fleet:
             made.prepare()
             made.start_coordinator(1)
-            wait_for(lambda: {t.phase for t in made.fleet.tasks.values()} == {"Live"})
+            eventually(lambda: {t.phase for t in made.fleet.tasks.values()} == {"Live"})
             yield made
     finally:
         made.close()
@@ -235,7 +228,7 @@ def last_poll(cluster: Cluster, slot: Slot) -> PollRequest:
 
 
 def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> None:
-    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
     status = cluster.data_plane()
     slots = {s.key for s in cluster.fleet.tasks}
     assert {t["slot"] for t in status["tasks"]} == slots
@@ -251,12 +244,12 @@ def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> Non
 
 
 def test_a_coordinator_is_small(cluster: Cluster) -> None:
-    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
     process = psutil.Process(cluster.processes[0].pid)
     cpu_before, began = sum(process.cpu_times()[:2]), time.monotonic()
     polls_before = sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks)
     enough = polls_before + 12 * len(cluster.fleet.tasks)
-    wait_for(lambda: sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) >= enough)
+    eventually(lambda: sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) >= enough)
     elapsed = time.monotonic() - began
     cpu = (sum(process.cpu_times()[:2]) - cpu_before) / elapsed
     polls = (sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks) - polls_before) / elapsed
@@ -271,10 +264,10 @@ def test_a_coordinator_is_small(cluster: Cluster) -> None:
 def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None:
     slot = next(s for s in cluster.fleet.tasks if s.replica == 1)
     reader_streams = cluster.fleet.topology.segment(slot.segment).stream
-    wait_for(lambda: cluster.row(slot).get("phase") == "Live")
+    eventually(lambda: cluster.row(slot).get("phase") == "Live")
     cluster.fleet.tasks[slot].frozen = True
     frozen = time.time()
-    row = wait_for(lambda: (r := cluster.row(slot)).get("suspected") and r)
+    row = eventually(lambda: (r := cluster.row(slot)).get("suspected") and r)
     seen = time.time() - frozen
     said = datetime.fromisoformat(row["suspectedSince"]).timestamp() - frozen
     print(f"suspected after {said:.2f} s, in the status read after {seen:.2f} s")
@@ -286,7 +279,7 @@ def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None
             if upstream.stream == reader_streams and upstream.partition == slot.partition:
                 assert [e.suspected for e in upstream.endpoints] == [False, True]
     cluster.fleet.tasks[slot].frozen = False
-    wait_for(lambda: cluster.row(slot).get("suspected") is False)
+    eventually(lambda: cluster.row(slot).get("suspected") is False)
 
 
 def all_are_routed(cluster: Cluster) -> bool:
@@ -309,8 +302,8 @@ def routes(poll: PollRequest) -> list[tuple[str, int, list[Endpoint]]]:
 
 
 def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -> None:
-    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
-    wait_for(lambda: all_are_routed(cluster))  # on a slow machine the clock is ahead of the polls
+    eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
+    eventually(lambda: all_are_routed(cluster))  # on a slow machine the clock is ahead of the polls
     cluster.processes[0].send_signal(signal.SIGKILL)
     cluster.processes[0].wait()
     tasks = cluster.fleet.tasks
@@ -319,8 +312,8 @@ def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -
     given = {s: cluster.fleet.polls(s) for s in tasks}
     epoch = cluster.data_plane()["checkpoint"]["epoch"]
     cluster.start_coordinator(2)
-    wait_for(lambda: cluster.data_plane().get("fence") == 2)
-    wait_for(lambda: cluster.data_plane()["checkpoint"]["epoch"] > epoch)
+    eventually(lambda: cluster.data_plane().get("fence") == 2)
+    eventually(lambda: cluster.data_plane()["checkpoint"]["epoch"] > epoch)
     assert {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()} == started
     for slot, task in tasks.items():
         for poll in task.polls[given[slot] :]:
@@ -330,14 +323,14 @@ def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -
                 assert routes(poll) == routes(before[slot])
     for slot in tasks:  # a floor may come later, never be taken back
         least = before[slot].floor or 0
-        wait_for(lambda s=slot, f=least: (last_poll(cluster, s).floor or 0) >= f)
+        eventually(lambda s=slot, f=least: (last_poll(cluster, s).floor or 0) >= f)
     assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
 
 
 def test_a_coordinator_that_was_replaced_ends_with_code_3(cluster: Cluster) -> None:
-    wait_for(lambda: cluster.data_plane().get("fence") == 1)
+    eventually(lambda: cluster.data_plane().get("fence") == 1)
     cluster.start_coordinator(5)
-    wait_for(lambda: cluster.data_plane().get("fence") == 5)
+    eventually(lambda: cluster.data_plane().get("fence") == 5)
     assert cluster.processes[0].wait(10) == 3
     late = cluster.start_coordinator(2)
     assert late.wait(20) == 3
@@ -352,7 +345,7 @@ def test_sigterm_ends_it_cleanly(cluster: Cluster) -> None:
 
 def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Cluster) -> None:
     slot = next(s for s in cluster.fleet.tasks if s.replica == 1)
-    wait_for(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
+    eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
     cluster.fleet.stop(slot)
     cluster.api.kubectl(
         "delete", "pod", "-n", cluster.namespace, "--grace-period=0", "--force",
@@ -360,11 +353,11 @@ def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Clus
     )  # fmt: skip
     cluster.fleet.start([slot])
     cluster.create_pod(slot)
-    wait_for(lambda: cluster.fleet.tasks[slot].phase == "Live")
+    eventually(lambda: cluster.fleet.tasks[slot].phase == "Live")
     restored = cluster.fleet.tasks[slot].restored_from
     assert restored is not None
     assert restored >= 9
-    assert wait_for(lambda: cluster.row(slot).get("incarnation") == 2)
+    assert eventually(lambda: cluster.row(slot).get("incarnation") == 2)
 
 
 def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
@@ -377,12 +370,12 @@ def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
             before = cluster.fleet.polls(slot)
             epoch = last_committed(cluster)
             own.pause_api_server()
-            wait_for(lambda: cluster.fleet.polls(slot) - before > 12)  # noqa: B023
+            eventually(lambda: cluster.fleet.polls(slot) - before > 12)  # noqa: B023
             # Checkpoints need no API server either.
-            wait_for(lambda: last_committed(cluster) > epoch)  # noqa: B023
+            eventually(lambda: last_committed(cluster) > epoch)  # noqa: B023
             own.resume_api_server()
             renewed = lease_time(cluster)
-            wait_for(lambda: lease_time(cluster) > renewed)  # noqa: B023
+            eventually(lambda: lease_time(cluster) > renewed)  # noqa: B023
             assert cluster.processes[0].poll() is None
 
 

@@ -16,13 +16,14 @@ import pytest
 import yaml
 from kubernetes.client.exceptions import ApiException
 from operator_process import Operator
-from operator_world import START_S, World, wait_for
+from operator_world import START_S, World
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
 from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -104,7 +105,7 @@ def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]
     if world.custom_or_none("flights") is not None:
         world.delete("flights", "Background")
     # The garbage collector learns of a new kind by a look every 30 s: the first time it is late.
-    wait_for("nothing is left", lambda: not world.left_of("flights"), deadline_s=75)
+    wait_for("nothing is left", lambda: not world.left_of("flights"), 75)
 
 
 def _is_running(world: World) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from operator_process import Operator
-from operator_world import START_S, wait_for
+from operator_world import START_S
 
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -23,9 +23,10 @@ import pytest
 from rekindle_operator import probe
 from rekindle_operator.cluster.convert import node_view
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.pods import Pods, condition_of, container_of, eventually
+from rekindle_testing.embedded.pods import Pods, condition_of, container_of
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.partition import cgroup2_mount
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -137,7 +138,7 @@ def test_a_killed_node_takes_everything_with_it_at_once(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not (node.directory / "data").exists()
     assert node.log.exists()
-    eventually(lambda: ready(node) == "Unknown", "the control plane notices", within_s=20)
+    wait_for("the control plane notices", lambda: ready(node) == "Unknown", 20)
 
 
 def test_killing_the_agent_s_process_group_is_losing_the_node(
@@ -146,9 +147,9 @@ def test_killing_the_agent_s_process_group_is_losing_the_node(
     node, address = serving("grouped")
     assert node.agent_pid is not None
     os.killpg(os.getpgid(node.agent_pid), signal.SIGKILL)
-    eventually(lambda: not node.pids, "no process is left", within_s=2)
+    wait_for("no process is left", lambda: not node.pids, 2)
     assert not answers(address)
-    eventually(lambda: not (node.directory / "data").exists(), "its disk is gone", within_s=2)
+    wait_for("its disk is gone", lambda: not (node.directory / "data").exists(), 2)
 
 
 def test_a_frozen_node_is_silent_and_thaws_as_it_was(
@@ -162,10 +163,10 @@ def test_a_frozen_node_is_silent_and_thaws_as_it_was(
     # The kernel accepts for it, and nobody answers.
     with socket.create_connection((address, 8080), timeout=1):
         assert not answers(address)
-    eventually(lambda: ready(node) == "Unknown", "its silence is noticed", within_s=20)
-    eventually(lambda: condition_of(pods.get("frozen"), "Ready") == "False", "its pod is unready")
+    wait_for("its silence is noticed", lambda: ready(node) == "Unknown", 20)
+    wait_for("its pod is unready", lambda: condition_of(pods.get("frozen"), "Ready") == "False")
     node.thaw()
-    eventually(lambda: ready(node) == "True", "the node is back")
+    wait_for("the node is back", lambda: ready(node) == "True")
     pod = pods.wait_ready("frozen")
     assert answers(address)
     assert kubelet_lives(node, pods)
@@ -181,7 +182,7 @@ def test_a_thawed_zombie_ends_the_pods_that_were_given_up(
     pods.delete("zombie", grace_s=0)
     assert not pods.exists("zombie")
     node.thaw()
-    eventually(lambda: not answers(address), "the zombie's pod ends", within_s=10)
+    wait_for("the zombie's pod ends", lambda: not answers(address), 10)
 
 
 @pytest.mark.skipif(cgroup2_mount() is None or os.geteuid() != 0, reason="needs root and cgroup v2")
@@ -202,11 +203,11 @@ def test_a_partition_is_silence_on_both_sides_and_heals(
     assert answers(beside)
     assert not kubelet_lives(node, pods)
     assert kubelet_lives(other, pods)
-    eventually(lambda: ready(node) == "Unknown", "its silence is noticed", within_s=20)
+    wait_for("its silence is noticed", lambda: ready(node) == "Unknown", 20)
     assert ready(other) == "True"
     # Within the node all goes on: its own probe still succeeds, so nothing restarts.
     node.heal()
-    eventually(lambda: ready(node) == "True", "the node is back", within_s=20)
+    wait_for("the node is back", lambda: ready(node) == "True", 20)
     pod = pods.wait_ready("apart")
     assert container_of(pod)["restartCount"] == 0
     assert answers(address)
@@ -251,11 +252,11 @@ def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
     pods.delete("orphaned", grace_s=0)
     assert answers(orphan)
     (tmp_path / "end").touch()
-    eventually(lambda: len(exits(node)) == 1, "a container ended unseen")
+    wait_for("a container ended unseen", lambda: len(exits(node)) == 1)
     node.start_agent()
     ended = container_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
     assert ended["exitCode"] == 7
-    eventually(lambda: not answers(orphan), "the orphan ends")
+    wait_for("the orphan ends", lambda: not answers(orphan))
     after = container_of(pods.wait_ready("kept"))
     assert after["state"] == before["state"]
     assert after["containerID"] == before["containerID"]
@@ -296,12 +297,12 @@ def test_containers_are_restarted_while_the_api_server_is_away(tmp_path: Path) -
         pods = Pods(own.kubeconfig)
         pods.create("busy", spec)
         pods.wait_ready("busy")
-        eventually(lambda: starts() == 1, "it started")
+        wait_for("it started", lambda: starts() == 1)
         own.pause_api_server()
         (signs / "end").touch()
-        eventually(lambda: starts() == 2, "what crashed runs again")
+        wait_for("what crashed runs again", lambda: starts() == 2)
         (signs / "sick").touch()
-        eventually(lambda: starts() == 3, "what is not alive runs again")
+        wait_for("what is not alive runs again", lambda: starts() == 3)
         (signs / "sick").unlink()
         own.resume_api_server()
         pods.wait("busy", "was restarted", lambda p: container_of(p)["restartCount"] >= 2)
@@ -316,7 +317,7 @@ def test_an_agent_that_dies_is_started_again(node_factory: NodeFactory) -> None:
     first = node.agent_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: node.agent_pid not in (None, first), "another agent runs")
+    wait_for("another agent runs", lambda: node.agent_pid not in (None, first))
     node.wait_ready()
 
 
@@ -354,10 +355,10 @@ def test_nothing_outlives_the_process_that_made_the_node(
     assert len(pids) >= 2
     host.kill()
     host.wait()
-    eventually(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+    wait_for(
         "even a frozen node ends with its maker",
-        within_s=5,
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+        5,
     )
-    eventually(lambda: not (tmp_path / "brief/data").exists(), "its disk is gone", within_s=5)
+    wait_for("its disk is gone", lambda: not (tmp_path / "brief/data").exists(), 5)
     control_plane.kubectl("delete", "node/brief")

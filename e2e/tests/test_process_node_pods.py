@@ -16,10 +16,11 @@ import pytest
 from rekindle_operator.resources.common import secure_container, secure_pod
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.pods import Pods, condition_of, container_of, eventually
+from rekindle_testing.embedded.pods import Pods, condition_of, container_of
 from rekindle_testing.embedded.process_node.api import ApiClient
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.pod_object import PodObject
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -89,7 +90,7 @@ def test_a_node_registers_with_all_that_a_scheduler_reads(
         times.update(x["spec"]["renewTime"] for x in found if x["metadata"]["name"] == node.name)
         return len(times) > 1
 
-    eventually(is_renewed, "the lease is renewed")
+    wait_for("the lease is renewed", is_renewed)
 
 
 def test_a_node_may_not_speak_for_another(control_plane: ControlPlane, node: ProcessNode) -> None:
@@ -178,7 +179,7 @@ def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, po
     before = len(node.pids)
     pods.create("leaky", on(node, daemon, restartPolicy="Never"))
     pods.wait_phase("leaky", "Succeeded")
-    eventually(lambda: len(node.pids) == before, "the daemon ended with its container")
+    wait_for("the daemon ended with its container", lambda: len(node.pids) == before)
 
 
 # --- refused ----------------------------------------------------------------
@@ -187,7 +188,7 @@ def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, po
 def test_a_pod_above_what_is_left_fails_with_out_of_cpu(node: ProcessNode, pods: Pods) -> None:
     pods.create("large", on(node, "true", resources={"requests": {"cpu": "3"}}))
     assert pods.wait_phase("large", "Failed")["status"]["reason"] == "OutOfcpu"
-    eventually(lambda: "OutOfcpu" in pods.events("large"), "an Event says so")
+    wait_for("an Event says so", lambda: "OutOfcpu" in pods.events("large"))
 
 
 def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pods) -> None:
@@ -195,7 +196,7 @@ def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pod
     pod = pods.wait_phase("host", "Failed")
     assert pod["status"]["reason"] == "UnsupportedByProcessNode"
     assert "spec.hostNetwork" in pod["status"]["message"]
-    eventually(lambda: "UnsupportedByProcessNode" in pods.events("host"), "an Event says so")
+    wait_for("an Event says so", lambda: "UnsupportedByProcessNode" in pods.events("host"))
 
 
 def test_a_pod_that_is_secured_runs_and_is_told_what_is_not_honoured(
@@ -204,7 +205,7 @@ def test_a_pod_that_is_secured_runs_and_is_told_what_is_not_honoured(
     secured = on(node, "sleep 600", securityContext=secure_container())
     pods.create("secured", {**secured, "securityContext": secure_pod()})
     pods.wait_ready("secured")
-    eventually(lambda: "NotHonoured" in pods.events("secured"), "an Event says so")
+    wait_for("an Event says so", lambda: "NotHonoured" in pods.events("secured"))
     said = pods.events("secured")["NotHonoured"]
     assert "spec.securityContext.runAsNonRoot" in said
     assert "spec.containers[main].securityContext.capabilities.drop" in said
@@ -233,8 +234,8 @@ def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods, tmp_pat
         volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
     )
     pods.create("moody", spec)
-    eventually(
-        lambda: "statuscode: 503" in pods.events("moody").get("Unhealthy", ""), "its probe fails"
+    wait_for(
+        "its probe fails", lambda: "statuscode: 503" in pods.events("moody").get("Unhealthy", "")
     )
     assert condition_of(pods.wait_phase("moody", "Running"), "Ready") == "False"
     (tmp_path / "up").touch()
@@ -294,7 +295,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(node: ProcessNode, pods: 
     pods.delete("deaf")
     pods.wait_gone("deaf", within_s=5)
     assert time.monotonic() - asked >= 1
-    eventually(lambda: len(node.pids) == before, "its processes are gone")
+    wait_for("its processes are gone", lambda: len(node.pids) == before)
 
 
 def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) -> None:
@@ -302,7 +303,7 @@ def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) ->
     pods.create("forced", on(node, "sleep 600"))
     pods.wait_ready("forced")
     pods.delete("forced", grace_s=0)
-    eventually(lambda: len(node.pids) == before, "its processes are gone", within_s=5)
+    wait_for("its processes are gone", lambda: len(node.pids) == before, 5)
 
 
 def test_a_late_word_about_a_pod_does_not_touch_its_successor_of_the_same_name(
@@ -356,7 +357,7 @@ def test_kubectl_reads_logs_and_is_refused_exec(
 ) -> None:
     pods.create("seen", on(node, "echo hello; sleep 600", terminationGracePeriodSeconds=0))
     pods.wait_ready("seen")
-    eventually(lambda: control_plane.kubectl("logs", "seen") == "hello\n", "kubectl shows the log")
+    wait_for("kubectl shows the log", lambda: control_plane.kubectl("logs", "seen") == "hello\n")
     with pytest.raises(KubectlError):
         control_plane.kubectl("exec", "seen", "--", "true")
 
@@ -383,7 +384,7 @@ def test_kubectl_reads_the_tail_the_previous_log_and_follows_to_the_end(
     )
     pods.create("twice", spec)
     pods.wait("twice", "was restarted", lambda p: container_of(p)["restartCount"] == 1)
-    eventually(lambda: logs() == "second\nwaits\n", "it runs again")
+    wait_for("it runs again", lambda: logs() == "second\nwaits\n")
     assert logs("--tail=1") == "waits\n"
     assert logs("-p") == "first\n"
     with ThreadPoolExecutor(1) as follower:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.pods import Pods, container_of, eventually
+from rekindle_testing.embedded.pods import Pods, container_of
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.partition import cgroup2_mount
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -133,7 +134,7 @@ time.sleep(600)
         pods.create(name, on(node, script))
     for name in ("left", "right"):
         ip = pods.wait_ready(name)["status"]["podIP"]
-        eventually(lambda: len(pods.logs(name).split()) == 2, "both servers listen")  # noqa: B023
+        wait_for("both servers listen", lambda: len(pods.logs(name).split()) == 2)  # noqa: B023
         assert pods.logs(name).split() == [ip, ip]
 
 
@@ -234,7 +235,7 @@ def test_a_missing_config_map_is_waited_for_and_a_change_arrives(
     declared = [{"name": "c", "configMap": {"name": "late"}}]
     mounts = [{"name": "c", "mountPath": "/c"}]
     pods.create("patient", on(node, script, volumes=declared, volumeMounts=mounts))
-    eventually(lambda: "FailedMount" in pods.events("patient"), "an Event names the volume")
+    wait_for("an Event names the volume", lambda: "FailedMount" in pods.events("patient"))
     assert "'late' not found" in pods.events("patient")["FailedMount"]
     said = pods.wait("patient", "has a status", lambda p: "containerStatuses" in p["status"])
     assert said["status"]["phase"] == "Pending"

@@ -3,26 +3,16 @@
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rekindle_testing.embedded.processes import ProcessError, Supervisor, choose_ports
+from rekindle_testing.waiting import eventually
 
 # Starts a child that has a child, and prints both ids.
 FAMILY = ["sh", "-c", "sleep 60 & echo $$ $!; wait"]
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def is_running(pid: int) -> bool:
@@ -35,18 +25,18 @@ def is_running(pid: int) -> bool:
 def test_closing_ends_the_group_and_keeps_the_log(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         child = supervisor.start("family", FAMILY)
-        assert eventually(lambda: len(child.log_tail().split()) == 2)
+        eventually(lambda: len(child.log_tail().split()) == 2)
         pids = [int(pid) for pid in child.log_tail().split()]
         assert child.exit_code is None
     assert child.exit_code is not None
-    assert eventually(lambda: not any(map(is_running, pids)))
+    eventually(lambda: not any(map(is_running, pids)))
     assert (tmp_path / "family.log").exists()
 
 
 def test_a_child_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         child = supervisor.start("deaf", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"])
-        assert eventually(lambda: "ready" in child.log_tail())
+        eventually(lambda: "ready" in child.log_tail())
         supervisor.stop(child, grace_s=0.2)
         assert child.exit_code == -9
 
@@ -55,7 +45,7 @@ def test_a_paused_child_can_be_stopped(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         child = supervisor.start("sleeper", ["sleep", "60"])
         child.pause()
-        assert eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+        eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
         supervisor.stop(child, grace_s=10)
         assert child.exit_code == -15
 
@@ -81,11 +71,11 @@ def test_kill_9_of_the_supervisor_leaves_nothing_running(tmp_path: Path) -> None
         assert test.stdout is not None
         assert test.stdout.readline() == b"started\n"
         log = tmp_path / "family.log"
-        assert eventually(lambda: len(log.read_text().split()) == 2)
+        eventually(lambda: len(log.read_text().split()) == 2)
         everything = [child.pid for child in psutil.Process(test.pid).children(recursive=True)]
         assert len(everything) == 3  # the family and the watchdog
         test.kill()
-    assert eventually(lambda: not any(map(is_running, everything)))
+    eventually(lambda: not any(map(is_running, everything)))
 
 
 def test_chosen_ports_are_distinct_and_free() -> None:

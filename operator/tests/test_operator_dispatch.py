@@ -22,6 +22,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.schedule import Stage, Step, schedule
 from rekindle_operator.retries import Retries
+from rekindle_testing.waiting import wait_for
 
 _DEADLINE_S = 10.0
 
@@ -65,13 +66,6 @@ def dispatcher(
     """A call may take a twentieth of the usual time."""
     retries = Retries(lambda: 1.0)
     return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 5)
-
-
-def until(what: str, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def test_calls_that_hang_hold_up_no_other_topology(doer: Doer) -> None:
@@ -123,7 +117,7 @@ def test_a_hanging_namespace_gets_two_workers(
     doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 8, 60.0)
     running = threading.Thread(target=doing.run, args=([*bad, *good],))
     running.start()
-    until("eight are begun", lambda: len(begun) == 8)
+    wait_for("eight are begun", lambda: len(begun) == 8)
     assert sorted(begun)[:2] == ["hang0", "hang1"]
     assert len([key for key in begun if key.startswith("ok")]) >= 2
     doer.released.set()
@@ -136,14 +130,14 @@ def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
     doing.run([step("hang"), step("next", after="hang")])
     assert doer.skipped == ["next"], "nobody knows whether it is done"
     doer.released.set()
-    until("the call ends", lambda: doer.done == ["hang"])
+    wait_for("the call ends", lambda: doer.done == ["hang"])
 
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
     doing.run([step("hang"), step("event", stage=Stage.EMIT, after="hang")])
     doer.released.set()
-    until("the call ends", lambda: doer.done == ["hang"])
+    wait_for("the call ends", lambda: doer.done == ["hang"])
     doing.run([])
     assert doer.done == ["hang", "event"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -18,6 +17,7 @@ from rekindle_operator.cluster import mirror as mirrors
 from rekindle_operator.cluster.convert import pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import PodView
+from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
 
@@ -102,17 +102,10 @@ def started(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror[
     core = client.CoreV1Api(client.ApiClient(configuration))
     made = Mirror[PodView]("pods", core.list_pod_for_all_namespaces, pod_view, lambda: None)
     made.start()
-    until(lambda: made.synced and server.watches)
+    eventually(lambda: made.synced and server.watches)
     yield made
     server.ended.set()
     made._informer.stop()  # type: ignore[no-untyped-call]
-
-
-def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def names(mirror: Mirror[PodView]) -> set[str]:
@@ -124,10 +117,10 @@ def test_a_stalled_watch_is_opened_again_without_a_list(
 ) -> None:
     server.stalls = True
     watches = server.watches
-    until(lambda: server.watches > watches)  # this one stalls
+    eventually(lambda: server.watches > watches)  # this one stalls
     server.stalls = False
     server.add("b")
-    until(lambda: names(started) == {"a", "b"}, within_s=5.0)
+    eventually(lambda: names(started) == {"a", "b"}, 5.0)
     assert server.lists == 1
 
 
@@ -136,11 +129,11 @@ def test_a_mirrors_age_is_the_time_since_the_last_response(
 ) -> None:
     server.stalls = True
     watches = server.watches
-    until(lambda: server.watches > watches)
-    until(lambda: started.age_s > 1.0)
+    eventually(lambda: server.watches > watches)
+    eventually(lambda: started.age_s > 1.0)
     server.stalls = False
     server.add("b")
-    until(lambda: started.age_s < 1.0)
+    eventually(lambda: started.age_s < 1.0)
 
 
 def test_a_periodic_list_corrects_what_a_watch_has_missed(
@@ -148,4 +141,4 @@ def test_a_periodic_list_corrects_what_a_watch_has_missed(
 ) -> None:
     server.items = [pod("z", 1)]  # no event has told
     monkeypatch.setattr(mirrors, "_RELIST_S", 0.5)
-    until(lambda: names(started) == {"z"})
+    eventually(lambda: names(started) == {"z"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -177,10 +176,3 @@ class World:
 
     def sums(self) -> list[int]:
         return [b.rows["n"][0].as_py() for b in self.log]
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from log_parts import MemorySpill, batch, filled, open_log
 from reader_parts import A, FakeClient, Harness, endpoints
-from task_world import eventually
 
 from rekindle.errors import EpochTooLarge, LogCorrupt
 from rekindle.streams import flight
@@ -27,6 +26,7 @@ from rekindle.streams.flight import (
     StreamUnavailable,
 )
 from rekindle.streams.log import OutputLog
+from rekindle_testing.waiting import eventually
 
 
 def flip(path: Path, at: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from task_world import SCHEMA, World, eventually
+from task_world import SCHEMA, World
 
 from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment
@@ -16,6 +16,7 @@ from rekindle.task.discard import discard_marked, mark
 from rekindle.task.state import TaskState
 from rekindle.task.status import KEPT_DIGESTS
 from rekindle.topology.spec import SinkSpec
+from rekindle_testing.waiting import eventually
 
 SINK = SinkAssignment(
     query="q", from_epoch=0, sink=SinkSpec.model_validate({"files": {"url": "memory://x"}})

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from task_world import SINK, World, eventually
+from task_world import SINK, World
 
 from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.discard import discard_marked, mark
 from rekindle.task.state import TaskState
+from rekindle_testing.waiting import eventually
 
 WRONG = 5
 SUMS = [sum(range(e + 1)) for e in range(12)]

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from task_world import eventually
 
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
+from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
 

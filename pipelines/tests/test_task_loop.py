@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from task_world import SINK, World, eventually
+from task_world import SINK, World
 
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
@@ -16,6 +16,7 @@ from rekindle.errors import Diverged
 from rekindle.protocol import RestorePoint
 from rekindle.task.inputs import released_epoch
 from rekindle.task.state import TaskState
+from rekindle_testing.waiting import eventually
 
 
 @pytest.fixture

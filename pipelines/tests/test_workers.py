@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from reader_parts import FakeClient, FakeReplicas, Harness, endpoints
-from task_world import SINK, World, eventually
+from task_world import SINK, World
 
 from rekindle.streams.flight import ReadRequest, ReadResponse
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.workers import Worker
+from rekindle_testing.waiting import eventually
 
 A, B = "a:1", "b:1"
 

@@ -14,7 +14,7 @@ class DeadlineError(AssertionError):
 
 
 def wait_for(
-    what: str, probe: Callable[[], T | None], timeout_s: float = 10.0, every_s: float = 0.05
+    what: str, probe: Callable[[], T | None], timeout_s: float = 60.0, every_s: float = 0.05
 ) -> T:
     """Poll until `probe` returns something truthy, and return that; raises `DeadlineError` naming
     `what`."""
@@ -26,3 +26,8 @@ def wait_for(
         if time.monotonic() > end:
             raise DeadlineError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
         time.sleep(every_s)
+
+
+def eventually(probe: Callable[[], T | None], timeout_s: float = 20.0) -> T:
+    """`wait_for` where the line itself says what is waited for."""
+    return wait_for("what the failing line asks for", probe, timeout_s, 0.01)

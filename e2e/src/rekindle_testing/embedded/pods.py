@@ -13,6 +13,7 @@ from typing import Any
 
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import ApiRefusal, Json, JsonApi
+from rekindle_testing.waiting import wait_for
 
 _POLL_S = 0.05
 
@@ -92,7 +93,7 @@ class Pods:
         )
 
     def wait_gone(self, name: str, within_s: float = 15.0) -> None:
-        eventually(lambda: not self.exists(name), f"pod {name} is gone", within_s)
+        wait_for(f"pod {name} is gone", lambda: not self.exists(name), within_s)
 
     def clear(self) -> None:
         """Take away at once whatever was made here and is still there."""
@@ -116,11 +117,3 @@ def container_of(pod: Json, name: str = "") -> Json:
 def condition_of(pod: Json, kind: str) -> str:
     conditions = pod["status"].get("conditions") or []
     return next((str(c["status"]) for c in conditions if c["type"] == kind), "")
-
-
-def eventually(condition: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise EmbeddedError(f"{within_s:g} s passed and it is not so that {what}")
-        time.sleep(_POLL_S)
