@@ -55,6 +55,15 @@ def typed(
     return column
 
 
+def misfit(column: pa.Array, target: pa.DataType, rules: TextRules) -> int | None:
+    """The index of the first value that does not fit, None if all do."""
+    try:
+        convert(column, target, rules)
+    except _FAILURES:
+        return _first_bad(lambda part: convert(part, target, rules), column)
+    return None
+
+
 def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
     """Raises ValueError or ArrowNotImplementedError."""
     source, t = column.type, pa.types

@@ -36,10 +36,13 @@ _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """One input file; `identity` changes when its content does (size, time or ETag)."""
+    """One input file; `identity` changes when its content does (size, time or ETag). `name` is the
+    end of its path: what is below the URL's directory, or from its first wildcard on; so it is the
+    same wherever the input lies."""
 
     path: str
     identity: str
+    name: str
 
 
 def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
@@ -48,7 +51,11 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
         fs, path = fsspec.core.url_to_fs(url)
         fs.invalidate_cache()  # what is there now, not what a store listed before
         paths = _expand(fs, path)
-        found = [FoundFile(p, _identity(fs.info(p))) for p in sorted(paths)]
+        depth = _depth(fs, path)
+        found = [
+            FoundFile(p, _identity(fs.info(p)), "/".join(p.split("/")[depth:]))
+            for p in sorted(paths)
+        ]
     except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
         raise SourceFailed(
             f"source {source}: {url} cannot be read: {_said(e)}; is its place within reach, and "
@@ -73,6 +80,15 @@ def _expand(fs: Any, path: str) -> list[str]:
     if fs.isdir(path):
         return [p for p in map(str, fs.find(path)) if not _hidden_below(p, len(parts))]
     return [path] if fs.exists(path) else []
+
+
+def _depth(fs: Any, path: str) -> int:
+    """How many parts of a file's path do not belong to its name."""
+    parts = path.rstrip("/").split("/")
+    wild = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
+    if wild is not None:
+        return wild
+    return len(parts) if fs.isdir(path) else len(parts) - 1
 
 
 def _hidden_below(path: str, depth: int) -> bool:

@@ -38,6 +38,7 @@ from rekindle.connectors.cuts import (
     exact,
     first_row,
 )
+from rekindle.connectors.event_time import with_event_time
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
 from rekindle.connectors.input_identity import InputFile, decode, encode, identify
 from rekindle.connectors.prepared import (
@@ -56,6 +57,7 @@ from rekindle.objects import to_json
 from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
+from rekindle.topology.sql.event_time import parse_event_time
 
 _log = logging.getLogger(__name__)
 
@@ -72,13 +74,28 @@ class _Job:
     files: FilesSourceSpec
     schema: pa.Schema
     event_time: str | None
+    expression: str | None
     interval_us: int
+
+    @property
+    def raw(self) -> pa.Schema:
+        """The columns that are read from the files."""
+        made = {self.files.file_name_column, self.event_time if self.expression else None}
+        return pa.schema([f for f in self.schema if f.name not in made])
 
 
 def open_files(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
     """Prepare the source unless that was done, and open it. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
-    job = _Job(source.name, options, node.schema, node.event_time, context.epoch_interval_us)
+    expression = source.event_time.expression if source.event_time else None
+    job = _Job(
+        source.name,
+        options,
+        node.schema,
+        node.event_time,
+        expression,
+        context.epoch_interval_us,
+    )
     _check(job)
     fs, found = find_files(job.files.url, job.name)
     base = f"source-{node.id}-{_fingerprint(job, found)}"
@@ -219,6 +236,7 @@ def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
         "spec": job.files.model_dump(mode="json"),
         "schema": job.schema.to_string(),
         "event_time": job.event_time,
+        "expression": job.expression,
         "interval_us": job.interval_us,
     }
     return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()
@@ -251,7 +269,27 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
 
 def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[pa.RecordBatch]]:
     for file in found:
-        yield read_batches(fs, file.path, job.files, job.schema, job.name)
+        yield _read(job, fs, file)
+
+
+def _read(job: _Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
+    """The rows of one file, with the columns that are made of them."""
+    batches = read_batches(fs, file.path, job.files, job.raw, job.name)
+    if job.files.file_name_column is not None:
+        batches = _with_name(batches, job.files.file_name_column, file.name)
+    if job.expression is None:
+        return batches
+    raw = pa.schema([f for f in job.schema if f.name != job.event_time])
+    expression = parse_event_time(job.expression, raw)
+    return with_event_time(batches, expression, job.schema, f"source {job.name}: {file.path}")
+
+
+def _with_name(
+    batches: Iterator[pa.RecordBatch], column: str, name: str
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        names = pa.array([name] * batch.num_rows, pa.string())
+        yield batch.append_column(pa.field(column, pa.string()), names)
 
 
 def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:

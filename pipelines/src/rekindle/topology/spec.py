@@ -79,7 +79,10 @@ class RecoverySpec(Spec):
 
 class EventTimeSpec(Spec):
     column: str
-    """A TIMESTAMP column of the schema."""
+    """A TIMESTAMP column of the schema, or the one that `expression` makes."""
+    expression: str | None = None
+    """Makes the column of [the columns that a file has](topology.md#event-time):
+    `to_timestamp(started, 'dd/MM/yyyy HH:mm')`."""
     lateness: Duration = 0
     """How much older than the newest row a row may be. Windows close that much later."""
     idle_after: Duration | None = None

@@ -8,7 +8,7 @@ Design: docs/design/compilation.md#event-time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,10 +16,11 @@ import pyarrow as pa
 from rekindle.errors import Problem
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
 from rekindle.topology.problems import InvalidSql, nearest
-from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec, WindowSpec
+from rekindle.topology.spec import EventTimeSpec, OperatorSpec, SourceSpec, TopologySpec, WindowSpec
 from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.sql.columns import unknown_columns
 from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.sql.event_time import parse_event_time
 from rekindle.topology.sql.inference import field_of, infer_types, known_type
 from rekindle.topology.sql.row_wise import check_sql
 from rekindle.topology.windows.kind import END, START
@@ -63,6 +64,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     except InvalidSql as error:
         problems += [f.at(f"{path}.schema") for f in error.problems]
         return Stream(None, node.event_time.column if node.event_time else None, 1)
+    schema = _with_added(node, schema, path, problems)
     for field in schema:
         if field.name.startswith("__"):
             what = f"column {field.name} begins with __"
@@ -70,12 +72,49 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
                 Problem(f"{path}.schema", "ReservedColumn", what, "rename it, it is reserved")
             )
     event_time = node.event_time.column if node.event_time else None
-    if event_time is not None:
+    if node.event_time is not None and node.event_time.expression is not None:
+        problems += _made_event_time(node, node.event_time, schema, f"{path}.eventTime")
+        if event_time not in schema.names:
+            schema = schema.append(pa.field(event_time, TIMESTAMP))
+    elif event_time is not None:
         problems += check_timestamp(schema, event_time, f"{path}.eventTime.column")
     for kind, given in node.kinds.items():
         if given is not None:
             problems += given.check_columns(schema, event_time, f"{path}.{kind}")
     return Stream(schema, event_time, 1)
+
+
+def _with_added(
+    node: SourceSpec, schema: pa.Schema, path: str, problems: list[Problem]
+) -> pa.Schema:
+    """The declared columns, and those that the connector adds."""
+    for kind, given in node.kinds.items():
+        for option, field in (given.added_columns if given else {}).items():
+            if field.name in schema.names:
+                what = f"column {field.name} is in the schema, and would be added to it"
+                where = f"{path}.{kind}.{option}"
+                problems.append(Problem(where, "DuplicateColumn", what, "use another name"))
+            else:
+                schema = schema.append(field)
+    return schema
+
+
+def _made_event_time(
+    node: SourceSpec, event_time: EventTimeSpec, schema: pa.Schema, path: str
+) -> Iterator[Problem]:
+    """What is wrong with an event time that is made of the columns of `schema`."""
+    if any(given is not None and not given.raw_rows for given in node.kinds.values()):
+        what = "only a source of files has columns to make event time of"
+        yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
+        return
+    if event_time.column in schema.names:
+        what = f"column {event_time.column} is in the schema, and would be made by expression"
+        hint = "give the made column another name, or leave expression out"
+        yield Problem(f"{path}.column", "DuplicateColumn", what, hint)
+    try:
+        parse_event_time(event_time.expression or "", schema)
+    except InvalidSql as error:
+        yield from (f.at(f"{path}.expression") for f in error.problems)
 
 
 def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
@@ -86,7 +125,8 @@ def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
     kind = known_type(schema.field(column))
     if kind is not None and kind != TIMESTAMP:
         what = f"column {column} is {arrow_to_ddl(kind)}, not a TIMESTAMP"
-        return [Problem(path, "NotATimestamp", what, "declare it TIMESTAMP in the schema")]
+        hint = "declare it TIMESTAMP, or make another column of it with eventTime.expression"
+        return [Problem(path, "NotATimestamp", what, hint)]
     return []
 
 

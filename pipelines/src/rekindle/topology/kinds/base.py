@@ -36,6 +36,13 @@ class SourceOptions(Spec):
     `rekindle.connectors` that opens it; None: the kind is named, and not built."""
 
     connector: ClassVar[str | None] = None
+    raw_rows: ClassVar[bool] = False
+    """Whether it reads rows of which `eventTime.expression` can make event time."""
+
+    @property
+    def added_columns(self) -> dict[str, pa.Field]:
+        """Columns that it adds to those of the schema, by the field that names them."""
+        return {}
 
     @property
     def input_url(self) -> str | None:

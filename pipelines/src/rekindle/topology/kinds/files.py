@@ -41,6 +41,7 @@ _OF_CSV = ("delimiter", "header", "quote", "escape", "encoding")
 
 class FilesSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "files_source:open_files"
+    raw_rows: ClassVar[bool] = True
     other_names: ClassVar[Mapping[str, str]] = {
         "sep": "delimiter",
         "separator": "delimiter",
@@ -62,6 +63,9 @@ class FilesSourceSpec(SourceOptions):
     """Rows a second. Exactly one of `speedup` and `rowsPerSecond`."""
     null_value: str = "NA"
     """CSV text that means NULL, unless it is in quotes."""
+    file_name_column: str | None = Field(None, min_length=1)
+    """STRING column that is added to the schema: the name of each row's file, with the folders
+    below the directory, or from the first wildcard, of `url`."""
     delimiter: str = Field(",", min_length=1, max_length=2)
     """Character between two values of a CSV file; `\\t` is a tab."""
     header: bool = True
@@ -79,6 +83,11 @@ class FilesSourceSpec(SourceOptions):
     @classmethod
     def _tab(cls, value: str) -> str:
         return "\t" if value == r"\t" else value
+
+    @property
+    def added_columns(self) -> dict[str, pa.Field]:
+        name = self.file_name_column
+        return {} if name is None else {"fileNameColumn": pa.field(name, pa.string())}
 
     @property
     def input_url(self) -> str:

@@ -1,0 +1,227 @@
+"""Evaluates `eventTime.expression` over the raw rows of a file: exactly, or refused.
+
+NULL and an empty text give NULL. A value of which the expression makes no time is an error that
+names its row: a NULL in silence would put the row in the wrong epoch. Arrow in, Arrow out; knows no
+files. No clocks, and no zone but those that the expression names.
+
+Design: docs/design/exactly-once.md#sources.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.connectors.conversions import TextRules, convert, misfit
+from rekindle.errors import SchemaMismatch
+from rekindle.topology.sql.ddl import TIMESTAMP
+from rekindle.topology.sql.event_time import (
+    Column,
+    Concat,
+    Expression,
+    LocalTime,
+    ParsedTime,
+    SinceEpoch,
+    Text,
+)
+from rekindle.topology.sql.time_formats import MONTHS, TimeFormat
+
+_SECOND_US = 1_000_000
+_EPOCH = dt.datetime(1970, 1, 1)
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class _Misfit(Exception):
+    """The first row without a time: its index, its value, and what is wrong with it."""
+
+    def __init__(self, row: int, value: Any, what: str) -> None:
+        super().__init__(what)
+        self.row, self.value, self.what = row, value, what
+
+
+def with_event_time(
+    batches: Iterator[pa.RecordBatch], expression: Expression, schema: pa.Schema, where: str
+) -> Iterator[pa.RecordBatch]:
+    """The batches with the event time as one more column, the last of `schema`. Raises
+    SchemaMismatch."""
+    row = 0
+    for batch in batches:
+        try:
+            times = evaluate(expression, batch)
+        except _Misfit as e:
+            raise SchemaMismatch(
+                f"{where}: eventTime.expression, row {row + e.row + 1}: {e.value!r} {e.what}; "
+                "correct the file, or the expression"
+            ) from e
+        yield pa.RecordBatch.from_arrays([*batch.columns, times], schema=schema)
+        row += batch.num_rows
+
+
+def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+    """The value of each row, of the expression's type."""
+    match expression:
+        case Column(name):
+            return batch.column(batch.schema.get_field_index(name))
+        case Text(value):
+            return pa.array([value] * batch.num_rows, pa.string())
+        case Concat(parts):
+            texts = [pc.cast(evaluate(part, batch), pa.string()) for part in parts]
+            return pc.binary_join_element_wise(*texts, "", null_handling="emit_null")
+        case SinceEpoch(number, unit_us):
+            return _since_epoch(evaluate(number, batch), unit_us)
+        case ParsedTime(text, None):
+            return _iso(evaluate(text, batch))
+        case ParsedTime(text, format):
+            return _formatted(evaluate(text, batch), format)
+        case LocalTime(time, zone):
+            return _from_zone(evaluate(time, batch), zone)
+        case _:
+            assert_never(expression)
+
+
+def _since_epoch(numbers: pa.Array, unit_us: int) -> pa.Array:
+    missing = _missing(numbers)
+    if pa.types.is_floating(numbers.type):
+        values = np.floor(_numpy(pc.cast(numbers, pa.float64()), 0.0) * unit_us)
+        wrong = ~(np.abs(values) < 2.0**63)  # also NaN
+    else:
+        values = _numpy(pc.cast(numbers, pa.int64()), 0)
+        most = (2**63 - 1) // unit_us
+        wrong = (values > most) | (values < -most)
+        values = np.where(wrong, 0, values) * unit_us
+    _require(wrong & ~missing, numbers, "is outside of the times that there are")
+    return _times(values.astype(np.int64), missing)
+
+
+def _iso(values: pa.Array) -> pa.Array:
+    if values.type == TIMESTAMP:
+        return values
+    row = misfit(values, TIMESTAMP, TextRules())
+    if row is not None:
+        what = "is no time as 2013-01-31 06:00:00 is: give to_timestamp its format"
+        raise _Misfit(row, values[row].as_py(), what)
+    return convert(values, TIMESTAMP, TextRules())
+
+
+def _formatted(texts: pa.Array, format: TimeFormat | None) -> pa.Array:
+    if format is None:
+        raise TypeError("to_timestamp without a format is ISO 8601")
+    trimmed = pc.utf8_trim_whitespace(texts)
+    missing = _missing(texts) | _numpy(pc.fill_null(pc.equal(trimmed, ""), False), False)
+    parts = pc.extract_regex(trimmed, format.regex)
+    wrong = _missing(parts) & ~missing
+    what = f"is not of the format {format.pattern!r}"
+    _require(wrong, texts, what)
+    by_name = dict(zip((f.name for f in parts.type), parts.flatten(), strict=True))
+    values, possible = _civil(by_name, len(texts))
+    _require(~possible & ~missing, texts, f"{what}: there is no such time")
+    return _times(values, missing)
+
+
+def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
+    """Microseconds since 1970 of the parts of times, and which of them there are."""
+    year = _part(parts, "year", rows) + _part(parts, "year_of_century", rows)
+    if "year_of_century" in parts:
+        year = year + 2000
+    month = _month(parts, rows)
+    day = _part(parts, "day", rows)
+    hour = _part(parts, "hour", rows)
+    possible = (month >= 1) & (month <= 12) & (day >= 1)
+    if "half" in parts:
+        half_hour = _part(parts, "hour_of_half", rows)
+        given = _numpy(pc.not_equal(pc.fill_null(parts["half"], ""), ""), False)
+        possible &= ~given | ((half_hour >= 1) & (half_hour <= 12))
+        after_noon = _numpy(pc.equal(pc.utf8_upper(pc.fill_null(parts["half"], "")), "PM"), False)
+        hour = half_hour % 12 + 12 * after_noon
+    minute, second = _part(parts, "minute", rows), _part(parts, "second", rows)
+    possible &= (hour < 24) & (minute < 60) & (second < 60)
+    months = np.where(possible, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
+    first = months.astype("datetime64[D]").astype(np.int64)
+    length = (months + 1).astype("datetime64[D]").astype(np.int64) - first
+    possible &= day <= length
+    seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
+    micros = seconds * _SECOND_US + _fraction(parts, rows) - _offset(parts, rows)
+    return micros, possible
+
+
+def _part(parts: dict[str, pa.Array], name: str, rows: int) -> Int64s:
+    """The number of a part, 0 where it is not there."""
+    if name not in parts:
+        return np.zeros(rows, dtype=np.int64)
+    texts = pc.fill_null(parts[name], "")
+    texts = pc.if_else(pc.equal(texts, ""), "0", texts)
+    numbers: Int64s = _numpy(pc.cast(texts, pa.int64()), 0)
+    return numbers
+
+
+def _month(parts: dict[str, pa.Array], rows: int) -> Int64s:
+    if "month_name" not in parts:
+        return _part(parts, "month", rows)
+    names = pa.array([name[:3].lower() for name in MONTHS])
+    short = pc.utf8_slice_codeunits(pc.utf8_lower(parts["month_name"]), 0, 3)
+    found: Int64s = _numpy(pc.index_in(short, names), -1).astype(np.int64) + 1
+    return found
+
+
+def _fraction(parts: dict[str, pa.Array], rows: int) -> Int64s:
+    if "fraction" not in parts:
+        return np.zeros(rows, dtype=np.int64)
+    padded = pc.utf8_rpad(pc.fill_null(parts["fraction"], ""), 6, "0")
+    micros: Int64s = _numpy(pc.cast(padded, pa.int64()), 0)
+    return micros
+
+
+def _offset(parts: dict[str, pa.Array], rows: int) -> Int64s:
+    """Microseconds by which a time's own zone is before UTC."""
+    if "zone" not in parts:
+        return np.zeros(rows, dtype=np.int64)
+    zone = pc.replace_substring(pc.fill_null(parts["zone"], ""), ":", "")
+    digits = pc.utf8_rpad(pc.replace_substring_regex(zone, "^[^0-9]*", ""), 4, "0")
+    number = _numpy(pc.cast(digits, pa.int64()), 0)
+    sign = np.where(_numpy(pc.starts_with(zone, "-"), False), -1, 1)
+    minutes: Int64s = number // 100 * 60 + number % 100
+    return sign * minutes * 60 * _SECOND_US
+
+
+def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:
+    missing = _missing(times)
+    values = _numpy(pc.cast(times, pa.int64()), 0)
+    seconds, where = np.unique(values // _SECOND_US, return_inverse=True)
+    offsets = np.zeros(len(seconds), dtype=np.int64)
+    for at, second in enumerate(seconds.tolist()):
+        try:
+            offset = (_EPOCH + dt.timedelta(seconds=second)).replace(tzinfo=zone).utcoffset()
+        except OverflowError as e:
+            row = int(np.flatnonzero((where == at) & ~missing)[0])
+            what = "is outside of the years of which zones are known, 1 to 9999"
+            raise _Misfit(row, str(np.datetime64(int(values[row]), "us")), what) from e
+        offsets[at] = int((offset or dt.timedelta()).total_seconds())
+    return _times(values - offsets[where] * _SECOND_US, missing)
+
+
+def _times(micros: Int64s, missing: Bools) -> pa.Array:
+    return pa.array(micros, pa.int64(), mask=missing).cast(TIMESTAMP)
+
+
+def _missing(values: pa.Array) -> Bools:
+    found: Bools = values.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numpy(values: pa.Array, instead: Any) -> Any:
+    return pc.fill_null(values, instead).to_numpy(zero_copy_only=False)
+
+
+def _require(wrong: Bools, values: pa.Array, what: str) -> None:
+    """Raises _Misfit for the first wrong row."""
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        row = int(rows[0])
+        raise _Misfit(row, values[row].as_py(), what)

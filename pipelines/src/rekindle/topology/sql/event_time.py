@@ -1,0 +1,263 @@
+"""Expressions for `eventTime.expression`: how a source's event time is made of its raw columns.
+
+A small part of Spark SQL, with Spark's names and meanings: `to_timestamp`, `to_utc_timestamp`,
+`timestamp_seconds`, `timestamp_millis`, `timestamp_micros`, `concat` and `||`, over columns and
+texts. It is evaluated when a source is read (`rekindle.connectors.event_time`), before there is a
+Spark. Pure: text and schema in, a typed tree out.
+
+Design: docs/design/exactly-once.md#sources.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import zoneinfo
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+
+from rekindle.errors import Problem
+from rekindle.topology.problems import InvalidSql, did_you_mean, nearest
+from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl
+from rekindle.topology.sql.time_formats import TimeFormat, parse_format
+
+STRING = pa.string()
+UNITS = {"timestamp_seconds": 1_000_000, "timestamp_millis": 1_000, "timestamp_micros": 1}
+_FUNCTIONS = ("to_timestamp", "to_utc_timestamp", *UNITS, "concat")
+_HINT = "write it like to_timestamp(started, 'dd/MM/yyyy HH:mm') or timestamp_millis(ms)"
+_TOKEN = re.compile(
+    r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|`(?P<name>(?:[^`]|``)+)`|'(?P<text>(?:[^']|'')*)'"
+    r"|(?P<mark>\|\||[(),]))"
+)
+_OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A raw column."""
+
+    name: str
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text in quotes."""
+
+    value: str
+    type: pa.DataType = STRING
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Texts and whole numbers, one after the other; NULL if one of them is."""
+
+    parts: tuple[Expression, ...]
+    type: pa.DataType = STRING
+
+
+@dataclass(frozen=True, slots=True)
+class SinceEpoch:
+    """A number of units of `unit_us` microseconds since 1970, UTC."""
+
+    number: Column
+    unit_us: int
+    type: pa.DataType = TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTime:
+    """A text as a time, UTC where it names no zone; without `format` ISO 8601."""
+
+    text: Expression
+    format: TimeFormat | None
+    type: pa.DataType = TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTime:
+    """A time of a zone's clocks, as UTC. Of an hour that a zone has twice, the first; in one that
+    it leaves out, as much later."""
+
+    time: Expression
+    zone: dt.tzinfo
+    type: pa.DataType = TIMESTAMP
+
+
+Expression = Column | Text | Concat | SinceEpoch | ParsedTime | LocalTime
+
+
+def parse_event_time(text: str, schema: pa.Schema) -> Expression:
+    """The expression, whose type is TIMESTAMP. Raises InvalidSql."""
+    parser = _Parser(text, schema)
+    found = parser.expression()
+    parser.end()
+    if found.type == pa.date32():
+        found = ParsedTime(found, None)
+    if found.type != TIMESTAMP:
+        what = f"{text!r} is {arrow_to_ddl(found.type)}, not a TIMESTAMP"
+        _refuse(what, _to_timestamp_hint(found))
+    return found
+
+
+def _to_timestamp_hint(found: Expression) -> str:
+    if pa.types.is_integer(found.type):
+        name = found.name if isinstance(found, Column) else "n"
+        return f"write timestamp_seconds({name}) or timestamp_millis({name})"
+    return _HINT
+
+
+def _refuse(message: str, hint: str = _HINT) -> NoReturn:
+    raise InvalidSql([Problem("", "InvalidExpression", message, hint)])
+
+
+class _Parser:
+    """Recursive descent over the tokens of one expression."""
+
+    def __init__(self, text: str, schema: pa.Schema) -> None:
+        self._text = text
+        self._schema = schema
+        self._tokens = self._scan()
+        self._at = 0
+
+    def _scan(self) -> list[re.Match[str]]:
+        tokens, at = [], 0
+        while at < len(self._text.rstrip()):
+            match = _TOKEN.match(self._text, at)
+            if match is None:
+                found = self._text[at:].lstrip()
+                hint = "write a name with other characters than a-z, 0-9 and _ in backquotes"
+                _refuse(f"{self._text!r}: unexpected {found[0]!r} at {found[:20]!r}", hint)
+            tokens.append(match)
+            at = match.end()
+        return tokens
+
+    def _take(self, mark: str) -> bool:
+        if self._at < len(self._tokens) and self._tokens[self._at]["mark"] == mark:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self._take(mark):
+            _refuse(f"{self._text!r}: expected {mark} {self._place()}")
+
+    def _place(self) -> str:
+        if self._at == len(self._tokens):
+            return "at the end"
+        return f"before {self._tokens[self._at][0].strip()!r}"
+
+    def end(self) -> None:
+        if self._at < len(self._tokens):
+            _refuse(f"{self._text!r}: the expression should end {self._place()}")
+
+    def expression(self) -> Expression:
+        parts = [self._term()]
+        while self._take("||"):
+            parts.append(self._term())
+        return parts[0] if len(parts) == 1 else _concat(parts)
+
+    def _term(self) -> Expression:
+        if self._take("("):
+            inner = self.expression()
+            self._expect(")")
+            return inner
+        if self._at == len(self._tokens) or self._tokens[self._at]["mark"]:
+            _refuse(f"{self._text!r}: expected a column or a function {self._place()}")
+        token = self._tokens[self._at]
+        self._at += 1
+        if token["text"] is not None:
+            return Text(token["text"].replace("''", "'"))
+        word = token["word"]
+        if word is not None and self._take("("):
+            return self._call(word.lower())
+        return self._column(word or token["name"].replace("``", "`"))
+
+    def _column(self, name: str) -> Column:
+        if name not in self._schema.names:
+            known = nearest(name, self._schema.names)
+            raise InvalidSql([Problem("", "UnknownColumn", f"unknown column {name}", known)])
+        return Column(name, self._schema.field(name).type)
+
+    def _call(self, name: str) -> Expression:
+        if name == "cast":
+            _refuse("CAST cannot be used for event time", "write to_timestamp(column)")
+        if name not in _FUNCTIONS:
+            what = f"the function {name} cannot be used for event time"
+            raise InvalidSql([Problem("", "UnknownFunction", what, nearest(name, _FUNCTIONS))])
+        arguments = [self.expression()]
+        while self._take(","):
+            arguments.append(self.expression())
+        self._expect(")")
+        if name == "concat":
+            return _concat(arguments)
+        if name in UNITS:
+            return _since_epoch(name, arguments)
+        return _to_timestamp(arguments) if name == "to_timestamp" else _local(arguments)
+
+
+def _concat(parts: Sequence[Expression]) -> Concat:
+    for part in parts:
+        if not (pa.types.is_string(part.type) or pa.types.is_integer(part.type)):
+            what = (
+                f"{_shown(part)} is {arrow_to_ddl(part.type)}, and concat takes texts and numbers"
+            )
+            _refuse(what, "declare the column STRING in the schema")
+    return Concat(tuple(parts))
+
+
+def _since_epoch(name: str, arguments: Sequence[Expression]) -> SinceEpoch:
+    number = arguments[0]
+    if len(arguments) != 1 or not isinstance(number, Column):
+        _refuse(f"{name} takes one column", f"write it like {name}(column)")
+    real = name == "timestamp_seconds" and pa.types.is_floating(number.type)
+    if not (real or pa.types.is_integer(number.type)):
+        what = f"{number.name} is {arrow_to_ddl(number.type)}, and {name} takes a whole number"
+        _refuse(what, "declare the column BIGINT in the schema")
+    return SinceEpoch(number, UNITS[name])
+
+
+def _to_timestamp(arguments: Sequence[Expression]) -> ParsedTime:
+    text, *rest = arguments
+    if len(rest) > 1 or any(not isinstance(a, Text) for a in rest):
+        _refuse("to_timestamp takes a column and a format in quotes")
+    times = (TIMESTAMP, pa.date32()) if not rest else ()
+    if not pa.types.is_string(text.type) and text.type not in times:
+        what = f"{_shown(text)} is {arrow_to_ddl(text.type)}, and to_timestamp takes a STRING"
+        _refuse(what, _to_timestamp_hint(text) if not rest else "declare it STRING in the schema")
+    format = next((parse_format(a.value) for a in rest if isinstance(a, Text)), None)
+    return ParsedTime(text, format)
+
+
+def _local(arguments: Sequence[Expression]) -> LocalTime:
+    time, zone = arguments[0], arguments[-1]
+    if len(arguments) != 2 or not isinstance(zone, Text):
+        hint = "write it like to_utc_timestamp(to_timestamp(t, 'd/M/yyyy HH:mm'), 'Europe/Paris')"
+        _refuse("to_utc_timestamp takes a time and a zone in quotes", hint)
+    if time.type != TIMESTAMP:
+        time = _to_timestamp([time])
+    if isinstance(time, ParsedTime) and time.format is not None and time.format.has_zone:
+        what = f"the format {time.format.pattern!r} has a zone of its own"
+        _refuse(what, "use to_timestamp alone")
+    return LocalTime(time, _zone(zone.value))
+
+
+def _zone(name: str) -> dt.tzinfo:
+    offset = _OFFSET.fullmatch(name)
+    if offset is not None:
+        hours, minutes = int(offset["hours"]), int(offset["minutes"])
+        if hours <= 18 and minutes < 60:
+            delta = dt.timedelta(hours=hours, minutes=minutes)
+            return dt.timezone(-delta if offset["sign"] == "-" else delta)
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        known = did_you_mean(name, zoneinfo.available_timezones())
+        _refuse(f"unknown time zone {name!r}", known or "write it like Europe/Paris or +02:00")
+
+
+def _shown(part: Expression) -> str:
+    return part.name if isinstance(part, Column) else "a part of it"
