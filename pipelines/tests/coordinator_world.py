@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.edge.objects import data_plane_document
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
@@ -55,7 +57,7 @@ class World:
         self.incarnations: dict[Slot, int] = {}
         self.fence = 0
         self.gave_up: list[str] = []
-        self.statuses: list[ApplyStatus] = []
+        self.reports: list[dict[str, Any]] = []  # as written to `status.dataPlane`
         self.zombie: Coordinator | None = None
         self.held: list[tuple[Coordinator, Effect]] = []
         self.hold_writes = False
@@ -127,7 +129,7 @@ class World:
                     newest = self.store[-1] if self.store else None
                     self.feed(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
                 case ApplyStatus() if who is self.coordinator:
-                    self.statuses.append(effect)
+                    self.reports.append(data_plane_document(effect.report))
                 case GiveUp(reason=reason):
                     if who is self.zombie:
                         self.zombie = None

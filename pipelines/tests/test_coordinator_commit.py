@@ -231,11 +231,11 @@ def test_a_store_that_is_away_is_said_and_nothing_is_lost() -> None:
     world.store_up = False
     world.run(8)
     assert world.store[-1].epoch == committed
-    assert any("store" in p for p in world.statuses[-1].data_plane["problems"])
+    assert any("store" in p for p in world.reports[-1]["problems"])
     world.store_up = True
     world.run(8)
     assert world.store[-1].epoch > committed + 8
-    assert not world.statuses[-1].data_plane["problems"]
+    assert not world.reports[-1]["problems"]
 
 
 def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
@@ -258,28 +258,28 @@ def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
 
 def test_status_is_said_at_most_every_two_seconds_while_nothing_happens() -> None:
     world = started()
-    before, began = len(world.statuses), world.now
+    before, began = len(world.reports), world.now
     for _ in range(80):
         world.round(0.25)
-    assert len(world.statuses) - before <= (world.now - began) / 2.0 + 1
+    assert len(world.reports) - before <= (world.now - began) / 2.0 + 1
 
 
 def test_problems_of_the_shell_are_part_of_the_status_until_they_are_over() -> None:
     world = started()
     world.feed(ProblemChanged("generation", "topology.json is broken"))
-    assert "topology.json is broken" in world.statuses[-1].data_plane["problems"]
+    assert "topology.json is broken" in world.reports[-1]["problems"]
     world.feed(ProblemChanged("generation", None))
-    assert not world.statuses[-1].data_plane["problems"]
+    assert not world.reports[-1]["problems"]
 
 
 def test_the_lag_of_a_query_is_an_age() -> None:
     world = started()
-    rows = {q["name"]: q for q in world.statuses[-1].data_plane["queries"]}
+    rows = {q["name"]: q for q in world.reports[-1]["queries"]}
     assert rows["q-both"]["stableEpoch"] >= 8
     world.tasks[BOTH].frozen = True
     stable = world.tasks[BOTH].position
     world.run_but(BOTH, 6)
-    row = next(q for q in world.statuses[-1].data_plane["queries"] if q["name"] == "q-both")
+    row = next(q for q in world.reports[-1]["queries"] if q["name"] == "q-both")
     assert row["stableEpoch"] == stable
     assert 3.0 <= row["lagSeconds"] <= 7.0
 
@@ -301,7 +301,7 @@ def test_no_topology_is_founded_beside_tasks_that_run() -> None:
     world.start_coordinator()
     world.rounds(40)
     assert world.store == []
-    problems = world.statuses[-1].data_plane["problems"]
+    problems = world.reports[-1]["problems"]
     assert any("holds no manifest, but task both/0/0 has started" in p for p in problems)
     world.store = held
     world.run(4)
@@ -314,7 +314,7 @@ def test_results_of_different_engines_are_not_compared() -> None:
     other = world.tasks[Slot("left", 0, 1)]
     other.engine, other.lie = "e2", "!"
     world.run(8)
-    data_plane = world.statuses[-1].data_plane
+    data_plane = world.reports[-1]
     assert (data_plane["diverged"], data_plane["inconsistent"]) == ([], [])
     assert data_plane["problems"] == [
         "left/0: its replicas run engines e1 and e2; their results are not compared until they "
@@ -323,4 +323,4 @@ def test_results_of_different_engines_are_not_compared() -> None:
     assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.every
     other.engine = "e1"
     world.run(2)
-    assert any("disagree" in said for said in world.statuses[-1].data_plane["inconsistent"])
+    assert any("disagree" in said for said in world.reports[-1]["inconsistent"])

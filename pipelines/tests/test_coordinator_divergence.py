@@ -214,7 +214,7 @@ def committed_objects(world: World) -> set[str]:
 @pytest.mark.parametrize("liar", [0, 1])
 def test_the_replica_that_was_wrong_is_named_whatever_its_index(liar: int) -> None:
     world = lied(liar)
-    assert world.statuses[-1].data_plane["diverged"] == [REPLICAS[liar].key]
+    assert world.reports[-1]["diverged"] == [REPLICAS[liar].key]
 
 
 @pytest.mark.parametrize("liar", [0, 1])
@@ -239,10 +239,10 @@ def test_what_read_a_result_that_was_taken_back_computes_again() -> None:
     world.rounds(8)
     assert world.tasks[BOTH].boot == 1, "once, however often it is said"
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
-    assert world.statuses[-1].data_plane["inconsistent"] == ["left/0: epoch differs"]
+    assert world.reports[-1]["inconsistent"] == ["left/0: epoch differs"]
     world.tasks[REPLICAS[0]].retracted = None
     world.run(8)
-    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.reports[-1]["inconsistent"] == []
     assert world.store[-1].epoch > newest
 
 
@@ -291,17 +291,17 @@ def test_sinks_and_checkpoints_go_on_once_it_is_decided() -> None:
     polls = next_polls(world)
     assert {p.sinks_through for p in polls.values()} == {None}
     assert world.store[-1].epoch > before
-    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.reports[-1]["inconsistent"] == []
     assert not world.missing()
 
 
 def test_a_node_that_is_always_wrong_loses_to_a_third_one() -> None:
     world = lied(0, forever=True, until=20)
-    (named,) = world.statuses[-1].data_plane["diverged"]
+    (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
     world.start_task(replaced)  # on another node
     world.run(12)
-    assert world.statuses[-1].data_plane["diverged"] == [REPLICAS[0].key]
+    assert world.reports[-1]["diverged"] == [REPLICAS[0].key]
 
 
 @pytest.mark.parametrize("liar", [0, 1])
@@ -310,9 +310,9 @@ def test_a_node_that_is_wrong_from_some_time_on_stops_nothing_for_ever(liar: int
     world.tasks[REPLICAS[liar]].lie = "!"  # computed again, it is wrong in earlier epochs, too
     for _ in range(24):
         world.run(1)
-        for key in world.statuses[-1].data_plane["diverged"]:
+        for key in world.reports[-1]["diverged"]:
             world.start_task(next(slot for slot in REPLICAS if slot.key == key))
-    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.reports[-1]["inconsistent"] == []
     assert world.store[-1].epoch > world.head - 8
     assert not [name for name in committed_objects(world) if "!" in name]
 
@@ -324,7 +324,7 @@ def test_an_operator_that_is_not_deterministic_is_named() -> None:
         world.run(1)
         if world.tasks[REPLICAS[1]].boot:
             world.tasks[REPLICAS[1]].lie = "?"
-    (result,) = world.statuses[-1].data_plane["inconsistent"]
+    (result,) = world.reports[-1]["inconsistent"]
     assert result.startswith("left/0: epoch ")
     assert "operator left is not deterministic" in result
 
@@ -335,7 +335,7 @@ def edited(replicas: int, edit: str) -> World:
     world.allow_migrations = True
     world.tasks[REPLICAS[1]].lie = "!"
     world.run(1)
-    assert world.statuses[-1].data_plane["inconsistent"]
+    assert world.reports[-1]["inconsistent"]
     left = Part("left", ("src",), 2, replicas, query=True, edit=edit)
     both = Part("both", ("left", "right"), query=True, edit=edit)
     parts = (DIAMOND[0], left, DIAMOND[2], both)
@@ -353,7 +353,7 @@ def edited(replicas: int, edit: str) -> World:
 @pytest.mark.parametrize(("replicas", "edit"), [(1, ""), (2, "2")])
 def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit: str) -> None:
     world = edited(replicas, edit)
-    assert world.statuses[-1].data_plane["inconsistent"] == []
+    assert world.reports[-1]["inconsistent"] == []
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].epoch > world.head - 8
     assert world.tasks[Slot(f"both{edit}", 0, 0)].position > world.head - 4

@@ -27,7 +27,7 @@ def started(epochs: int = 6) -> World:
 def succeeded() -> World:
     """Another coordinator has followed, which knows the pods and has no generation yet."""
     world = started()
-    world.statuses.clear()
+    world.reports.clear()
     world.fence += 1
     world.coordinator = Coordinator(world.fence, wall_s=0.0)
     world.list_pods()
@@ -58,7 +58,7 @@ def test_status_says_at_once_that_a_task_is_suspected_and_heard_again() -> None:
         world.tasks[LEFT].frozen = frozen
         while (LEFT in suspected(world)) != frozen:
             world.round(0.1)
-        row = next(t for t in world.statuses[-1].data_plane["tasks"] if t["slot"] == LEFT.key)
+        row = next(t for t in world.reports[-1]["tasks"] if t["slot"] == LEFT.key)
         assert row["suspected"] is frozen
         assert ("suspectedSince" in row) is frozen
         assert row.get("silentSeconds", 0) >= (1.5 if frozen else 0)
@@ -128,7 +128,7 @@ def test_a_coordinator_that_its_own_network_cuts_off_flips_nothing_and_says_so()
     assert [e.address for u in after.upstreams for e in u.endpoints] == [
         e.address for u in before.upstreams for e in u.endpoints
     ]
-    assert any("its own network" in p for p in world.statuses[-1].data_plane["problems"])
+    assert any("its own network" in p for p in world.reports[-1]["problems"])
 
 
 def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
@@ -196,9 +196,9 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     assert not suspected(world)
     world.feed(GenerationSeen(world.generation))
     world.tick()
-    assert not world.statuses, "it has heard nobody, and says nothing yet"
+    assert not world.reports, "it has heard nobody, and says nothing yet"
     world.round()
-    assert {t["phase"] for t in world.statuses[-1].data_plane["tasks"]} == {"Live"}
+    assert {t["phase"] for t in world.reports[-1]["tasks"]} == {"Live"}
     world.tasks[LEFT].frozen = True
     world.rounds(8)
     assert suspected(world) == {LEFT}
@@ -208,4 +208,4 @@ def test_a_coordinator_that_cannot_ask_says_why() -> None:
     world = succeeded()
     world.feed(ProblemChanged("generation", "flights-g1 cannot be read"))
     world.tick()
-    assert world.statuses[-1].data_plane["problems"] == ["flights-g1 cannot be read"]
+    assert world.reports[-1]["problems"] == ["flights-g1 cannot be read"]

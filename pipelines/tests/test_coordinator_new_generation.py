@@ -146,18 +146,18 @@ def test_a_start_leaves_time_to_hear_of_it() -> None:
 
 def test_a_source_that_is_added_says_from_which_epoch_on_it_is_read() -> None:
     world = started()
-    assert not any(status.data_plane["problems"] for status in world.statuses)
+    assert not any(report["problems"] for report in world.reports)
     parts = (*DIAMOND, Part("more", partitions=2), Part("own", ("more",), query=True))
     world.change_generation(make_generation(parts, 2))
     world.rounds(8)
     begins = world.store[-1].entries["more/0"][0].epoch + 1
     assert begins > world.head
-    assert world.statuses[-1].data_plane["problems"] == [
+    assert world.reports[-1]["problems"] == [
         f"source more begins with epoch {begins}; rows of its earlier epochs are not read"
     ]
     world.change_generation(make_generation(parts, 3))
     world.rounds(8)
-    assert world.statuses[-1].data_plane["problems"] == []
+    assert world.reports[-1]["problems"] == []
 
 
 def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:

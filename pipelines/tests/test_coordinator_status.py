@@ -10,7 +10,7 @@ from rekindle.topology.model import Slot
 
 
 def _query(world: World, name: str) -> dict[str, Any]:
-    rows = world.statuses[-1].data_plane["queries"]
+    rows = world.reports[-1]["queries"]
     return next(dict(row) for row in rows if row["name"] == name)
 
 

@@ -277,6 +277,6 @@ def test_a_refusal_is_said_until_the_task_answers() -> None:
     reason = "HTTP 426 from 10.0.0.9: poll refused"
     world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
     world.tick()
-    assert world.statuses[-1].data_plane["problems"] == [f"both/0/0: {reason}"]
+    assert world.reports[-1]["problems"] == [f"both/0/0: {reason}"]
     world.rounds(9)
-    assert world.statuses[-1].data_plane["problems"] == []
+    assert world.reports[-1]["problems"] == []

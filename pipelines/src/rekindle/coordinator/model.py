@@ -1,12 +1,12 @@
-"""What the coordinator's cores say to each other: partitions, pods, events and effects.
+"""Types that the coordinator's packages share: partitions, pods, events, effects, the report. Pure.
 
-Pure data. Events are what happened (past tense), effects what the shell shall do (imperative).
+Events are what happened (past tense), effects what the edge shall do (imperative).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.protocol import PollResponse
@@ -34,9 +34,8 @@ def partition_of(slot: Slot) -> Partition:
 class Pod:
     """A task's pod as the API server shows it.
 
-    `address` is None until it has an IP. `runs` is False only where the pod proves that no process
-    of it does anything: it has no address yet, or it has ended. `started` says that it has once
-    been ready to answer.
+    `address` is None until it has an IP. `runs` is False only if no process of the pod can be
+    running: it has no address yet, or it has ended. `started`: it has been ready once.
     """
 
     name: str
@@ -95,8 +94,8 @@ class PollAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PollFailed:
-    """No answer: timed out, or another incarnation is at that address (HTTP 410). `refused`: the
-    token, the topology or the protocol version does not match, which no later poll cures."""
+    """No response: timed out, or another incarnation is at that address (HTTP 410). `refused`: the
+    token, the topology or the protocol version does not match; polling again does not help."""
 
     slot: Slot
     incarnation: int
@@ -133,7 +132,7 @@ class ManifestRaceLost:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRefused:
-    """Nothing was written: these entries name states that the store does not hold."""
+    """Nothing was written: the store does not hold the states of these entries."""
 
     objects: tuple[str, ...]
     message: str
@@ -141,7 +140,7 @@ class EntriesRefused:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """Reading, writing or cleaning up did not work; whether something was written is not known."""
+    """Reading or writing failed; it is not known whether something was written."""
 
     message: str
 
@@ -153,7 +152,7 @@ class GarbageCollected:
 
 @dataclass(frozen=True, slots=True)
 class ProblemChanged:
-    """The shell's own trouble, by subject; None when it is over."""
+    """A problem of the edge, by subject; None when it is over."""
 
     subject: str
     message: str | None
@@ -181,12 +180,63 @@ Event = (
 )
 
 
+# --- the report: `status.dataPlane`, serialised by `edge.objects` ----------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """Fields that are None are not known, or do not apply. `suspected_since`: RFC 3339."""
+
+    slot: str
+    incarnation: int
+    pod: str
+    phase: str
+    suspected: bool
+    suspected_since: str | None = None
+    silent_s: float | None = None
+    stable_epoch: int | None = None
+    restored_from: int | None = None
+    problem: str | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryReport:
+    name: str
+    stable_epoch: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """`time`: RFC 3339."""
+
+    epoch: int
+    seq: int
+    time: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    fence: int
+    tasks: tuple[TaskReport, ...]
+    queries: tuple[QueryReport, ...]
+    diverged: tuple[str, ...]
+    inconsistent: tuple[str, ...]
+    problems: tuple[str, ...]
+    generation: int | None = None
+    head_epoch: int | None = None
+    store: str | None = None
+    checkpoint: CheckpointReport | None = None
+
+
 # --- effects --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StateMigration:
-    """Make the entry of a new segmentation out of entries of an old one."""
+    """Make the entry of a new segment from entries of old segments with the same operators."""
 
     partition: Partition
     epoch: int
@@ -196,14 +246,14 @@ class StateMigration:
 
 @dataclass(frozen=True, slots=True)
 class ReadNewestManifest:
-    """Answer with ManifestRead or StoreFailed."""
+    """The edge feeds ManifestRead or StoreFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the assembled entries, then the manifest with their names in it, if its number is free.
     `fresh` are the entry objects that no manifest has named before: their states are looked for
-    first. Answer with ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
+    first. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
 
     manifest: Manifest
     fresh: tuple[str, ...] = ()
@@ -212,7 +262,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. Answer with GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need. The edge feeds GarbageCollected."""
 
     retain: int
 
@@ -221,19 +271,19 @@ class CollectGarbage:
 class ApplyStatus:
     """Server-side-apply `status.dataPlane`; the last one wins."""
 
-    data_plane: Mapping[str, object] = field(hash=False)
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class PollNow:
-    """Do not wait for the interval: this task's wish changed in a way that matters."""
+    """Poll without waiting for the interval: the task's desired state has changed."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Another coordinator is in charge: end with exit code 3."""
+    """Another coordinator has taken over: end with exit code 3."""
 
     reason: str
 

@@ -19,7 +19,7 @@ from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.coordinator.tasks.routes import TaskPredicate
-from rekindle.protocol import CheckpointDone, PollResponse
+from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
@@ -111,7 +111,7 @@ class Containment:
         others = [
             t.response.stable_epoch
             for t in replicas.get(partition, ())
-            if t.slot != slot and t.response and t.phase == "Live" and not is_suspected(t)
+            if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
             if t.response.chained
         ]
         return [

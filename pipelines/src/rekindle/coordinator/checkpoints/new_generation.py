@@ -1,8 +1,8 @@
-"""The first manifest of a generation: where its new partitions and queries start.
+"""The first manifest of a generation: where its new partitions and queries start. Pure.
 
-Agreed once, and written down before any task is told, so that all replicas and all later
-coordinators say the same. Operator ids that stay keep their state, also in another segmentation;
-those that are new start empty at a checkpoint boundary that no task has reached. Pure.
+It is written before any task gets its start, so that all replicas and all later coordinators use
+the same. Operators whose id stays keep their state, also in another segmentation; new ones start
+empty at a checkpoint boundary that no task has reached.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -25,7 +25,7 @@ from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
 _NOTICE_S = 2.0
-"""By then the first manifest is written and the tasks that go on have heard of it."""
+"""Time to write the first manifest and to poll the tasks that go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def empty_entry(epoch: int) -> EntryRef:
 
 
 def definition_of(query: QuerySpec, segment: Segment) -> str:
-    """Another one wherever what the query computes, reads or writes is another."""
+    """Differs if the query computes, reads or writes something else."""
     text = to_json([query.identity, segment.stream])
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -71,7 +71,7 @@ def start_generation(
             migrations=(),
             problems=(),
         )
-    # So far ahead of everybody that a sink which a task is to give up does not pass it before.
+    # Ahead of all tasks, so that a sink that is to be given up does not get beyond it before.
     ahead = max(head_epoch, previous.epoch) + math.ceil(_NOTICE_S / generation.interval_s)
     start = boundary_at_or_after(ahead, generation.checkpoint_every)
     return _Starter(previous, generation, graph, start).run()
@@ -126,7 +126,7 @@ class _Starter:
         return (empty_entry(max(self._start, *above) if above else self._start),)
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
-        """Only entries from which its inputs, re-cut as they may be, can be read again."""
+        """Only entries from which its inputs can still be read, also if they were re-cut."""
         bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
         base = max(bases, default=NO_EPOCH)
         kept = tuple(ref for ref in refs if ref.epoch >= base)
@@ -140,7 +140,7 @@ class _Starter:
         return (empty_entry(base),)
 
     def _ancestors(self, partition: Partition) -> dict[str, Refs]:
-        """Entries of partitions that ran some of its operators in an older segmentation."""
+        """Entries of partitions that had some of its operators in an older segmentation."""
         lineage = self._generation.lineage
         mine = set(lineage.get(partition.segment, ()))
         found: dict[str, Refs] = {}
@@ -157,7 +157,7 @@ class _Starter:
         by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or ancestors.values()]
         common = set.intersection(*(set(refs) for refs in by_epoch))
         for refs in ancestors.values():
-            if refs not in begun:  # empty up to its start; of what follows it owes all
+            if refs not in begun:  # empty up to its start; it has to write all that follows
                 common = {epoch for epoch in common if epoch <= refs[0].epoch}
         kept: list[EntryRef] = []
         for epoch in sorted(common, reverse=True):
@@ -181,7 +181,7 @@ class _Starter:
         if known is not None and known.identity == query.identity and carried:
             if known.definition == definition:
                 return known
-            if not known.definition:  # it began with a release that named none
+            if not known.definition:  # written by a release without definitions
                 return replace(known, definition=definition)
         if fresh and not carried:
             first = max(self._entries[p.key][0].epoch for p in parts) + 1

@@ -1,7 +1,7 @@
 """Holds and floors: what streams may forget, and what a manifest must keep (I5).
 
 A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that the
-newest manifest keeps for it, or where one of its incarnations stands, if that is further back. A
+newest manifest keeps for it, or the position of one of its incarnations, if that is further back. A
 stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides its newest entry,
 for every point that a consumer holds the newest entry at or before it: from there the partition can
 regenerate what the consumer needs. Pure.
@@ -20,14 +20,15 @@ from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
+from rekindle.protocol import TaskPhase
 
 Refs = tuple[EntryRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the incarnations of each partition stand, which entries they are about to load, and
-    whose may run unheard."""
+    """Of each partition: positions of its incarnations, epochs of entries that they load, and
+    whether one may run with unknown progress."""
 
     positions: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
     restoring: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Progress:
                 unknown.add(partition)
             elif task.position is not None:
                 positions[partition] = (*positions.get(partition, ()), task.position)
-                if task.phase in ("Waiting", "Restoring"):
+                if task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING):
                     restoring[partition] = (*restoring.get(partition, ()), task.position)
         return cls(positions, restoring, frozenset(unknown))
 
@@ -54,7 +55,7 @@ def oldest(refs: Refs) -> EntryRef:
 
 
 def hold(partition: Partition, manifest: Manifest, progress: Progress) -> int | None:
-    """None: not known, so that nothing its inputs hold may go."""
+    """None: not known, so that its inputs have to keep everything."""
     refs = manifest.entries.get(partition.key)
     if not refs or partition in progress.unknown:
         return None
@@ -66,7 +67,7 @@ def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partiti
     holds = {p: hold(p, manifest, progress) for p in graph.partitions}
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
-        # A stream that only sinks read is held by its own restore point, up to which they have all.
+        # A stream that only sinks read is held by its own entry: sinks have all epochs up to it.
         wanted = [holds[r] for r in graph.readers[partition]] or [holds[partition]]
         known = [h for h in wanted if h is not None]
         if len(known) == len(wanted):
@@ -80,7 +81,7 @@ def keep_entries(
     """Choose what the next manifest keeps out of `available` (newest first, `previous` included).
 
     Consumers come first, so that what they keep pins what their inputs keep, up to the sources.
-    Where a consumer's incarnation may run unheard, its inputs keep all that they had.
+    If an incarnation of a consumer may run unheard, its inputs keep all their entries.
     """
     kept: dict[str, Refs] = {}
     for partition in reversed(graph.partitions):

@@ -1,8 +1,8 @@
-"""What a partition's sinks owe, and have. Pure.
+"""Which sinks a partition has to write, and which entries they allow to commit. Pure.
 
-An entry may be committed only if the sinks that its partition owes have all epochs up to it: a task
-that is restored from it writes none of them again. Which sinks those are says the manifest, not the
-task, which may not have heard of a new one yet.
+An entry may be committed only if all sinks of its partition have all epochs up to it: a task that
+is restored from it writes none of them again. The manifest names the sinks; a task may not know a
+new one yet.
 
 Design: docs/design/coordinator.md#checkpoints, docs/design/exactly-once.md#sinks.
 """
@@ -35,13 +35,13 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
 
 
 def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
-    """The newest epoch that needs no more writing; nothing was written for an assignment that the
-    task has not heard of, be it another one of the same query."""
+    """The newest epoch that is written. Nothing is written for an assignment that the task does not
+    know, even if it knows another one of the same query."""
     found = (s.durable for s in response.sinks if s.assigned == assigned)
     return next(found, assigned.from_epoch - 1)
 
 
 def committable(response: PollResponse, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
-    """What a task has saved up to the epoch that all its sinks have."""
+    """The entries of a task up to the epoch that all its sinks have."""
     through = [durable_epoch(response, assigned) for assigned in sinks]
     return [done for done in response.checkpoints if all(done.epoch <= e for e in through)]

@@ -1,4 +1,4 @@
-"""What one poll tells a task: the whole wish, level-triggered (rekindle.protocol). Pure.
+"""The desired state that a poll carries: complete, level-triggered (rekindle.protocol). Pure.
 
 Design: docs/design/task.md#passive.
 """
@@ -15,11 +15,11 @@ from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.coordinator.tasks.routes import TaskPredicate, saver, upstreams
-from rekindle.protocol import PollRequest, RestorePoint, TaskRef
+from rekindle.protocol import PollRequest, RestorePoint, TaskPhase, TaskRef
 
 
 def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequest:
-    """A poll that changes nothing: what a task is and where it stands."""
+    """A poll without desired state: it changes nothing and asks for the task's progress."""
     ref = TaskRef(
         segment=task.slot.segment,
         partition=task.slot.partition,
@@ -33,8 +33,8 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequ
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What all wishes are made of: the newest manifest of ours, who serves, the streams' floors,
-    and what is in doubt."""
+    """What the desired state of all tasks is made from: this coordinator's newest manifest, the
+    serving replicas, the floors of streams, and what is contained."""
 
     graph: Graph
     manifest: Manifest
@@ -45,17 +45,17 @@ class DesiredState:
     containment: Containment
 
     def fields_of(self, task: Task) -> dict[str, object]:
-        """The fields of `PollRequest` beyond its address."""
+        """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
         return {
             "ask_only": False,
-            # Only to one that has none: its next boot must not find an old one in a late poll.
-            "restore": task.assigned if task.phase == "Waiting" else None,
+            # Only while it waits: its next boot must not get an old one in a late poll.
+            "restore": task.assigned if task.phase == TaskPhase.WAITING else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
             "floor": self._floor(task),
-            # One that is about to catch up saves from its first checkpoint epoch on.
+            # Without a serving replica all save, from the first checkpoint epoch on.
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),

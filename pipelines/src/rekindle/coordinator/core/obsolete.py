@@ -1,8 +1,7 @@
-"""Tasks whose partition is none of the newest generation's, until their pods are gone.
+"""Tasks of partitions that the newest generation does not have, until their pods are gone. Pure.
 
-They are told to give up their sinks before their successors' start is chosen: what they wrote
-beyond it would stand there instead, since a file is never replaced. Their routes and logs stay as
-they are. Pure.
+They have to give up their sinks before the start of their successors is chosen: a file that they
+write beyond that start would stay, since files are never replaced. They keep routes and logs.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -15,8 +14,7 @@ from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
 
 STOP_TIMEOUT_S = 3.0
-"""How long a claim waits for those that answer and go on writing."""
-_WRITING = frozenset({"CatchingUp", "Live"})
+"""How long the first manifest waits for tasks that respond and go on writing."""
 
 
 def is_obsolete(task: Task, graph: Graph) -> bool:
@@ -24,11 +22,11 @@ def is_obsolete(task: Task, graph: Graph) -> bool:
 
 
 def still_writing(tasks: Iterable[Task], graph: Graph) -> bool:
-    """Whether some of them that can be reached have sinks. One that ends takes no new epochs."""
+    """Whether some that are heard still have sinks. A task that stops takes no new epochs."""
     return any(
         task.response is not None
         and task.response.sinks
-        and task.phase in _WRITING
+        and task.phase.serves
         and not task.suspected
         and is_obsolete(task, graph)
         for task in tasks

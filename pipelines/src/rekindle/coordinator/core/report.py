@@ -1,8 +1,8 @@
-"""`status.dataPlane`: what the coordinator says of the data plane, and when.
+"""The report: what the coordinator writes to `status.dataPlane`, and when. Pure.
 
-Pure. Said at once when a task is suspected, heard again, changes phase or diverges, or a checkpoint
-is committed; otherwise at most every two seconds: status is for people and the operator, figures
-that change fast belong in metrics.
+Written at once when a task is suspected, heard again, changes phase or diverges, or a checkpoint is
+committed; otherwise at most every two seconds. The status is for people and the operator; figures
+that change fast are metrics.
 
 Design: docs/design/coordinator.md#report.
 """
@@ -10,13 +10,20 @@ Design: docs/design/coordinator.md#report.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.model import ApplyStatus, Generation, Partition
+from rekindle.coordinator.model import (
+    ApplyStatus,
+    CheckpointReport,
+    Generation,
+    Partition,
+    QueryReport,
+    Report,
+    TaskReport,
+)
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.coordinator.tasks.routes import TaskPredicate
@@ -55,7 +62,7 @@ class HeadHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """All that status tells of. `wall_s` is the Unix time when `now` was zero."""
+    """What a report is made from. `wall_s` is the Unix time when `now` was zero."""
 
     fence: int
     wall_s: float
@@ -71,61 +78,56 @@ class ReportInputs:
     is_suspected: TaskPredicate
 
 
-def build_report(inputs: ReportInputs, now: float) -> dict[str, Any]:
-    status: dict[str, Any] = {
-        "fence": inputs.fence,
-        "tasks": [_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)],
-        "diverged": list(inputs.diverged),
-        "inconsistent": [_bounded(results) for results in inputs.inconsistent[:_PROBLEMS]],
-        "problems": [_bounded(p) for p in inputs.problems[:_PROBLEMS]],
-    }
-    if inputs.generation is not None:
-        status["generation"] = inputs.generation.number
-    if inputs.heads.head != NO_EPOCH:
-        status["headEpoch"] = inputs.heads.head
-    if inputs.manifest is not None and inputs.store_id is not None:
-        status["store"] = inputs.store_id  # what the next coordinator looks for
-    if inputs.manifest is not None and inputs.manifest.epoch != NO_EPOCH:
-        status["checkpoint"] = _checkpoint(inputs.manifest)
-    status["queries"] = _queries(inputs, now)
-    return status
+def build_report(inputs: ReportInputs, now: float) -> Report:
+    generation, head = inputs.generation, inputs.heads.head
+    return Report(
+        fence=inputs.fence,
+        tasks=tuple(_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)),
+        queries=_queries(inputs, now),
+        diverged=inputs.diverged,
+        inconsistent=tuple(_bounded(text) for text in inputs.inconsistent[:_PROBLEMS]),
+        problems=tuple(_bounded(text) for text in inputs.problems[:_PROBLEMS]),
+        generation=generation.number if generation is not None else None,
+        head_epoch=head if head != NO_EPOCH else None,
+        # The next coordinator expects this store, so it is named once something was written there.
+        store=inputs.store_id if inputs.manifest is not None else None,
+        checkpoint=_checkpoint(inputs.manifest),
+    )
 
 
-def _checkpoint(manifest: Manifest) -> dict[str, Any]:
+def _checkpoint(manifest: Manifest | None) -> CheckpointReport | None:
+    if manifest is None or manifest.epoch == NO_EPOCH:
+        return None
     size = sum(refs[0].bytes for refs in manifest.entries.values())
-    return {
-        "epoch": manifest.epoch,
-        "seq": manifest.seq,
-        "time": manifest.time,
-        "bytes": size,
-    }
+    return CheckpointReport(manifest.epoch, manifest.seq, manifest.time, size)
 
 
-def _task(task: Task, inputs: ReportInputs) -> dict[str, Any]:
+def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     suspected = inputs.is_suspected(task)
-    entry: dict[str, Any] = {
-        "slot": task.slot.key,
-        "incarnation": task.pod.incarnation,
-        "pod": task.pod.name,
-        "phase": task.phase,
-        "suspected": suspected,
-    }
+    report = TaskReport(
+        slot=task.slot.key,
+        incarnation=task.pod.incarnation,
+        pod=task.pod.name,
+        phase=task.phase,
+        suspected=suspected,
+    )
     if suspected and task.suspected_since is not None:
-        entry["suspectedSince"] = rfc3339(inputs.wall_s + task.suspected_since)
-        entry["silentSeconds"] = round(task.silence_s, 1)
+        report = replace(
+            report,
+            suspected_since=rfc3339(inputs.wall_s + task.suspected_since),
+            silent_s=round(task.silence_s, 1),
+        )
     response = task.response
     if response is None:
-        return entry
-    entry["stableEpoch"] = response.stable_epoch
-    if response.restored_from is not None:
-        entry["restoredFrom"] = response.restored_from
-    if response.problem is not None:
-        entry["problem"] = _bounded(
-            _problem_text(response.problem.operator, response.problem.message)
-        )
-        if response.problem.refused is not None:
-            entry["refused"] = response.problem.refused
-    return entry
+        return report
+    problem = response.problem
+    return replace(
+        report,
+        stable_epoch=response.stable_epoch,
+        restored_from=response.restored_from,
+        problem=_bounded(_problem_text(problem.operator, problem.message)) if problem else None,
+        refused=problem.refused if problem else None,
+    )
 
 
 def _problem_text(operator: str | None, message: str) -> str:
@@ -136,16 +138,16 @@ def _bounded(text: str) -> str:
     return text if len(text) <= 1024 else text[:1023] + "…"
 
 
-def _queries(inputs: ReportInputs, now: float) -> list[dict[str, Any]]:
+def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
     if inputs.generation is None or inputs.graph is None:
-        return []
-    rows: list[dict[str, Any]] = []
+        return ()
+    reports: list[QueryReport] = []
     for segment in inputs.generation.topology.segments:
         for query in segment.queries:
             stable = _stable_epoch(query, segment, inputs)
-            lag = inputs.heads.age_s(stable, now, inputs.generation.interval_s)
-            rows.append({"name": query, "stableEpoch": stable, "lagSeconds": round(lag, 1)})
-    return sorted(rows, key=lambda row: str(row["name"]))
+            lag_s = inputs.heads.age_s(stable, now, inputs.generation.interval_s)
+            reports.append(QueryReport(query, stable, round(lag_s, 1)))
+    return tuple(sorted(reports, key=lambda report: report.name))
 
 
 def _stable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
@@ -171,10 +173,10 @@ def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
 
 
 class ReportPacer:
-    """Decides when a status is worth an API call."""
+    """Decides when a report is worth an API call."""
 
     def __init__(self) -> None:
-        self._reported: Mapping[str, Any] | None = None
+        self._reported: Report | None = None
         self._built_at = 0.0
         self._urgent = True
 
@@ -184,15 +186,15 @@ class ReportPacer:
     def due(self, now: float) -> bool:
         return self._urgent or now - self._built_at >= REPORT_INTERVAL_S
 
-    def offer(self, status: Mapping[str, Any], now: float) -> Iterable[ApplyStatus]:
+    def offer(self, report: Report, now: float) -> Iterable[ApplyStatus]:
         self._urgent, self._built_at = False, now
-        if status == self._reported:
+        if report == self._reported:
             return ()
-        self._reported = status
-        return (ApplyStatus(status),)
+        self._reported = report
+        return (ApplyStatus(report),)
 
 
 def rfc3339(wall_s: float) -> str:
-    """A status time: UTC, milliseconds."""
+    """A report time: UTC, milliseconds."""
     text = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

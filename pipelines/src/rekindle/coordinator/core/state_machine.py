@@ -1,9 +1,9 @@
 """The coordinator as one pure state machine: `step(event, now) -> effects`, `poll_for(slot)`.
 
-It puts the parts together: membership, routes, restore points, floors, checkpoint commit, digest
-comparison and status. No I/O, no clock, no threads. It is stateless: all of it is rebuilt from
-pods, answers and the newest manifest, and until that has happened tasks are only asked, never told;
-but for replaced ones, whose sinks stop first.
+Puts the parts together: membership, routes, restore points, floors, checkpoint commit, digest
+comparison and report. Nothing is stored: a new coordinator rebuilds its state from pods, poll
+responses and the newest manifest. Until it has done so, its polls carry no desired state; except to
+obsolete tasks, whose sinks have to stop first.
 
 Design: docs/design/coordinator.md.
 """
@@ -52,15 +52,20 @@ from rekindle.coordinator.model import (
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
-from rekindle.coordinator.tasks.routes import mixed_engines, running, serving_replicas
-from rekindle.protocol import PollRequest, PollResponse, RestorePoint
+from rekindle.coordinator.tasks.routes import (
+    mixed_engines,
+    readable_replicas,
+    running,
+    serving_replicas,
+)
+from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 DISCOVERY_TIMEOUT_S = 3.0
-"""How long a new coordinator waits for tasks that may run but do not answer."""
+"""How long a new coordinator waits for tasks that may run but do not respond."""
 _PROOF_MARGIN_S = 0.5
-"""A peer must be this much further than a silent task's last word to prove that it lives."""
+"""A reader must be this far beyond the last response of a silent task to prove that it lives."""
 
 
 class Coordinator:
@@ -79,7 +84,7 @@ class Coordinator:
         self._pods_are_known = False
         self._polling_since: float | None = None
         self._settled = False
-        self._obsolete_since = 0.0  # since when replaced tasks of this generation could be told
+        self._obsolete_since = 0.0  # since when obsolete tasks can be asked to stop
         self._isolated = False
         self._fenced = False
         self._heads = HeadHistory()
@@ -89,7 +94,7 @@ class Coordinator:
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
 
-    # --- what the shell reads ---
+    # --- read by the edge ---
 
     @property
     def generation(self) -> Generation | None:
@@ -97,12 +102,12 @@ class Coordinator:
 
     @property
     def ready(self) -> bool:
-        """Whether it tells tasks what to do, not only asks them."""
+        """Whether polls carry desired state."""
         generation = self._generation
         return self._settled and generation is not None and self.committer.covers(generation)
 
     def is_suspected(self, task: Task) -> bool:
-        """A coordinator that is itself the suspect suspects nobody."""
+        """A coordinator whose own network is at fault suspects nobody."""
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:
@@ -111,7 +116,7 @@ class Coordinator:
             silent = sum(t.suspected for t in self.membership)
             found.append(
                 f"the coordinator does not hear {silent} of {len(list(self.membership))} tasks, "
-                "though their peers read them: its own network is the suspect"
+                "though their peers read them: its own network seems to be at fault"
             )
         found += self.committer.problems(self._commit_inputs(), now)
         found += self.containment.problems(self._generation)
@@ -130,7 +135,7 @@ class Coordinator:
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
             effects += [self._with_time(e, now) for e in self.committer.step(inputs, now)]
-        # What keeps it from settling is said too: a generation that cannot be read, for one.
+        # Also reports what keeps it from settling, such as a generation that cannot be read.
         if (self._settled or self._problems) and self._pacer.due(now):
             effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
         return effects
@@ -156,7 +161,7 @@ class Coordinator:
                 self._pacer.mark_urgent()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
                 self._update_derived()
-                # Now, since the next manifest may be on its way before anybody answers again.
+                # At once, since the next manifest may be in flight before any task responds again.
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]
             case ManifestRaceLost():
                 return self.committer.race_lost()
@@ -177,7 +182,7 @@ class Coordinator:
         silent = self.membership.ticked(now) if self._polling_since is not None else []
         isolated = self._isolated
         self._isolated = coordinator_is_isolated(
-            self.membership, self._readable_replicas(), self._proof_margin()
+            self.membership, readable_replicas(self.membership, self._graph), self._proof_margin()
         )
         if silent or isolated != self._isolated:
             self._pacer.mark_urgent()
@@ -192,7 +197,7 @@ class Coordinator:
         if task is None or not task.pod.runs:
             return []
         if response.fence > self.fence:
-            return [GiveUp(f"{event.slot.key} obeys coordinator {response.fence}")]
+            return [GiveUp(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
         if self.membership.answered(task, response, now):
             self._pacer.mark_urgent()
             self._settle(now)
@@ -210,7 +215,7 @@ class Coordinator:
         ):
             self._pacer.mark_urgent()
             self._update_derived()
-        # Not before it is written down what is owed: the task says it again until then.
+        # Not before a manifest names the sinks: the task repeats its entries until then.
         manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
             sinks = assigned_sinks(graph, manifest, slot.segment)
@@ -222,13 +227,13 @@ class Coordinator:
             self.committer.entries_saved(slot, committable_entries)
 
     def _assign_restore(self, task: Task) -> list[Effect]:
-        """A restore point for a task that has just said that it has none, and for no other.
+        """Give a restore point to a task that has just reported that it has none, and to no other.
 
-        It is the oldest entry kept for its partition, so that it can regenerate all that its
-        readers may need. Once given it stays for this boot: the task holds it from now on.
+        It is the oldest entry kept for its partition, so that the task can regenerate all that its
+        readers may need. It stays the same for this boot.
         """
         manifest = self.committer.restorable_manifest
-        waits = task.response is not None and task.response.phase == "Waiting"
+        waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
         refs = manifest.entries.get(task.partition.key)
@@ -265,7 +270,7 @@ class Coordinator:
         return []
 
     def _begin_polling(self, now: float) -> None:
-        """Without pods and a generation nobody can be polled, and nobody has been silent."""
+        """No task can be polled, or is silent, before pods and a generation are known."""
         if self._polling_since is None and self._pods_are_known and self._generation is not None:
             self._polling_since = now
             self.membership.polling_started(now)
@@ -281,7 +286,7 @@ class Coordinator:
     # --- what is derived ---
 
     def _settle(self, now: float) -> None:
-        """Known enough to tell tasks what to do: all that may run were heard, or time is up."""
+        """Discovery ends when all tasks that may run have responded, or at its timeout."""
         if self._settled or self._polling_since is None:
             return
         waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S
@@ -305,33 +310,16 @@ class Coordinator:
             graph=self._graph,
             progress=Progress.of(self.membership),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
-            head_epoch=max(
-                (_newest(t.response) for t in self.membership if t.response), default=-1
-            ),
+            head_epoch=self.membership.newest_epoch(),
             started=self.membership.started(),
         )
 
     def _waits_for_obsolete_tasks(self, now: float) -> bool:
-        """Where a generation starts is chosen once replaced tasks have stopped writing."""
+        """A generation's start is chosen after obsolete tasks have stopped writing."""
         generation, graph = self._generation, self._graph
         if generation is None or graph is None or self.committer.covers(generation):
             return False
         return now - self._obsolete_since < STOP_TIMEOUT_S and still_writing(self.membership, graph)
-
-    def _readable_replicas(self) -> dict[Slot, tuple[Slot, ...]]:
-        if self._graph is None:
-            return {}
-        slots: dict[Partition, list[Slot]] = {}
-        for task in self.membership:
-            slots.setdefault(task.partition, []).append(task.slot)
-        return {
-            task.slot: tuple(
-                slot
-                for source in self._graph.inputs.get(task.partition, ())
-                for slot in slots.get(source, ())
-            )
-            for task in self.membership
-        }
 
     def _proof_margin(self) -> int:
         interval_s = self._generation.interval_s if self._generation else 1.0
@@ -370,15 +358,15 @@ class Coordinator:
             is_suspected=self.is_suspected,
         )
 
-    # --- what a task is told ---
+    # --- desired state ---
 
     def poll_for(self, slot: Slot) -> PollRequest | None:
-        """The next poll of a slot's task; None where there is nobody to poll."""
+        """The next poll of a slot's task; None if there is no task to poll."""
         task, generation = self.membership.get(slot), self._generation
         if task is None or generation is None or not task.pod.runs:
             return None
         poll = ask_only(self._topology, self.fence, generation.number, task)
-        # One that has not answered this coordinator yet may be running with a wish of its own.
+        # A task that has not responded yet may run with desired state of an older coordinator.
         if task.response is None or not self._settled:
             return poll
         manifest, graph = self.committer.own_manifest, self._graph
@@ -403,8 +391,3 @@ class Coordinator:
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         every = self._generation.checkpoint_every
         return self.committer.falls_behind(task.partition, reached, every)
-
-
-def _newest(response: PollResponse) -> int:
-    """The newest epoch a task has heard of: after a restart its log may be ahead of its head."""
-    return max(response.head_epoch, response.stable_epoch)

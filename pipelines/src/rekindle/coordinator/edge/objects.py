@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.model import Generation, Pod
+from rekindle.coordinator.model import Generation, Pod, Report, TaskReport
 from rekindle.errors import RekindleError
 from rekindle.topology.model import Slot, Topology
 
@@ -82,13 +83,54 @@ def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
     return Generation(newest, compiled[newest], lineage)
 
 
-def status_patch(namespace: str, name: str, uid: str, data_plane: Mapping[str, Any]) -> Json:
+def data_plane_document(report: Report) -> Json:
+    """`status.dataPlane`, without what is not known."""
+    document = {
+        "fence": report.fence,
+        "tasks": [_task(task) for task in report.tasks],
+        "diverged": list(report.diverged),
+        "inconsistent": list(report.inconsistent),
+        "problems": list(report.problems),
+        "generation": report.generation,
+        "headEpoch": report.head_epoch,
+        "store": report.store,
+        "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
+        "queries": [
+            {"name": q.name, "stableEpoch": q.stable_epoch, "lagSeconds": q.lag_s}
+            for q in report.queries
+        ],
+    }
+    return _without_none(document)
+
+
+def _task(task: TaskReport) -> Json:
+    document = {
+        "slot": task.slot,
+        "incarnation": task.incarnation,
+        "pod": task.pod,
+        "phase": task.phase,
+        "suspected": task.suspected,
+        "suspectedSince": task.suspected_since,
+        "silentSeconds": task.silent_s,
+        "stableEpoch": task.stable_epoch,
+        "restoredFrom": task.restored_from,
+        "problem": task.problem,
+        "refused": task.refused,
+    }
+    return _without_none(document)
+
+
+def _without_none(document: Mapping[str, Any]) -> Json:
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def status_patch(namespace: str, name: str, uid: str, document: Mapping[str, Any]) -> Json:
     """The uid makes the API server refuse it (409) for another topology of that name."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
-        "status": {"dataPlane": dict(data_plane)},
+        "status": {"dataPlane": dict(document)},
     }
 
 

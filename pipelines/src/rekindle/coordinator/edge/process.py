@@ -119,8 +119,8 @@ class Process:
                 self._start(self._write(effect))
             case CollectGarbage(retain=retain):
                 self._start(self._collect(retain))
-            case ApplyStatus(data_plane=data_plane):
-                self._status.offer(data_plane)
+            case ApplyStatus(report=report):
+                self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
             case GiveUp(reason=reason):

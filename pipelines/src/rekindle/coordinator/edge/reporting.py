@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from rekindle import names
 from rekindle.coordinator.edge.backoff import UNREACHABLE, BackOff
 from rekindle.coordinator.edge.kube import ApiError, KubeApi
-from rekindle.coordinator.edge.objects import holder, lease, status_patch
+from rekindle.coordinator.edge.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.edge.watching import Feed
-from rekindle.coordinator.model import FenceRaised, ProblemChanged
+from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ class StatusWriter:
             f"{settings.topology}"
         )
         self._store: str | None = None  # its id, as the status says
-        self._desired: Mapping[str, Any] | None = None
-        self._written: Mapping[str, Any] | None = None
+        self._desired: Report | None = None
+        self._written: Report | None = None
         self._changed = asyncio.Event()
         self.writes = 0
 
-    def offer(self, data_plane: Mapping[str, Any]) -> None:
-        self._desired = data_plane
+    def offer(self, report: Report) -> None:
+        self._desired = report
         self._changed.set()
 
     @property
@@ -90,15 +90,15 @@ class StatusWriter:
             self._changed.set()
             await back_off.wait()
 
-    async def _write(self, desired: Mapping[str, Any]) -> None:
+    async def _write(self, desired: Report) -> None:
         settings = self._settings
         if not await self._in_charge():
             return
         # Numbered, so that the Lease can say which report still holds.
-        report = {**desired, "report": self.writes + 1}
+        document = {**data_plane_document(desired), "report": self.writes + 1}
         if self._store is not None:
-            report.setdefault("store", self._store)  # which this coordinator may not know yet
-        patch = status_patch(settings.namespace, settings.topology, settings.uid, report)
+            document.setdefault("store", self._store)  # which this coordinator may not know yet
+        patch = status_patch(settings.namespace, settings.topology, settings.uid, document)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:

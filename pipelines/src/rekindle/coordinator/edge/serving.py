@@ -82,7 +82,7 @@ async def serve(bind: str, metrics: Metrics, is_ready: Callable[[], bool]) -> we
     async def ready(_: web.Request) -> web.Response:
         if is_ready():
             return web.Response(text="ok\n")
-        return web.Response(status=503, text="still learning what runs\n")
+        return web.Response(status=503, text="discovering tasks\n")
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")

@@ -1,6 +1,6 @@
-"""Who reads whom, partition by partition: every producer partition feeds its readers.
+"""Which partitions read which: inputs and readers of each partition. Pure.
 
-Pure; made once a generation.
+Built once for each generation.
 
 Design: docs/design/replication.md#flux-as-built.
 Paper: Flux (Shah et al. 2004), section 4.1.
@@ -25,7 +25,7 @@ class Graph:
     readers: Mapping[Partition, tuple[Partition, ...]]
     inputs: Mapping[Partition, tuple[Partition, ...]]
     streams: Mapping[str, str]  # segment id -> operator id of its stream
-    queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> what writes its stream
+    queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
 
 
 def build_graph(topology: Topology) -> Graph:
@@ -57,7 +57,7 @@ def build_graph(topology: Topology) -> Graph:
 
 
 def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
-    """All that read a partition's stream, directly or through others, in topological order."""
+    """All readers of a partition's stream, direct or indirect, in topological order."""
     reached = {partition}
     for one in graph.partitions:
         if any(source in reached for source in graph.inputs[one]):

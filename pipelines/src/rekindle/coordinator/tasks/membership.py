@@ -1,7 +1,7 @@
 """Which tasks there are, when each was last heard, and which are suspected.
 
-A pure core: `now` is passed in. Suspicion only changes the order of routes and the status; it
-creates and ends nothing. What makes a task *lost* is the operator's to judge.
+Pure. Suspicion only changes the order of routes and the report; it creates and ends nothing. The
+operator decides whether a task is lost.
 
 Design: docs/design/coordinator.md#suspicion.
 """
@@ -14,21 +14,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
-from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint
+from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint, TaskPhase
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 MIN_SILENCE_S = 1.5
 """No task is suspected before this."""
 MAX_SILENCE_S = 5.0
-"""However irregular its history, or without one, a task silent for this long is suspected."""
+"""A task that is silent for this long is suspected, whatever its history."""
 START_TIMEOUT_S = 60.0
-"""How long a container may take to its first answer before nothing is kept for it."""
+"""How long a container may take to its first response before nothing is kept for it."""
 MAX_TICK_GAP_S = 0.5
-"""A gap between two ticks above this was the coordinator's own sleep, not the tasks' silence."""
+"""A longer gap between two ticks is the coordinator's own pause, not the tasks' silence."""
 _MAX_REGULAR_GAP_S = 3.0
-"""A longer silence was a failure and says nothing of the task's habits."""
+"""A longer silence was a failure, and does not count in a task's history."""
 _HISTORY = 64
-_NOT_RESTORED = frozenset({"Waiting", "Restoring"})
+_NOT_RESTORED = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
 _DEVIATIONS = 6.0
 
 
@@ -36,10 +37,10 @@ _DEVIATIONS = 6.0
 class Task:
     """What is known of the highest incarnation of one slot.
 
-    `position` is the newest epoch of inputs that the task certainly needs no more; None while it
-    has no restore point. `first_stable` is the newest epoch in its log when this boot first told
-    of one. `stillborn`: its container does not come up (its image cannot be had, it crashes at
-    once), so that it holds nothing that others would have to keep.
+    `position` is the newest epoch of inputs that the task certainly does not need any more; None
+    while it has no restore point. `first_stable` is the newest epoch in its log when this boot
+    first reported one. `failed_to_start`: its container does not come up (no image, or it crashes
+    at once), so that other tasks have to keep nothing for it.
     """
 
     pod: Pod
@@ -71,23 +72,23 @@ class Task:
 
     @property
     def silence_s(self) -> float:
-        """How long it had been silent when it was suspected: a figure that stays."""
+        """How long it had been silent when it was suspected. Does not change afterwards."""
         if self.suspected_since is None:
             return 0.0
         heard = self.known_since if self.last_heard is None else self.last_heard
         return max(0.0, self.suspected_since - heard)
 
     @property
-    def phase(self) -> str:
-        return self.response.phase if self.response else "Waiting"
+    def phase(self) -> TaskPhase:
+        return self.response.phase if self.response else TaskPhase.WAITING
 
     @property
     def unknown(self) -> bool:
-        """It may be running, and this coordinator does not know where it stands."""
+        """Whether it may be running with unknown progress."""
         return self.pod.runs and self.response is None and not self.failed_to_start
 
     def tolerated_silence_s(self) -> float:
-        """The longest silence that its own history makes likely."""
+        """The longest silence that is likely, given its history."""
         if len(self.gaps) < 8:
             return MIN_SILENCE_S
         mean = sum(self.gaps) / len(self.gaps)
@@ -110,7 +111,7 @@ class Membership:
         return self._tasks.get(slot)
 
     def find(self, slot: Slot, incarnation: int) -> Task | None:
-        """None where that incarnation was replaced: what it says counts no more (I9)."""
+        """None if that incarnation was replaced: its responses do not count any more (I9)."""
         task = self._tasks.get(slot)
         return task if task is not None and task.pod.incarnation == incarnation else None
 
@@ -138,7 +139,7 @@ class Membership:
         return task
 
     def answered(self, task: Task, response: PollResponse, now: float) -> bool:
-        """Take an answer in; True when this is news that cannot wait (heard again, new phase)."""
+        """Take in a response; True for news that cannot wait (heard again, new phase)."""
         previous = task.response
         rebooted = previous is not None and previous.boot_id != response.boot_id
         news = task.suspected or rebooted or previous is None or previous.phase != response.phase
@@ -151,7 +152,7 @@ class Membership:
             task.first_stable = None if response.phase in _NOT_RESTORED else response.stable_epoch
         if rebooted:
             task.position = None
-            if response.phase == "Waiting":
+            if response.phase == TaskPhase.WAITING:
                 task.assigned = None
         task.response = response
         task.position = _position(task, response)
@@ -169,10 +170,16 @@ class Membership:
         return [f"{t.slot.key}: {t.refusal}" for t in self if t.refusal is not None]
 
     def started(self) -> tuple[str, ...]:
-        """Slots whose task has been given a restore point, by whichever coordinator."""
+        """Slots whose task has got a restore point, from this coordinator or an older one."""
         return tuple(
             sorted(t.slot.key for t in self if t.response and t.response.restored_from is not None)
         )
+
+    def newest_epoch(self) -> int:
+        """The newest epoch that any task has heard of: after a restart a log may be ahead of the
+        head."""
+        responses = [task.response for task in self if task.response is not None]
+        return max((max(r.head_epoch, r.stable_epoch) for r in responses), default=NO_EPOCH)
 
     def polling_started(self, now: float) -> None:
         """The first polls go out now."""
@@ -181,7 +188,7 @@ class Membership:
             task.known_since = now
 
     def ticked(self, now: float) -> list[Task]:
-        """Suspect the silent; returns those that are newly so."""
+        """Suspect silent tasks; returns those that became suspected."""
         if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
             self._reset_timers(now - self._last_tick)
         self._last_tick = now
@@ -215,16 +222,16 @@ def _is_silent(task: Task, now: float) -> bool:
 
 
 def _position(task: Task, response: PollResponse) -> int | None:
-    """Where a task certainly stands: it needs no input at or below this epoch.
+    """The epoch at or below which the task certainly needs no input.
 
-    That is what it was restored from, or has saved since. Its log proves more only once it has
-    grown: until then it may hold what an earlier boot has put there, which the engine only replays
-    and which says nothing of the inputs that it still needs.
+    That is what it was restored from, or has saved since. The end of its log counts only once the
+    log has grown: until then it may have been written by an earlier boot, whose epochs the engine
+    still replays from their inputs.
     """
     start = response.restored_from
     if start is None:
         start = task.assigned.epoch if task.assigned else None
-    if start is None and response.phase in ("Waiting", "Failed"):
+    if start is None and response.phase in (TaskPhase.WAITING, TaskPhase.FAILED):
         return task.position
     stands = [-1 if start is None else start, *(c.epoch for c in response.checkpoints)]
     if task.first_stable is not None and response.stable_epoch > task.first_stable:
@@ -237,12 +244,12 @@ def _position(task: Task, response: PollResponse) -> int | None:
 def coordinator_is_isolated(
     membership: Membership, inputs: Mapping[Slot, tuple[Slot, ...]], margin: int
 ) -> bool:
-    """Whether most tasks are silent to us while their peers read them.
+    """Whether most tasks do not respond to us while their readers still read them.
 
-    The proof is progress: a task that we hear has gone more than `margin` epochs beyond the last
-    word of a silent task whose stream it reads, and does not call it unreadable. A silent replica
-    with a partner that is heard proves nothing: the reader has that one's epochs. `inputs` names,
-    for each slot, the replicas that it can read from.
+    The proof is progress: a task that responds has got more than `margin` epochs beyond the last
+    response of a silent task whose stream it reads, and does not report it as unreadable. A silent
+    replica with a partner that is heard proves nothing: the reader may have the partner's epochs.
+    `inputs` names, for each slot, the replicas that it can read from.
     """
     running = [t for t in membership if t.pod.runs and t.last_heard is not None]
     silent = {t.slot: t for t in running if t.suspected}

@@ -1,8 +1,8 @@
 """From which replicas a task reads each of its inputs, preferred first.
 
-Pure. Only replicas that serve (CatchingUp, Live) and agree with the others are named; suspected
-ones come last, because suspicion may be wrong. Equals are ordered so that replica i prefers replica
-i, which spreads the readers. One that lags behind a Live one is marked, so that readers leave it.
+Pure. Only trusted replicas that serve (CatchingUp, Live) are named; suspected ones come last,
+because suspicion may be wrong. Among equals, replica i prefers replica i, which spreads the
+readers. A replica that lags behind a Live one is marked, so that readers leave it.
 
 Design: docs/design/streams.md#reader, docs/design/replication.md#take-over.
 Paper: DPC (Balazinska et al. 2005), section 3.3.
@@ -10,30 +10,30 @@ Paper: DPC (Balazinska et al. 2005), section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.protocol import Endpoint, PollResponse, Upstream
+from rekindle.protocol import Endpoint, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
-_SERVING = frozenset({"CatchingUp", "Live"})
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
-"""Lag orders replicas by these steps only, so that readers do not swing between equals."""
+"""Lag orders replicas only by these steps, so that readers do not switch between equals."""
 _LAGGING_S = _LAG_STEPS_S[0]
 _LAGGING_EPOCHS = 2
-"""A replica lags when it is so far behind another one, in both. Differences, so that the other one
-has to lose twice as much before it lags; epochs, so that nobody swings within a long one."""
+"""A replica lags when it is this far behind another one, in seconds and in epochs. These are
+differences, so that readers do not switch back soon; epochs, so that they do not switch within a
+long epoch."""
 
 TaskPredicate = Callable[[Task], bool]
 
 
 def serves(task: Task) -> bool:
-    """Whether readers may ask it. One that was not heard yet but once was ready is presumed to."""
+    """Whether readers may ask it; presumed of a task that was once ready and has not responded."""
     if not task.pod.runs or task.pod.address is None:
         return False
-    return task.phase in _SERVING if task.response is not None else task.pod.started
+    return task.phase.serves if task.response is not None else task.pod.started
 
 
 def upstreams(
@@ -59,9 +59,23 @@ def serving_replicas(
     return found
 
 
+def readable_replicas(tasks: Iterable[Task], graph: Graph | None) -> dict[Slot, tuple[Slot, ...]]:
+    """For each task, the slots of the replicas that it can read from."""
+    if graph is None:
+        return {}
+    slots: dict[Partition, list[Slot]] = {}
+    for task in tasks:
+        slots.setdefault(task.partition, []).append(task.slot)
+    return {
+        slot: tuple(s for source in graph.inputs.get(partition, ()) for s in slots.get(source, ()))
+        for partition, found in slots.items()
+        for slot in found
+    }
+
+
 def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partition, str]:
-    """Partitions whose replicas run different versions of the engine, and what to say of that: from
-    a difference between their results nothing follows."""
+    """Partitions whose replicas run different versions of the engine, each with a message: their
+    results may differ, so they are not compared."""
     found: dict[Partition, str] = {}
     for partition, tasks in replicas.items():
         if len(tasks) > 1 and len(engines := {t.response.engine for t in tasks if t.response}) > 1:
@@ -78,7 +92,7 @@ def running(
 ) -> frozenset[Partition]:
     """Partitions that a checkpoint waits for: those with a Live replica that is not suspected;
     while there are none, those that catch up."""
-    for phase in ("Live", "CatchingUp"):
+    for phase in (TaskPhase.LIVE, TaskPhase.CATCHING_UP):
         found = frozenset(
             partition
             for partition, tasks in replicas.items()
@@ -90,10 +104,10 @@ def running(
 
 
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
-    """Who saves a partition's checkpoints: the lowest index that is Live, else catching up; None
-    while no replica serves."""
+    """The replica that saves a partition's checkpoints: the lowest index that is Live, else that
+    catches up; None while no replica serves."""
     heard = [t for t in replicas if t.response is not None and not is_suspected(t)]
-    best = min(heard, key=lambda t: (t.phase != "Live", t.slot.replica), default=None)
+    best = min(heard, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot.replica), default=None)
     return best.slot if best else None
 
 
@@ -101,9 +115,13 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tup
     def preference(task: Task) -> tuple[bool, bool, int, bool, int]:
         replica = task.slot.replica
         lag = sum(task.response.lag_s > s for s in _LAG_STEPS_S) if task.response else 0
-        return is_suspected(task), task.phase != "Live", lag, replica != mine, replica
+        return is_suspected(task), task.phase != TaskPhase.LIVE, lag, replica != mine, replica
 
-    live = [t.response for t in tasks if t.response and t.phase == "Live" and not is_suspected(t)]
+    live = [
+        t.response
+        for t in tasks
+        if t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
+    ]
     return tuple(
         Endpoint(
             address=task.endpoint,
