@@ -136,7 +136,7 @@ class Dispatcher:
     def _is_over(self) -> bool:
         """Also when the rest can only wait for calls that hang."""
         now = time.monotonic()
-        hanging = all(now - f.since >= self._stall_s for f in self._running.values())
+        hanging = all(now - r.since >= self._stall_s for r in self._running.values())
         return hanging and (not self._queue or self._next() is None)
 
     def _keep_events(self) -> None:
@@ -157,12 +157,12 @@ class Dispatcher:
 
     def _next(self) -> Step | None:
         running, now = self._running.values(), time.monotonic()
-        hanging = [f for f in running if now - f.since >= self._stall_s]
+        hanging = [r for r in running if now - r.since >= self._stall_s]
         if len(running) - len(hanging) >= self._workers or len(running) >= self._threads:
             return None
-        hangs = Counter(f.namespace for f in hanging)
-        busy = Counter(f.owner for f in running)
-        used = Counter(f.namespace for f in running)
+        hangs = Counter(r.namespace for r in hanging)
+        busy = Counter(r.owner for r in running)
+        used = Counter(r.namespace for r in running)
         waiting = {name for name in self._queue.namespaces if hangs[name] < _MAX_HANGING}
         first = {name for name in waiting if used[name] < _WORKERS_BESIDE_OTHERS}
         other: Step | None = None  # if the namespaces that come first have nothing to start

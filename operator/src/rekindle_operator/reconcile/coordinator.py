@@ -105,7 +105,7 @@ def _removals(
             pod.name,
             pod.uid,
             pod.version,
-            0 if losses.loss_of_node(pod) else _GRACE_S,
+            0 if losses.is_on_lost_node(pod) else _GRACE_S,
             why or "a newer incarnation exists",
         )
         for pod in pods
@@ -148,7 +148,7 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
         return "its pod is being deleted"
     if pod.ended:
         return "its pod has failed"
-    if losses.loss_of_node(pod):
+    if losses.is_on_lost_node(pod):
         return f"its node {pod.node} {losses.lost_nodes[pod.node or '']}"
     return ""
 

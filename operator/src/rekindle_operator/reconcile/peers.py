@@ -32,7 +32,7 @@ def lost_peers(
 
 
 def _why_lost(pod: PodView, losses: LossAssessment, age_s: float) -> str:
-    if losses.loss_of_node(pod) and age_s >= _YOUNG_S:
+    if losses.is_on_lost_node(pod) and age_s >= _YOUNG_S:
         return "this replica's node is lost"
     if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
         return "its node's kubelet does not accept this replica"

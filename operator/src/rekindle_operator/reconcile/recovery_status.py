@@ -98,7 +98,7 @@ def _lost_nodes(states: Sequence[SlotState], losses: LossAssessment) -> set[str]
     return {
         s.pod.node
         for s in states
-        if s.pod is not None and s.pod.node is not None and losses.loss_of_node(s.pod)
+        if s.pod is not None and s.pod.node is not None and losses.is_on_lost_node(s.pod)
     }
 
 

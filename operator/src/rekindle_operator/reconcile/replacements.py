@@ -88,7 +88,7 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     pod, loss, losses = state.pod, state.loss, context.inputs.losses
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
-    grace_s = 0 if losses.loss_of_node(pod) else _SHORT_GRACE_S
+    grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
     frees = loss is Loss.UNBOUND and pod.pinned in losses.usable
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees)
 
@@ -151,11 +151,11 @@ def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Seq
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
         for p in snapshot.pods
         if p.topology is not None
-        and losses.loss_of_node(p)
+        and losses.is_on_lost_node(p)
         and (p.terminating or p.owner_uid in deleted)
     ]
 
 
 def _delete(pod: PodView, losses: LossAssessment, grace_s: int | None, why: str) -> DeletePod:
-    grace_s = 0 if losses.loss_of_node(pod) else grace_s
+    grace_s = 0 if losses.is_on_lost_node(pod) else grace_s
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why)

@@ -48,7 +48,7 @@ def unanswering_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
     )
 
 
-def doubtful_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes that get no pods for now: their kubelets do not answer, and others do. A kubelet that
     never answered may be one that the operator cannot reach: its node is avoided only for a
     while."""

@@ -24,9 +24,9 @@ from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
 from rekindle_operator.recovery.kubelets import (
     answers_now,
-    doubtful_nodes,
     last_answer,
     silent_kubelets,
+    unresponsive_nodes,
 )
 from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.recovery.unreported import silent_unreported
@@ -61,24 +61,23 @@ class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady. `cut_off`: uid of a
     topology and a node on which none of its tasks is heard while the kubelet answers. `problem`:
-    why nodes that are NotReady are not believed to be lost; empty: there is nothing of that
-    kind."""
+    why NotReady nodes do not count as lost; empty: there are none of that kind."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
     heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
     cut_off: frozenset[tuple[str, str]] = frozenset()
-    doubtful: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
+    unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
     problem: str = ""
 
     @property
     def avoided(self) -> frozenset[str]:
         """Names of nodes that get no pods."""
-        return self.doubtful | self.lost_nodes.keys()
+        return self.unresponsive | self.lost_nodes.keys()
 
-    def loss_of_node(self, pod: PodView) -> bool:
+    def is_on_lost_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
 
     def is_cut_off(self, pod: PodView) -> bool:
@@ -88,19 +87,19 @@ class LossAssessment:
     def is_out_of_reach(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
         does not answer. Nothing is lost with it."""
-        return pod.node in self.doubtful and not pod.accepted
+        return pod.node in self.unresponsive and not pod.accepted
 
 
 def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
     nodes = {node.name: node for node in snapshot.nodes}
-    ours = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
-    running = [p for p in ours if p.role == ROLE_TASK and not p.terminating and not p.ended]
-    evidence = collect_evidence(snapshot, ours, now, timing)
+    bound = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
+    running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
+    evidence = collect_evidence(snapshot, bound, now, timing)
     quiet_kubelets = silent_kubelets(snapshot, now, timing)
     answering = {n.name for n in snapshot.nodes if answers_now(n, snapshot, now, timing)}
-    occupied = {p.node for p in ours if p.node is not None}
+    occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
-    lost = {p.node: "is gone" for p in ours if p.node is not None and p.node not in nodes}
+    lost = {p.node: "is gone" for p in bound if p.node is not None and p.node not in nodes}
     lost |= dict.fromkeys(unready.lost, "is not Ready")
     quarantined = {
         name
@@ -121,11 +120,11 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
-    doubtful = doubtful_nodes(snapshot, now, timing) - evidence.heard_nodes - lost.keys()
+    unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.heard_nodes - lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
-        if name not in lost and name not in doubtful and node.ready and not node.cordoned
+        if name not in lost and name not in unresponsive and node.ready and not node.cordoned
     }
     return LossAssessment(
         lost_nodes=lost,
@@ -133,7 +132,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         heard=evidence.heard,
         usable=usable,
         cut_off=cut_off,
-        doubtful=doubtful,
+        unresponsive=unresponsive,
         fresh=evidence.fresh,
         problem=unready.problem,
     )
@@ -186,7 +185,7 @@ def loss_of_pod(
         return Loss.TERMINATING
     if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_s):
         return Loss.FAILED
-    if assessment.loss_of_node(pod):
+    if assessment.is_on_lost_node(pod):
         return Loss.NODE
     if assessment.is_out_of_reach(pod) and _is_patience_over(pod, now, timing):
         return Loss.UNBOUND
