@@ -45,11 +45,11 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     del manifest["spec"]["queries"][0]["from"]
     manifest["spec"]["checkpoint"]["retain"] = 0
     assert problems(manifest) == [
-        "spec.checkpoint.retain: input should be greater than or equal to 1, not 0",
+        "spec.checkpoint.retain: 0 is less than 1 (write 1 or more)",
         "spec.sources[0].filez: unknown field filez (did you mean files?)",
-        "spec.operators[1].window.size: 'an hour' is not a duration "
+        "spec.operators[1].window.size: an hour is not a duration "
         "(write it like 250ms, 10s, 1h30m or 2d)",
-        "spec.queries[0].from: is missing",
+        "spec.queries[0].from: is missing (it is required)",
     ]
 
 
@@ -72,7 +72,7 @@ def test_what_follows_from_a_misspelt_field_is_left_out() -> None:
     del manifest["spec"]["operators"][0]["name"]
     assert problems(manifest) == [
         "spec.sources[0].eventTim: unknown field eventTim (did you mean eventTime?)",
-        "spec.operators[0].name: is missing",
+        "spec.operators[0].name: is missing (it is required)",
     ]
 
 
@@ -81,6 +81,36 @@ def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
     del manifest["metadata"]["name"]
     manifest["spec"]["replicaz"] = 2
     assert [p.partition(":")[0] for p in problems(manifest)] == ["metadata.name", "spec.replicaz"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("replicas", "two", "two is not a whole number (write it without quotes, like 2)"),
+        ("replicas", None, "has no value (write one, or leave the field out)"),
+        ("suspend", "no way", "no way is not true or false (write true or false, without quotes)"),
+        (
+            "checkpoint",
+            "s3://b",
+            "s3://b has no fields (write its fields below it, each as name: value)",
+        ),
+        ("sources", "trips", "trips is not a list (write [trips])"),
+        ("image", 5, "5 is not a text (write it in quotes)"),
+    ],
+)
+def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str) -> None:
+    manifest = good_manifest()
+    manifest["spec"][field] = value
+    assert problems(manifest) == [f"spec.{field}: {said}"]
+
+
+def test_a_field_called_on_needs_quotes() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["operators"][2]["join"] = {True: "a = b"}
+    assert problems(manifest) == [
+        "spec.operators[2].join: a field is called true: "
+        "YAML reads on, off, yes and no as true and false (write it in quotes)"
+    ]
 
 
 def test_a_number_is_no_duration() -> None:

@@ -7,6 +7,7 @@ Design: docs/design/compilation.md#validation.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,10 @@ _FREE = frozenset(
     podTemplate resources sparkConf imagePullSecrets join distinct python kafka stream columns
     """.split()  # noqa: SIM905 - a table of words
 )
+
+
+MAX_SHOWN = 60
+"""Letters of a value in a message."""
 
 
 def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, TopologySpec]:
@@ -95,7 +100,7 @@ def _bare_durations(data: Any, path: str) -> Iterator[Problem]:
         for key, value in data.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if key in _DURATIONS and number:
-                what = f"{value!r} has no unit"
+                what = f"{_as_written(value)} has no unit"
                 hint = "write it like 250ms, 10s, 1h30m or 2d"
                 yield Problem(f"{path}.{key}", "InvalidValue", what, hint)
             elif key not in _FREE:
@@ -108,6 +113,10 @@ def _bare_durations(data: Any, path: str) -> Iterator[Problem]:
 def _problem(error: ErrorDetails) -> Problem:
     path = field_path(error["loc"])
     message = re.sub(r"^Value error, ", "", error["msg"])
+    shown = _as_written(error["input"])
+    if error["loc"][-1:] == ("[key]",):
+        what = f"a field is called {shown}: YAML reads on, off, yes and no as true and false"
+        return Problem(field_path(error["loc"][:-2]), "InvalidValue", what, "write it in quotes")
     match error["type"]:
         case "extra_forbidden":
             field = str(error["loc"][-1])
@@ -115,21 +124,51 @@ def _problem(error: ErrorDetails) -> Problem:
             hint = _field_hint(field, model) if model else ""
             return Problem(path, "UnknownField", f"unknown field {field}", hint)
         case "missing":
-            return Problem(path, "Missing", "is missing")
-        case "value_error" if "; " in message:
-            what, _, hint = message.partition("; ")
+            return Problem(path, "Missing", "is missing", "it is required")
+        case "value_error":
+            what, _, hint = message.replace(repr(error["input"]), shown, 1).partition("; ")
             return Problem(path, "InvalidValue", what, hint)
         case "literal_error":
-            expected = str(error.get("ctx", {}).get("expected", ""))
-            what = f"is {error['input']!r}"
-            return Problem(path, "InvalidValue", what, f"write {expected.replace(chr(39), '')}")
+            expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "")
+            return Problem(path, "InvalidValue", f"is {shown}", f"write {expected}")
+    what, hint = _wrong_value(error, shown)
+    return Problem(path, "InvalidValue", what, hint)
+
+
+def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
+    """(what is wrong, what to do), in the manifest's words."""
+    if error["input"] is None:
+        return "has no value", "write one, or leave the field out"
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"{shown} is less than {limits['ge']}", f"write {limits['ge']} or more"
+        case "less_than_equal":
+            return f"{shown} is more than {limits['le']}", f"write {limits['le']} or less"
+        case "greater_than":
+            return f"{shown} is not more than {limits['gt']}", f"write more than {limits['gt']}"
+        case "tuple_type" if not isinstance(error["input"], Mapping):
+            return f"{shown} is not a list", f"write [{shown}]"
         case "tuple_type":
-            return Problem(
-                path, "InvalidValue", f"{error['input']!r} is not a list", "write [a, b]"
-            )
+            return f"{shown} is not a list", "write each item behind a -"
+        case "string_type":
+            return f"{shown} is not a text", "write it in quotes"
+        case kind if kind.startswith("int_"):
+            return f"{shown} is not a whole number", "write it without quotes, like 2"
+        case kind if kind.startswith(("float_", "finite_")):
+            return f"{shown} is not a number", "write it without quotes, like 2.5"
+        case kind if kind.startswith("bool_"):
+            return f"{shown} is not true or false", "write true or false, without quotes"
+        case kind if kind.startswith(("model_", "dict_", "mapping_")):
+            return f"{shown} has no fields", "write its fields below it, each as name: value"
         case _:
-            what = message[:1].lower() + message[1:]
-            return Problem(path, "InvalidValue", f"{what}, not {error['input']!r}")
+            return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {shown}", ""
+
+
+def _as_written(value: Any) -> str:
+    """A value as YAML has it, cut where it is long."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _field_hint(field: str, model: type[BaseModel]) -> str:

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.problems import did_you_mean
+from rekindle.topology.sql.ddl import arrow_to_ddl
 from rekindle.topology.units import parse_duration
 
 Int64s = npt.NDArray[np.int64]
@@ -76,7 +77,7 @@ def make_column(text: str, kind: pa.DataType) -> Column:
     except ExpressionError as error:
         raise ExpressionError(str(error), error.hint or suitable(kind)) from error
     except (pa.ArrowException, OverflowError, ValueError) as error:
-        raise ExpressionError(f"does not give a {kind}: {error}", suitable(kind)) from error
+        raise ExpressionError(f"does not give {arrow_to_ddl(kind)}", suitable(kind)) from error
 
 
 def event_start(text: str) -> int:
@@ -163,21 +164,21 @@ def _column(call: Call, kind: pa.DataType) -> Column:
 def _require_number(call: Call, kind: pa.DataType) -> None:
     """Arrow would take an integer for a time or a truth value; nobody means it so."""
     if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
-        raise ExpressionError(f"{call.name} gives a BIGINT, and the schema says {kind}")
+        raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {arrow_to_ddl(kind)}")
 
 
 def _require_doubles(call: Call, kind: pa.DataType, *values: float) -> None:
     if pa.types.is_integer(kind):
         raise ExpressionError(
-            f"{call.name} gives a DOUBLE, and the schema says {kind}; declare DOUBLE, or use "
-            "integer(low, high)"
+            f"{call.name} gives DOUBLE, and the schema has {arrow_to_ddl(kind)}",
+            "declare DOUBLE, or write integer(low, high)",
         )
     pc.cast(pa.array(values), kind)
 
 
 def _timestamp(call: Call, kind: pa.DataType) -> Column:
     if not pa.types.is_timestamp(kind):
-        raise ExpressionError(f"gives a TIMESTAMP, and the schema says {kind}")
+        raise ExpressionError(f"gives TIMESTAMP, and the schema has {arrow_to_ddl(kind)}")
     start = _start_us(call)
     jitter = 0
     if len(call.arguments) > 1:

@@ -53,5 +53,11 @@ class GeneratorSourceSpec(SourceOptions):
                 if field.name == event_time:
                     event_start(text)
             except ExpressionError as error:
-                at, what = f"{where}[{field.name}]", f"{text!r}: {error}"
+                at, what = f"{where}[{field.name}]", _with_text(text, str(error))
                 yield Problem(at, "InvalidExpression", what, error.hint)
+
+
+def _with_text(text: str, message: str) -> str:
+    """A message that says which expression it is about, once."""
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    return message if repr(text) in message else f"{shown!r}: {message}"

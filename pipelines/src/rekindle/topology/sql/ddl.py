@@ -157,7 +157,7 @@ class _Reader:
         if name in _NOT_YET:
             what = f"the type {token.text} at column {token.column} is not supported yet"
             raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _NOT_YET[name])])
-        known = nearest(name, [*_SIMPLE, "decimal", "array", "struct"])
+        known = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
         what = f"unknown type {token.text} at column {token.column}"
         raise InvalidSql([Problem("", "InvalidSchema", what, known)])
 
