@@ -176,7 +176,7 @@ class ModelOperator:
             self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
         if "topologies" not in model.stalled:
             topologies = [topology_json(t) for t in model.topologies.values()]
-            self.cache.list_topologies(topologies, version)
+            self.cache.replace_topologies(topologies, version)
         self.cache.configs.replace(list(model.configs.values()), version)
 
     def run_pass(self) -> None:

@@ -86,7 +86,7 @@ def test_a_report_with_wrong_types_is_no_error(
 ) -> None:
     raw = report(1)
     raw["status"]["dataPlane"] |= values
-    cluster.list_topologies([raw, report(2)], 2)
+    cluster.replace_topologies([raw, report(2)], 2)
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 
 

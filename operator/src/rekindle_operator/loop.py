@@ -228,5 +228,5 @@ class Relister:
             logger.warning("cannot list StreamTopologies: %s; is the CRD installed?", reason)
             return False
         version = int(listed["metadata"]["resourceVersion"])
-        self._cluster.list_topologies(listed["items"], version)
+        self._cluster.replace_topologies(listed["items"], version)
         return True

@@ -177,7 +177,7 @@ class ClusterCache:
             self._refusals = self._refusals.without_topology(uid)
         self.mark_dirty()
 
-    def list_topologies(self, items: list[Json], version: int) -> None:
+    def replace_topologies(self, items: list[Json], version: int) -> None:
         """A complete list: topologies that it lacks are deleted, unless they are newer."""
         for raw in items:
             self.put_topology(raw)
