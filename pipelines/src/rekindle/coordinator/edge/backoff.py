@@ -1,4 +1,4 @@
-"""Waiting between attempts, with jitter so that coordinators do not come back all at once."""
+"""Back-off with jitter, so that coordinators do not all retry at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohttp
 from rekindle.coordinator.edge.kube import ApiError
 
 UNREACHABLE = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
-"""What a call of the API server may raise while it is away, starting or restarting."""
+"""Errors of API calls while the server is away, starting or restarting."""
 
 
 class BackOff:

@@ -19,8 +19,8 @@ from rekindle.errors import RekindleError
 Json = dict[str, Any]
 
 _CALL = aiohttp.ClientTimeout(total=5.0)
-# The server ends a watch soon, so that silence soon means a dead connection: in a burst, when an
-# API server may die with its zone, new pods must not go unseen.
+# The server ends a watch soon, so that a dead connection is noticed soon: in a burst, when an API
+# server may die with its zone, new pods must not be missed.
 _WATCH_S = 10
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
 _LINE = 8 * 1024 * 1024
@@ -36,7 +36,7 @@ class ApiError(RekindleError):
 
 
 class KubeApi:
-    """Raises ApiError, or OSError/TimeoutError/aiohttp.ClientError when nobody answers."""
+    """Raises ApiError, or OSError/TimeoutError/aiohttp.ClientError without a response."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -1,4 +1,4 @@
-"""Kubernetes objects to the cores' types and back: pods, generations, the Lease, the status.
+"""Kubernetes objects from and to the coordinator's types: pods, generations, the Lease, the status.
 
 Pure. Labels and names are those of docs/design/kubernetes.md#objects.
 """
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 
 class ObjectError(RekindleError):
-    """An object in the cluster is not what the operator makes; names it."""
+    """An object in the cluster is not as the operator writes it; names the object."""
 
 
 def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
-    """None for a pod whose labels name no slot, and for one of another topology: of the one that
-    had the name before, some may still be ending."""
+    """None for a pod whose labels name no slot, and for a pod of another topology: pods of an older
+    topology of the same name may still be ending."""
     meta, status = document["metadata"], document.get("status") or {}
     if uid not in (owner.get("uid") for owner in meta.get("ownerReferences") or ()):
         return None
@@ -73,7 +73,7 @@ def generations_from(
 
 
 def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
-    """`compiled` holds one generation at least."""
+    """`compiled` has at least one generation."""
     lineage = {
         segment.id: tuple(topology.nodes[name].id for name in segment.nodes)
         for topology in compiled.values()
@@ -125,7 +125,7 @@ def _without_none(document: Mapping[str, Any]) -> Json:
 
 
 def status_patch(namespace: str, name: str, uid: str, document: Mapping[str, Any]) -> Json:
-    """The uid makes the API server refuse it (409) for another topology of that name."""
+    """With the uid, the API server refuses it (409) for another topology of the same name."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -143,7 +143,7 @@ def lease(
     now: str,
     report: int | None,
 ) -> Json:
-    """`report`: the number of the report that still holds; None: none does."""
+    """`report`: the number of the report that still holds; None: none."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -166,6 +166,6 @@ def lease(
 
 
 def holder(document: Mapping[str, Any]) -> int:
-    """The incarnation that holds a Lease; -1 if nobody of ours does."""
+    """The incarnation that holds a Lease; -1 if no coordinator does."""
     identity = str((document.get("spec") or {}).get("holderIdentity") or "")
     return int(identity) if identity.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""Polls every task on its own, so that a frozen one delays no other.
+"""Polls each task in a loop of its own, so that a frozen task delays no other.
 
 Design: docs/design/coordinator.md#suspicion.
 """
@@ -23,13 +23,13 @@ from rekindle.topology.model import Slot
 _log = logging.getLogger(__name__)
 _NEWER_COORDINATOR = 409
 _REFUSED = frozenset({401, 421, 426})
-"""Token, topology or protocol version: trying again does not cure it, so the status says it."""
+"""Token, topology or protocol version do not match: reported, since trying again does not help."""
 _MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An HTTP status that is not 200, and the reason the task gave."""
+    """An HTTP status other than 200, and the reason that the task gave."""
 
     status: int
     text: str
@@ -104,7 +104,7 @@ class Pollers:
         try:
             response = await self._call(poll, host)
         except Incompatible as error:
-            message = f"the answer of {host} is refused: {error}"
+            message = f"the response of {host} is refused: {error}"
             return PollFailed(slot, incarnation, message, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
             return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
@@ -114,7 +114,7 @@ class Pollers:
             message = f"HTTP {response.status} from {host}: {response.text}"
             return PollFailed(slot, incarnation, message, refused=response.status in _REFUSED)
         if (reason := self._settings.identity.mismatch(response.topology)) is not None:
-            message = f"the answer of {host} is refused: {reason}"
+            message = f"the response of {host} is refused: {reason}"
             return PollFailed(slot, incarnation, message, refused=True)
         if response.task != poll.task:
             return PollFailed(slot, incarnation, f"{response.task} is at {host}")

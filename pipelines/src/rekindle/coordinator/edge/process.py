@@ -1,6 +1,6 @@
-"""The coordinator's process: feeds events into the core and performs its effects.
+"""The coordinator's process: feeds events into the state machine and performs its effects.
 
-All in one event loop, so that the core is never entered twice; the store has a thread of its own.
+All in one event loop, so that the state machine is never entered twice; the store has a thread.
 
 Design: docs/design/coordinator.md#structure.
 """
@@ -97,7 +97,7 @@ class Process:
         )
 
     def stop(self) -> None:
-        _log.info("stopping: asked to")
+        _log.info("stopping: signal received")
         self._ended.set()
 
     def feed(self, event: Event) -> None:
@@ -186,7 +186,7 @@ class Process:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A fault of this program: a fresh process knows all again within seconds.
-            _log.critical("ending", exc_info=error)
+            # A bug: a new process rebuilds its state within seconds.
+            _log.critical("unexpected error: the process ends", exc_info=error)
             self._exit_code = 1
             self._ended.set()

@@ -1,7 +1,7 @@
 """Writes to the cluster: `status.dataPlane` by server-side apply, and the coordinator's Lease.
 
-Both are refused to a coordinator that was replaced; that is how it learns it, when no task tells
-it: the fence in the status never falls (a CEL rule), and the Lease names a later holder.
+The API server refuses both writes of a coordinator that was replaced: the fence in the status never
+falls (a CEL rule), and the Lease names a later holder. So it notices even if no task tells it.
 
 Design: docs/design/coordinator.md#report.
 """
@@ -29,9 +29,9 @@ _REFUSED = (409, 422)
 
 
 async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
-    """The id of the checkpoint store that the topology has run with, as its status says; None: it
-    has not written there yet. Raises StoreError while that cannot be known: a store that is made
-    meanwhile could stand in the place of one that is only away."""
+    """The id of the checkpoint store that the topology has run with, from its status; None: it
+    has not written yet. Raises StoreError while the status cannot be read: a new store must not be
+    created in the place of one that is only away."""
     path = (
         f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
         f"{settings.topology}"
@@ -39,14 +39,16 @@ async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
     try:
         found = await api.get(path)
     except UNREACHABLE as error:
-        raise StoreError(f"not opened before the topology's status was read: {error!r}") from error
+        raise StoreError(
+            f"not opened yet: the topology's status cannot be read: {error!r}"
+        ) from error
     data_plane = (found.get("status") or {}).get("dataPlane") or {}
     recorded = data_plane.get("store")
     return str(recorded) if recorded else None
 
 
 class StatusWriter:
-    """One write at a time; while one is under way only the latest wish is kept."""
+    """One write at a time; while one is under way only the latest report is kept."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
@@ -54,7 +56,7 @@ class StatusWriter:
             f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
             f"{settings.topology}"
         )
-        self._store: str | None = None  # its id, as the status says
+        self._store: str | None = None  # its id, from the status
         self._desired: Report | None = None
         self._written: Report | None = None
         self._changed = asyncio.Event()
@@ -66,8 +68,8 @@ class StatusWriter:
 
     @property
     def current(self) -> int | None:
-        """The number of the report in the cluster, if that is all there is to say; None while what
-        it should say is not written."""
+        """The number of the report in the cluster, if it is up to date; None while a newer one is
+        not written."""
         return self.writes if self._written is not None and self._written is self._desired else None
 
     async def run(self) -> None:
@@ -97,7 +99,7 @@ class StatusWriter:
         # Numbered, so that the Lease can say which report still holds.
         document = {**data_plane_document(desired), "report": self.writes + 1}
         if self._store is not None:
-            document.setdefault("store", self._store)  # which this coordinator may not know yet
+            document.setdefault("store", self._store)  # this coordinator may not know it yet
         patch = status_patch(settings.namespace, settings.topology, settings.uid, document)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
@@ -110,7 +112,7 @@ class StatusWriter:
         self._feed(ProblemChanged("status", None))
 
     async def _in_charge(self) -> bool:
-        """Compares the uid and the fence; says so when this coordinator is not the one any more."""
+        """Whether uid and fence in the cluster are still ours; otherwise feeds FenceRaised."""
         settings = self._settings
         try:
             found = await self._api.get(self._path)
@@ -120,7 +122,7 @@ class StatusWriter:
             self._feed(FenceRaised(f"topology {settings.topology} is gone"))
             return False
         if found["metadata"]["uid"] != settings.uid:
-            self._feed(FenceRaised(f"topology {settings.topology} was made anew"))
+            self._feed(FenceRaised(f"topology {settings.topology} was deleted and created again"))
             return False
         data_plane = (found.get("status") or {}).get("dataPlane") or {}
         self._store = data_plane.get("store") or self._store

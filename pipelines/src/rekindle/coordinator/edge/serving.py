@@ -18,7 +18,7 @@ _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class Metrics:
-    """What is counted as it happens; what can be read from the core is read when asked for."""
+    """Polls are counted as they happen; all else is read from the state machine on each scrape."""
 
     def __init__(self, core: Coordinator) -> None:
         self.registry = CollectorRegistry()

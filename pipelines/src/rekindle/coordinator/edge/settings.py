@@ -1,4 +1,7 @@
-"""What the coordinator's environment says, parsed once (docs/design/coordinator.md#environment)."""
+"""The coordinator's settings, parsed once from the environment.
+
+Design: docs/design/coordinator.md#environment.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from rekindle.identity import TOKEN_VARIABLE, Identity
 
 
 class SettingsError(RekindleError):
-    """The environment is not what the operator sets; names the variable."""
+    """A variable that the operator sets is missing or wrong; names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`incarnation` is the fence of all that this process says."""
+    """`incarnation` is the fence in all messages of this process."""
 
     topology: str
     namespace: str
@@ -27,7 +30,7 @@ class Settings:
     poll_deadline_s: float = 1.0  # a frozen task costs one open call, and is retried after it
     tick_s: float = 0.1
     generation_check_s: float = 1.0
-    lease_renew_s: float = 1.0  # each renewal says whether the status that was written still holds
+    lease_renew_s: float = 1.0  # each renewal names the report that still holds
     lease_renew_suspecting_s: float = 0.5  # the operator counts a silence up to the last renewal
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
     store_deadline_s: float = 10.0

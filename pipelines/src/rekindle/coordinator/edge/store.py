@@ -1,7 +1,7 @@
 """The checkpoint store as the coordinator uses it: one thread, and a deadline for each call.
 
-One thread keeps the order: a read that follows a write which did not answer in time sees what came
-of it. Clean-up, which may take long and which nothing waits for, has another.
+One thread keeps the order of calls: a read after a write that timed out sees its outcome. Garbage
+collection, which may take long, has another thread.
 
 Design: docs/design/checkpoints.md#the-store.
 """
@@ -22,12 +22,12 @@ from rekindle.errors import StoreError
 
 T = TypeVar("T")
 
-# In the place of a writer's token: whoever assembles the same entry makes the same object.
+# Instead of a writer's token: coordinators that migrate the same entry make the same object.
 _MIGRATED = "a55e3b1ed000"
 
 
 class CheckpointStore:
-    """Raises StoreError for all that goes wrong, also for a store that does not answer."""
+    """Raises StoreError for each failure, also for a store that does not respond."""
 
     def __init__(self, uid: str, deadline_s: float) -> None:
         self._uid = uid
@@ -42,13 +42,13 @@ class CheckpointStore:
         self._url = url
 
     def expect(self, store_id: str | None) -> None:
-        """The store that the topology has run with before: no other one is made, or used. None: it
-        has not run yet, as far as is known."""
+        """The store that the topology has run with: no other one is created or used. None: it
+        has not run yet."""
         self._expected = store_id
 
     @property
     def id(self) -> str | None:
-        """Of the store that is open."""
+        """The id of the open store."""
         return self._opened[1].id if self._opened is not None else None
 
     def close(self) -> None:
@@ -59,11 +59,11 @@ class CheckpointStore:
         return await self._run("reading the newest manifest", lambda m, _: m.newest())
 
     async def unusable(self, entries: list[str]) -> dict[str, str]:
-        """Of these entries those that must not be committed, and why."""
+        """Those of these entries that must not be committed, each with the reason."""
         return await self._run("looking for states", lambda m, _: m.unusable(entries))
 
     async def write(self, effect: WriteManifest) -> Manifest | None:
-        """What was written; None if the number was taken."""
+        """The manifest that was written; None if its number was taken."""
 
         def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
             made = [(a, self._assemble(a, manifests, store)) for a in effect.migrations]
@@ -102,7 +102,7 @@ class CheckpointStore:
             if self._expected not in (None, store.id):
                 raise StoreError(
                     f"{self._url}: another store ({store.id}) is there than the one that this "
-                    f"topology has run with ({self._expected}); mount or move that one back"
+                    f"topology has run with ({self._expected}); mount or move the old one back"
                 )
             self._opened = (self._url, store, ManifestStore(store, self._uid))
         return self._opened[1], self._opened[2]

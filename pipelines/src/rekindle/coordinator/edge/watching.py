@@ -1,7 +1,7 @@
-"""Reads the cluster: the pods by a watch, the newest generation by asking every second.
+"""Reads the cluster: pods by a watch, the newest generation by a list every second.
 
-Turns what it sees into events; decides nothing. While the API server is away it keeps trying and
-says so; what was seen last stays true for the cores.
+Turns what it sees into events; decides nothing. While the API server is away it logs that and keeps
+trying; the state machine goes on with what was seen last.
 
 Design: docs/design/coordinator.md#environment.
 """
@@ -55,7 +55,9 @@ class PodWatcher:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
                 _log.warning("pods: %r", error)
-            await back_off.wait()  # also after a watch that the server ended: it may do so at once
+            await (
+                back_off.wait()
+            )  # also after a watch that the server ended, which may happen at once
 
     async def _list(self) -> None:
         found = await self._api.get(self._path, self._query)
@@ -87,7 +89,7 @@ class PodWatcher:
 
 
 class GenerationReader:
-    """Asks for the topology's ConfigMaps; a new one is compiled in a child process."""
+    """Lists the topology's ConfigMaps; compiles a new one in a child process."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
@@ -137,5 +139,5 @@ class GenerationReader:
                 self._compiled[number] = topology
             elif number == newest:
                 raise CompilationFailed(topology)
-            else:  # a stricter version than the one that accepted it: only its lineage is lost
+            else:  # accepted by a less strict release: only its lineage is lost
                 _log.warning("generation %d does not compile any more: %s", number, topology)
