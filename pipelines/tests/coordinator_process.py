@@ -135,7 +135,7 @@ class FakeApi:
         return app
 
 
-class Scene:
+class RunningCoordinator:
     def __init__(self, api: FakeApi, fleet: Fleet, process: Process, net: str) -> None:
         self.api, self.fleet, self.process, self.net = api, fleet, process, net
         self.ended: asyncio.Task[int] = asyncio.create_task(process.run())
@@ -152,7 +152,7 @@ async def running(
     token: str | None = "of t",
     tasks_token: str = "of t",
     status: dict[str, Any] | None = None,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[RunningCoordinator]:
     net = f"88.{next(_nets)}"
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["epochInterval"] = "200ms"
@@ -178,12 +178,12 @@ async def running(
         for slot, task in fleet.tasks.items():
             pod = f"flights-{slot.key.replace('/', '-')}-{task.incarnation}"
             api.add_pod(pod, slot, task.incarnation, fleet.addresses[slot])
-        scene = Scene(api, fleet, Process(settings, kube), net)
+        coordinator = RunningCoordinator(api, fleet, Process(settings, kube), net)
         try:
-            yield scene
+            yield coordinator
         finally:
-            scene.process.stop()
-            await scene.ended
+            coordinator.process.stop()
+            await coordinator.ended
             api.break_watches(too_old=False)
             await runner.cleanup()
 
@@ -196,10 +196,12 @@ async def until(condition: Callable[[], Any], within_s: float = 15.0) -> Any:
     return found
 
 
-async def all_live(scene: Scene) -> None:
-    await until(lambda: {t.phase for t in scene.fleet.tasks.values()} == {"Live"})
-    await until(lambda: all(scene.row(s).get("phase") == "Live" for s in scene.fleet.tasks))
+async def all_live(coordinator: RunningCoordinator) -> None:
+    await until(lambda: {t.phase for t in coordinator.fleet.tasks.values()} == {"Live"})
+    await until(
+        lambda: all(coordinator.row(s).get("phase") == "Live" for s in coordinator.fleet.tasks)
+    )
 
 
-def problems(scene: Scene) -> str:
-    return " ".join(scene.api.topology["status"].get("dataPlane", {}).get("problems", []))
+def problems(coordinator: RunningCoordinator) -> str:
+    return " ".join(coordinator.api.topology["status"].get("dataPlane", {}).get("problems", []))

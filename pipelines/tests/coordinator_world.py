@@ -110,7 +110,7 @@ class World:
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 
-    # --- the coordinator's shell ---
+    # --- the coordinator's edge ---
 
     def feed(self, event: Event, to: Coordinator | None = None) -> None:
         who = to or self.coordinator
@@ -240,8 +240,8 @@ class World:
         return [peer.logged.get(epoch, f"d{epoch}") for peer in chosen if peer is not None]
 
     def readers_choice(self, task: FakeTask, source: Partition, epoch: int) -> FakeTask | None:
-        """The replica that a task reads: the first one that it was told of and that has the epoch;
-        one that was told of none for this stream reads nothing."""
+        """The replica that a task reads: the first one of its routes that has the epoch. Without a
+        route for this stream it reads nothing."""
         having = [t for t in self.serving(source) if t.log_base <= epoch <= t.log_last]
         given = task.last_poll.upstreams if task.last_poll is not None else ()
         name = self.graph.streams.get(source.segment)
@@ -264,7 +264,7 @@ class World:
         self.run_but(None, epochs)
 
     def run_but(self, idle: Slot | None, epochs: int) -> None:
-        """As `run`, while one task answers and does nothing."""
+        """As `run`, while one task responds and does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epoch()
@@ -295,7 +295,7 @@ class World:
     # --- I2: what is restored from an entry writes nothing again up to it ---
 
     def unwritten(self) -> list[str]:
-        """Sinks that do not have what the newest manifest says is done."""
+        """Sinks that lack epochs that the newest manifest counts as written."""
         newest = self.store[-1]
         if newest.generation != self.generation.number:
             return []

@@ -48,7 +48,7 @@ def halves() -> World:
     return world
 
 
-def test_a_partition_that_is_starved_stops_no_checkpoint() -> None:
+def test_a_starved_partition_does_not_stop_checkpoints() -> None:
     world = started(10)
     for slot in [s for s in world.tasks if s.segment == "left"]:
         world.kill(slot)
@@ -67,7 +67,7 @@ def test_a_partition_that_is_starved_stops_no_checkpoint() -> None:
     }
 
 
-def test_where_the_saver_cannot_save_its_partner_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_replica_saves_if_the_saver_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     world = halves()
     monkeypatch.setattr(world.tasks[B1], "save", lambda: None)
     world.run(60)
@@ -75,7 +75,7 @@ def test_where_the_saver_cannot_save_its_partner_does(monkeypatch: pytest.Monkey
     assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.every
 
 
-def test_a_task_is_restored_also_while_each_commit_takes_longer_than_an_interval() -> None:
+def test_a_task_is_restored_although_commits_are_slow() -> None:
     world = halves()
     world.hold_writes = True
     world.kill(Slot("b2", 0, 0))
@@ -87,7 +87,7 @@ def test_a_task_is_restored_also_while_each_commit_takes_longer_than_an_interval
     assert task.phase != "Waiting"
 
 
-def test_a_replica_whose_container_never_starts_pins_nothing_for_ever() -> None:
+def test_a_container_that_never_starts_pins_no_entries() -> None:
     world = halves()
     world.kill(B1)
     world.start_task(B1).frozen = True
@@ -98,7 +98,7 @@ def test_a_replica_whose_container_never_starts_pins_nothing_for_ever() -> None:
     assert world.tasks[Slot("s1", 0, 0)].log_base > 80
 
 
-def test_one_waiting_partition_stops_no_checkpoint_and_pins_its_ancestors() -> None:
+def test_a_waiting_partition_pins_its_ancestors() -> None:
     world = started(9)
     world.kill(BOTH)
     world.run(9)
@@ -113,7 +113,7 @@ def test_one_waiting_partition_stops_no_checkpoint_and_pins_its_ancestors() -> N
     assert world.tasks[Slot("right", 0, 0)].restored_from == 7, "`both` will need epoch 8"
 
 
-def test_a_partition_that_catches_up_lets_go_of_what_it_pinned() -> None:
+def test_a_partition_that_catches_up_unpins_entries() -> None:
     world = started(9)
     world.kill(BOTH)
     world.run(9)
@@ -135,7 +135,7 @@ def savers(world: World) -> set[str]:
     return {s.key for s, p in next_polls(world).items() if p.saver}
 
 
-def test_a_restarted_coordinator_tells_running_tasks_the_same() -> None:
+def test_a_new_coordinator_keeps_the_desired_state_of_tasks() -> None:
     world = started()
     before = next_polls(world)
     boots = {s: (t.incarnation, t.boot, t.restored_from) for s, t in world.tasks.items()}
@@ -164,7 +164,7 @@ def comparable(poll: PollRequest) -> PollRequest:
     return poll.model_copy(update={"fence": 0})
 
 
-def test_a_restarted_coordinator_gives_no_floor_before_all_readers_were_heard() -> None:
+def test_no_floor_before_all_readers_responded() -> None:
     world = started()
     world.tasks[BOTH].frozen = True
     world.start_coordinator()
@@ -176,7 +176,7 @@ def test_a_restarted_coordinator_gives_no_floor_before_all_readers_were_heard() 
     assert next_polls(world)[Slot("left", 0, 0)].floor is not None
 
 
-def test_a_restarted_coordinator_waits_at_most_three_seconds_for_the_silent() -> None:
+def test_discovery_ends_after_three_seconds() -> None:
     world = started()
     world.tasks[BOTH].frozen = True
     world.start_coordinator()
@@ -186,7 +186,7 @@ def test_a_restarted_coordinator_waits_at_most_three_seconds_for_the_silent() ->
     assert world.coordinator.ready
 
 
-def test_a_task_keeps_its_restore_point_while_a_newer_checkpoint_is_committed() -> None:
+def test_a_restore_point_survives_newer_checkpoints() -> None:
     world = started()
     world.kill(BOTH)
     world.start_task(BOTH)
@@ -217,7 +217,7 @@ def test_a_refused_fence_ends_the_coordinator() -> None:
     assert any(isinstance(e, GiveUp) for e in effects)
 
 
-def test_a_task_that_obeys_a_newer_coordinator_ends_this_one() -> None:
+def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:
     world = started()
     task = world.tasks[BOTH]
     task.fence = 7
@@ -225,7 +225,7 @@ def test_a_task_that_obeys_a_newer_coordinator_ends_this_one() -> None:
     assert world.gave_up
 
 
-def test_a_store_that_is_away_is_said_and_nothing_is_lost() -> None:
+def test_an_unreachable_store_is_reported_and_loses_nothing() -> None:
     world = started()
     committed = world.store[-1].epoch
     world.store_up = False
@@ -256,7 +256,7 @@ def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
 # --- status ---
 
 
-def test_status_is_said_at_most_every_two_seconds_while_nothing_happens() -> None:
+def test_a_quiet_topology_reports_at_most_every_two_seconds() -> None:
     world = started()
     before, began = len(world.reports), world.now
     for _ in range(80):
@@ -264,7 +264,7 @@ def test_status_is_said_at_most_every_two_seconds_while_nothing_happens() -> Non
     assert len(world.reports) - before <= (world.now - began) / 2.0 + 1
 
 
-def test_problems_of_the_shell_are_part_of_the_status_until_they_are_over() -> None:
+def test_problems_of_the_edge_are_reported_until_they_end() -> None:
     world = started()
     world.feed(ProblemChanged("generation", "topology.json is broken"))
     assert "topology.json is broken" in world.reports[-1]["problems"]
@@ -284,7 +284,7 @@ def test_the_lag_of_a_query_is_an_age() -> None:
     assert 3.0 <= row["lagSeconds"] <= 7.0
 
 
-def test_the_restore_point_is_not_repeated_to_a_task_that_has_started() -> None:
+def test_a_started_task_gets_no_restore_point() -> None:
     world = started()
     assert all(p.restore is None for p in next_polls(world).values())
     world.start_task(BOTH)
@@ -294,7 +294,7 @@ def test_the_restore_point_is_not_repeated_to_a_task_that_has_started() -> None:
     assert poll.restore == RestorePoint(epoch=7, object="both/0@7")
 
 
-def test_no_topology_is_founded_beside_tasks_that_run() -> None:
+def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world = started()
     restored = {s: t.restored_from for s, t in world.tasks.items()}
     held, world.store = world.store, []  # another directory stands where the store was mounted
@@ -323,4 +323,4 @@ def test_results_of_different_engines_are_not_compared() -> None:
     assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.every
     other.engine = "e1"
     world.run(2)
-    assert any("disagree" in said for said in world.reports[-1]["inconsistent"])
+    assert any("disagree" in message for message in world.reports[-1]["inconsistent"])

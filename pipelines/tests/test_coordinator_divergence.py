@@ -40,7 +40,7 @@ def life(replica: int, incarnation: int = 1, boot: str = "a") -> Computation:
 
 
 @given(length=st.integers(20, 200), data=st.data())
-def test_any_difference_is_seen_in_the_newest_epochs(length: int, data: st.DataObject) -> None:
+def test_any_difference_shows_in_the_newest_epochs(length: int, data: st.DataObject) -> None:
     wrong = data.draw(st.integers(0, length - 1))
     good = [f"d{e}" for e in range(length)]
     bad = [*good[:wrong], "other", *good[wrong + 1 :]]
@@ -60,7 +60,7 @@ def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: i
     assert comparison.agreed(LEFT) == length - 1
 
 
-def test_a_state_that_differs_is_disputed_although_its_output_does_not() -> None:
+def test_a_state_that_differs_is_disputed() -> None:
     comparison = DigestComparison()
     for replica, state in enumerate(("s", "t")):
         comparison.observed(life(replica), {3: EpochDigests("-1:c", "d", state)})
@@ -75,7 +75,7 @@ def disputed() -> DigestComparison:
     return comparison
 
 
-def test_neither_of_two_is_believed() -> None:
+def test_neither_of_two_replicas_is_trusted() -> None:
     comparison = disputed()
     assert not comparison.diverged
     assert all(comparison.is_untrusted(slot) for slot in REPLICAS)
@@ -89,7 +89,7 @@ def test_a_third_node_decides_for_two_of_three(result: str, odd: int) -> None:
     assert not comparison.disputes
 
 
-def test_a_replica_that_takes_its_result_back_was_wrong() -> None:
+def test_a_replica_that_changes_its_result_has_diverged() -> None:
     comparison = disputed()
     comparison.observed(life(1, boot="b"), chained(["d0", "right"]))
     assert set(comparison.diverged) == {REPLICAS[1]}
@@ -140,7 +140,7 @@ def test_a_replica_that_contradicts_itself_is_replaced(flaky: int, first: int) -
         comparison.observed(life(replica, boot="b"), chained(["d0", result]))
     assert set(comparison.diverged) == {REPLICAS[flaky]}
     comparison.forget(REPLICAS[flaky])
-    result = ("wrong", "right")[flaky]  # what the other one has said twice
+    result = ("wrong", "right")[flaky]  # the other one's result, twice
     comparison.observed(life(flaky, incarnation=2), chained(["d0", result]))
     assert not comparison.disputes
     assert not comparison.diverged
@@ -185,7 +185,7 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
     assert comparison.must_restart(REPLICAS[0]) == "a"
 
 
-def test_an_answer_of_an_older_release_has_digests_alone() -> None:
+def test_a_response_of_an_older_release_has_only_digests() -> None:
     ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
     response = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})
     assert epoch_digests(response) == {3: EpochDigests(None, "d", None)}
@@ -212,7 +212,7 @@ def committed_objects(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-def test_the_replica_that_was_wrong_is_named_whatever_its_index(liar: int) -> None:
+def test_the_wrong_replica_is_named_whatever_its_index(liar: int) -> None:
     world = lied(liar)
     assert world.reports[-1]["diverged"] == [REPLICAS[liar].key]
 
@@ -225,19 +225,19 @@ def test_nothing_wrong_is_ever_committed(liar: int, forever: bool) -> None:
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-def test_what_read_a_wrong_epoch_computes_again(liar: int) -> None:
+def test_readers_of_a_wrong_epoch_compute_again(liar: int) -> None:
     world = lied(liar)
     assert world.tasks[BOTH].boot == 1
     assert world.tasks[BOTH].wrong == ""
 
 
-def test_what_read_a_result_that_was_taken_back_computes_again() -> None:
+def test_readers_of_a_retracted_result_compute_again() -> None:
     world = started()
     newest = world.tasks[REPLICAS[0]].position
     result = Contradiction(epoch=newest, message="epoch differs")
     world.tasks[REPLICAS[0]].retracted = result
     world.rounds(8)
-    assert world.tasks[BOTH].boot == 1, "once, however often it is said"
+    assert world.tasks[BOTH].boot == 1, "once, however often it is reported"
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
     assert world.reports[-1]["inconsistent"] == ["left/0: epoch differs"]
     world.tasks[REPLICAS[0]].retracted = None
@@ -266,7 +266,7 @@ def test_sinks_wait_while_replicas_disagree() -> None:
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-def test_a_replica_that_was_wrong_writes_no_sink_any_more(liar: int) -> None:
+def test_a_diverged_replica_writes_no_sink(liar: int) -> None:
     world = lied(liar)
     polls = next_polls(world)
     given = [polls[slot].sinks_through for slot in (REPLICAS[liar], REPLICAS[1 - liar])]
@@ -282,7 +282,7 @@ def test_nobody_reads_replicas_that_disagree() -> None:
     assert len(routes["op-left", 1]) == 2
 
 
-def test_sinks_and_checkpoints_go_on_once_it_is_decided() -> None:
+def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
     world = lied(1, until=8)
     liar = world.start_task(REPLICAS[1])  # the operator replaces it
     liar.lie = ""
@@ -295,7 +295,7 @@ def test_sinks_and_checkpoints_go_on_once_it_is_decided() -> None:
     assert not world.missing()
 
 
-def test_a_node_that_is_always_wrong_loses_to_a_third_one() -> None:
+def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
     world = lied(0, forever=True, until=20)
     (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
@@ -305,7 +305,7 @@ def test_a_node_that_is_always_wrong_loses_to_a_third_one() -> None:
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-def test_a_node_that_is_wrong_from_some_time_on_stops_nothing_for_ever(liar: int) -> None:
+def test_a_node_that_becomes_wrong_stops_nothing_for_ever(liar: int) -> None:
     world = started()
     world.tasks[REPLICAS[liar]].lie = "!"  # computed again, it is wrong in earlier epochs, too
     for _ in range(24):
@@ -375,7 +375,7 @@ def test_a_new_coordinator_finds_the_dispute_again() -> None:
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     world = started()
     first, second = (world.tasks[slot] for slot in REPLICAS)
-    world.run_but(REPLICAS[1], 6)  # it stays at its epoch, and says that it is Live
+    world.run_but(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
     entry = world.store[-1].entries[LEFT.key][0]
     assert entry.epoch <= second.position < first.position
     world.run_but(REPLICAS[1], 24)

@@ -38,7 +38,7 @@ def suspected(world: World) -> set[Slot]:
     return {t.slot for t in world.coordinator.membership if world.coordinator.is_suspected(t)}
 
 
-def test_a_frozen_task_is_suspected_within_two_seconds_and_heard_again() -> None:
+def test_a_frozen_task_is_suspected_within_two_seconds() -> None:
     world = started()
     world.tasks[LEFT].frozen = True
     frozen_at = world.now
@@ -51,7 +51,7 @@ def test_a_frozen_task_is_suspected_within_two_seconds_and_heard_again() -> None
     assert not suspected(world)
 
 
-def test_status_says_at_once_that_a_task_is_suspected_and_heard_again() -> None:
+def test_suspicion_is_reported_at_once() -> None:
     world = started()
     world.tasks[LEFT].frozen = True
     for frozen in (True, False):
@@ -106,7 +106,7 @@ def test_an_irregular_history_makes_suspicion_slower_but_bounded() -> None:
     assert MIN_SILENCE_S < task.tolerated_silence_s() <= 5.0
 
 
-def test_a_coordinator_that_its_own_network_cuts_off_flips_nothing_and_says_so() -> None:
+def test_an_isolated_coordinator_suspects_nobody() -> None:
     world = started()
     reader = Slot("both", 0, 0)
     before = world.coordinator.poll_for(reader)
@@ -143,7 +143,7 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
 
 
 def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
-    """Readers go on with the partner: that says nothing of the coordinator's network."""
+    """Readers go on with the partner, which proves nothing about the coordinator's network."""
     world = World((Part("src", replicas=3), Part("left", ("src",), replicas=3)))
     world.start_all()
     world.run(6)
@@ -166,10 +166,10 @@ def test_the_highest_incarnation_of_a_slot_wins_and_never_goes_back() -> None:
     membership.pods_listed([old], 1.0)
     task = membership.get(SRC)
     assert task is not None
-    assert not task.pod.runs, "incarnation 1 was replaced, whatever its pod says"
+    assert not task.pod.runs, "incarnation 1 was replaced, whatever its pod reports"
 
 
-def test_what_a_replaced_incarnation_says_counts_no_more() -> None:
+def test_responses_of_a_replaced_incarnation_do_not_count() -> None:
     world = started()
     stale = world.tasks[LEFT]
     world.start_task(LEFT)
@@ -188,7 +188,7 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     assert LEFT not in suspected(world)
 
 
-def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
+def test_silence_counts_from_the_first_poll() -> None:
     """A busy machine takes seconds to compile the generation, and until then nobody is asked."""
     world = succeeded()
     for _ in range(40):
@@ -196,7 +196,7 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     assert not suspected(world)
     world.feed(GenerationSeen(world.generation))
     world.tick()
-    assert not world.reports, "it has heard nobody, and says nothing yet"
+    assert not world.reports, "no task has responded: nothing to report"
     world.round()
     assert {t["phase"] for t in world.reports[-1]["tasks"]} == {"Live"}
     world.tasks[LEFT].frozen = True
@@ -204,7 +204,7 @@ def test_silence_counts_from_when_the_coordinator_can_ask() -> None:
     assert suspected(world) == {LEFT}
 
 
-def test_a_coordinator_that_cannot_ask_says_why() -> None:
+def test_a_coordinator_that_cannot_poll_reports_why() -> None:
     world = succeeded()
     world.feed(ProblemChanged("generation", "flights-g1 cannot be read"))
     world.tick()

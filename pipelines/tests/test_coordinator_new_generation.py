@@ -28,7 +28,7 @@ from rekindle.topology.spec import FilesSinkSpec
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, Part, make_generation
 
 
-def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first() -> None:
+def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
     world = started()
     head = world.head
     parts = (
@@ -54,7 +54,7 @@ def test_new_segments_and_queries_start_at_a_boundary_that_is_written_down_first
     assert world.store[-1].queries == newest.queries
 
 
-def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() -> None:
+def test_a_query_with_another_sink_starts_again() -> None:
     world = started()
     parts = [replace(p, sink="file:///y") if p.name == "left" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
@@ -68,14 +68,14 @@ def test_a_query_that_writes_elsewhere_starts_anew_and_its_tasks_hear_of_it() ->
     ]
 
 
-def test_no_entry_is_committed_that_a_query_which_its_task_has_not_heard_of_lacks() -> None:
+def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     world = started()
     parts = [replace(p, query=True) if p.name == "right" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
     while world.store[-1].generation != 2:
         world.tick()
     owes = world.store[-1].queries["q-right"].epoch
-    world.start_coordinator()  # the first dies before it has told anybody
+    world.start_coordinator()  # the first ends before any task gets its start
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
     world.run(3 * world.every)
     assert world.tasks[Slot("right", 0, 0)].position > owes
@@ -97,7 +97,7 @@ def written_by(world: World, slot: Slot) -> int:
     return max(durable for (p, _), durable in world.sunk.items() if p == partition_of(slot))
 
 
-def test_replaced_tasks_that_go_on_write_nothing_of_what_their_successors_owe() -> None:
+def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world, old, new = edited()
     world.hold_writes = True  # the claim takes its time
     world.run(3 * world.every)
@@ -118,7 +118,7 @@ def test_replaced_tasks_that_go_on_write_nothing_of_what_their_successors_owe() 
     ) == ((), (), None, None)
 
 
-def test_a_coordinator_that_finds_replaced_tasks_stops_their_sinks_first() -> None:
+def test_sinks_of_obsolete_tasks_stop_first() -> None:
     world, old, _ = edited()
     world.start_coordinator()
     world.run(3 * world.every)
@@ -126,8 +126,8 @@ def test_a_coordinator_that_finds_replaced_tasks_stops_their_sinks_first() -> No
     assert written_by(world, old) < world.store[-1].queries["q-both"].epoch
 
 
-@pytest.mark.parametrize("trouble", ["deaf", "frozen"])
-def test_a_replaced_task_that_does_not_obey_holds_no_generation_up(trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["ignores_polls", "frozen"])
+def test_an_obsolete_task_does_not_delay_a_generation(trouble: str) -> None:
     world, old, _ = edited()
     setattr(world.tasks[old], trouble, True)
     world.rounds(2)
@@ -136,7 +136,7 @@ def test_a_replaced_task_that_does_not_obey_holds_no_generation_up(trouble: str)
     assert world.store[-1].generation == 2
 
 
-def test_a_start_leaves_time_to_hear_of_it() -> None:
+def test_a_start_is_ahead_of_all_tasks() -> None:
     parts = [Part("src"), Part("new", ("src",), query=True)]
     generation = make_generation(parts, 3, every=4)
     previous = replace(manifest_of(src={3: True}), epoch=3)
@@ -144,7 +144,7 @@ def test_a_start_leaves_time_to_hear_of_it() -> None:
     assert found.entries["new/0"] == (empty_entry(11),)
 
 
-def test_a_source_that_is_added_says_from_which_epoch_on_it_is_read() -> None:
+def test_an_added_source_reports_its_first_epoch() -> None:
     world = started()
     assert not any(report["problems"] for report in world.reports)
     parts = (*DIAMOND, Part("more", partitions=2), Part("own", ("more",), query=True))
@@ -179,7 +179,7 @@ def fused(reader: bool) -> Generation:
     return lineage_of(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
 
 
-def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
+def test_a_segment_that_never_started_loses_no_state() -> None:
     generation = fused(reader=False)
     previous = manifest_of(src={29: True, 19: True}, A={29: True, 19: True}, N={39: False})
     found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=35)
@@ -188,7 +188,7 @@ def test_a_segment_that_never_began_costs_no_other_its_state() -> None:
     assert not found.problems
 
 
-def test_what_a_segment_that_never_began_still_owes_is_not_skipped() -> None:
+def test_epochs_of_a_segment_that_never_started_are_not_skipped() -> None:
     generation = fused(reader=False)
     previous = manifest_of(src={89: True, -1: False}, A={89: True, -1: False}, N={-1: False})
     found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=95)
@@ -238,7 +238,7 @@ def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
     assert boundary_at_or_after(epoch, 4) == boundary
 
 
-def test_a_generation_that_is_older_changes_nothing() -> None:
+def test_an_older_generation_changes_nothing() -> None:
     world = started()
     world.feed(GenerationSeen(make_generation([Part("x")], 0)))
     assert world.coordinator.generation is world.generation
@@ -290,7 +290,7 @@ def test_a_query_of_a_release_without_definitions_goes_on() -> None:
 
 
 def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
-    """The sink that a task opens for what it is told."""
+    """The sink that a task opens for its assignment."""
     (given,) = next_polls(world)[slot].sinks
     definition = Definition(given.definition, given.generation, given.from_epoch, world.every)
     spec = FilesSinkSpec(url=f"file://{place}")

@@ -22,95 +22,95 @@ pytestmark = pytest.mark.process
 
 def test_a_frozen_task_is_suspected_in_time_and_delays_no_other(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            slot = next(s for s in scene.fleet.tasks if s.replica == 1)
-            scene.fleet.tasks[slot].frozen = True
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            slot = next(s for s in coordinator.fleet.tasks if s.replica == 1)
+            coordinator.fleet.tasks[slot].frozen = True
             began = time.monotonic()
             longest = 0.0
-            while not scene.row(slot).get("suspected"):
+            while not coordinator.row(slot).get("suspected"):
                 assert time.monotonic() - began < 2.0
-                others = [at for s, at in scene.fleet.heard_at.items() if s != slot]
+                others = [at for s, at in coordinator.fleet.heard_at.items() if s != slot]
                 longest = max(longest, time.monotonic() - min(others))
                 await asyncio.sleep(0.02)
             print(f"in the status after {time.monotonic() - began:.2f} s; others {longest:.2f} s")
             assert longest < 1.0
-            scene.fleet.tasks[slot].frozen = False
-            await until(lambda: scene.row(slot)["suspected"] is False)
+            coordinator.fleet.tasks[slot].frozen = False
+            await until(lambda: coordinator.row(slot)["suspected"] is False)
 
     asyncio.run(scenario())
 
 
-def test_the_watch_survives_a_version_that_is_too_old_and_a_broken_connection(
+def test_the_watch_survives_old_versions_and_disconnects(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            slot = next(iter(scene.fleet.tasks))
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            slot = next(iter(coordinator.fleet.tasks))
             for incarnation, too_old in ((7, True), (8, False)):
-                lists = scene.api.lists
-                await until(lambda: scene.api.watches)
-                scene.api.break_watches(too_old)
+                lists = coordinator.api.lists
+                await until(lambda: coordinator.api.watches)
+                coordinator.api.break_watches(too_old)
                 if too_old:
-                    await until(lambda before=lists: scene.api.lists > before)
-                await until(lambda: scene.api.watches)
-                scene.api.add_pod(f"new-{incarnation}", slot, incarnation, "127.9.9.9")
-                await until(lambda i=incarnation: scene.row(slot).get("incarnation") == i)
-                assert scene.api.lists == lists + too_old
+                    await until(lambda before=lists: coordinator.api.lists > before)
+                await until(lambda: coordinator.api.watches)
+                coordinator.api.add_pod(f"new-{incarnation}", slot, incarnation, "127.9.9.9")
+                await until(lambda i=incarnation: coordinator.row(slot).get("incarnation") == i)
+                assert coordinator.api.lists == lists + too_old
 
     asyncio.run(scenario())
 
 
-def test_a_pod_of_the_topology_that_had_the_name_before_is_not_taken_for_a_task(
+def test_pods_of_an_older_topology_are_ignored(
     tmp_path: Path,
 ) -> None:
     """It ends within its grace, and its incarnation may be higher than any that there is now."""
 
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            slot, task = next(iter(scene.fleet.tasks.items()))
-            await until(lambda: scene.api.watches)
-            scene.api.add_pod("ending", slot, 99, "127.9.9.9", owner="of the topology before")
-            other = next(s for s in scene.fleet.tasks if s != slot)
-            scene.api.add_pod("next", other, 7, "127.9.9.9")
-            await until(lambda: scene.row(other).get("incarnation") == 7)
-            assert scene.row(slot)["incarnation"] == task.incarnation
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            slot, task = next(iter(coordinator.fleet.tasks.items()))
+            await until(lambda: coordinator.api.watches)
+            coordinator.api.add_pod("ending", slot, 99, "127.9.9.9", owner="of the topology before")
+            other = next(s for s in coordinator.fleet.tasks if s != slot)
+            coordinator.api.add_pod("next", other, 7, "127.9.9.9")
+            await until(lambda: coordinator.row(other).get("incarnation") == 7)
+            assert coordinator.row(slot)["incarnation"] == task.incarnation
 
     asyncio.run(scenario())
 
 
 def test_the_status_is_applied_to_the_uid_and_by_its_own_manager(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            query, body = scene.api.applied[-1]
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            query, body = coordinator.api.applied[-1]
             assert query == {"fieldManager": "rekindle-coordinator", "force": "true"}
             assert body["metadata"] == {"name": "flights", "namespace": "n", "uid": UID}
             assert body["status"].keys() == {"dataPlane"}
-            assert scene.api.lease is not None
-            assert scene.api.lease["spec"]["holderIdentity"] == "1"
+            assert coordinator.api.lease is not None
+            assert coordinator.api.lease["spec"]["holderIdentity"] == "1"
 
     asyncio.run(scenario())
 
 
 def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
 
             def named() -> str:
-                meta = (scene.api.lease or {}).get("metadata", {})
+                meta = (coordinator.api.lease or {}).get("metadata", {})
                 return str(meta.get("annotations", {}).get(names.ANNOTATION_REPORT))
 
             def written() -> str:
-                return str(scene.api.topology["status"]["dataPlane"]["report"])
+                return str(coordinator.api.topology["status"]["dataPlane"]["report"])
 
             await until(lambda: named() == written())
-            scene.api.refuses_status = True
+            coordinator.api.refuses_status = True
             await until(lambda: named() == "none")
-            scene.api.refuses_status = False
+            coordinator.api.refuses_status = False
             await until(lambda: named() == written())
 
     asyncio.run(scenario())
@@ -119,65 +119,65 @@ def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["uid", "fence"])
 def test_a_coordinator_that_is_not_in_charge_ends_with_code_3(tmp_path: Path, change: str) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
             if change == "uid":
-                scene.api.topology["metadata"]["uid"] = "another"
+                coordinator.api.topology["metadata"]["uid"] = "another"
             else:
-                scene.api.topology["status"]["dataPlane"]["fence"] = 9
-            assert await asyncio.wait_for(scene.ended, 10) == FENCED
+                coordinator.api.topology["status"]["dataPlane"]["fence"] = 9
+            assert await asyncio.wait_for(coordinator.ended, 10) == FENCED
 
     asyncio.run(scenario())
 
 
 def test_a_task_that_refuses_the_fence_ends_the_coordinator(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            next(iter(scene.fleet.tasks.values())).fence = 99
-            assert await asyncio.wait_for(scene.ended, 5) == FENCED
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            next(iter(coordinator.fleet.tasks.values())).fence = 99
+            assert await asyncio.wait_for(coordinator.ended, 5) == FENCED
 
     asyncio.run(scenario())
 
 
-def test_a_coordinator_makes_no_store_in_the_place_of_another(tmp_path: Path) -> None:
+def test_no_store_is_created_in_the_place_of_another(tmp_path: Path) -> None:
     async def scenario() -> None:
         recorded = {"dataPlane": {"fence": 1, "store": "away"}}
-        async with running(tmp_path / "new", incarnation=2, status=recorded) as scene:
-            await until(lambda: "another store" in problems(scene))
-            assert scene.api.topology["status"]["dataPlane"]["store"] == "away"
-            assert {t.phase for t in scene.fleet.tasks.values()} == {"Waiting"}
+        async with running(tmp_path / "new", incarnation=2, status=recorded) as coordinator:
+            await until(lambda: "another store" in problems(coordinator))
+            assert coordinator.api.topology["status"]["dataPlane"]["store"] == "away"
+            assert {t.phase for t in coordinator.fleet.tasks.values()} == {"Waiting"}
 
     asyncio.run(scenario())
 
 
-def test_the_status_says_which_store_the_topology_has_run_with(tmp_path: Path) -> None:
+def test_the_report_names_the_checkpoint_store(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
             found = json.loads((tmp_path / "_rekindle_store.json").read_text())
-            assert scene.api.topology["status"]["dataPlane"]["store"] == found["store"]
+            assert coordinator.api.topology["status"]["dataPlane"]["store"] == found["store"]
 
     asyncio.run(scenario())
 
 
-def test_tasks_that_refuse_the_token_are_said_in_problems(tmp_path: Path) -> None:
+def test_a_refused_token_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path, token="of another") as scene:
-            await until(lambda: scene.api.applied)
-            await until(lambda: "HTTP 401" in problems(scene))
-            assert not any(task.polls for task in scene.fleet.tasks.values())
-            assert not scene.ended.done()
+        async with running(tmp_path, token="of another") as coordinator:
+            await until(lambda: coordinator.api.applied)
+            await until(lambda: "HTTP 401" in problems(coordinator))
+            assert not any(task.polls for task in coordinator.fleet.tasks.values())
+            assert not coordinator.ended.done()
 
     asyncio.run(scenario())
 
 
 def test_probes_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
-            await until(lambda: scene.process.core.committer.own_manifest.epoch >= 4)
-            async with aiohttp.ClientSession(f"http://127.{scene.net}.251:8080") as session:
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
+            await until(lambda: coordinator.process.core.committer.own_manifest.epoch >= 4)
+            async with aiohttp.ClientSession(f"http://127.{coordinator.net}.251:8080") as session:
                 for path in ("/livez", "/startupz", "/readyz"):
                     assert (await session.get(path)).status == 200
                 text = await (await session.get("/metrics")).text()
@@ -187,16 +187,16 @@ def test_probes_and_metrics(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_broken_generation_is_said_in_the_status(tmp_path: Path) -> None:
+def test_a_broken_generation_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as scene:
-            await all_live(scene)
+        async with running(tmp_path) as coordinator:
+            await all_live(coordinator)
             text = {"name": "flights", "uid": UID, "generation": 2, "spec": {"sources": []}}
             data = {"topology.json": json.dumps(text)}
             meta = {"name": "flights-g2", "resourceVersion": "2"}
-            scene.api.config_map = {"metadata": meta, "data": data}
-            await until(lambda: "checkpoint" in problems(scene))
-            scene.api.config_map = {}
-            await until(lambda: "no ConfigMap" in problems(scene))
+            coordinator.api.config_map = {"metadata": meta, "data": data}
+            await until(lambda: "checkpoint" in problems(coordinator))
+            coordinator.api.config_map = {}
+            await until(lambda: "no ConfigMap" in problems(coordinator))
 
     asyncio.run(scenario())

@@ -2,7 +2,7 @@
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
 restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest on the way
-is held to I2 as well: what it says is done, all sinks have.
+is held to I2 as well: all sinks have what it counts as written.
 
 Design: docs/design/coordinator.md#retention.
 """
@@ -104,7 +104,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
-def test_after_any_history_everything_runs_and_is_checkpointed_again(
+def test_after_any_history_all_runs_and_is_checkpointed(
     history: list[tuple[str, int]],
 ) -> None:
     world = World(DIAMOND)
@@ -148,7 +148,7 @@ def lags(world: World) -> list[str]:
     return found
 
 
-def test_a_log_that_outlived_its_boot_says_nothing_of_the_inputs_that_are_needed() -> None:
+def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     world = World([Part("src"), Part("mid", ("src",)), Part("end", ("mid",), query=True)])
     world.start_all()
     world.run(9)
@@ -175,7 +175,7 @@ def test_a_floor_is_the_least_of_its_readers_holds() -> None:
     assert Partition("left", 0) not in found, "its reader `both` is not in the manifest"
 
 
-def test_no_floor_where_a_reader_may_run_unheard() -> None:
+def test_no_floor_while_a_reader_may_run_unheard() -> None:
     graph = build_graph(make_topology(DIAMOND))
     manifest = manifest_of({p.key: [7] for p in graph.partitions})
     found = floors(graph, manifest, Progress(unknown=frozenset({Partition("left", 1)})))

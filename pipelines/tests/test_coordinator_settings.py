@@ -1,4 +1,4 @@
-"""What a coordinator is told by its environment, and by the token's file."""
+"""Settings of a coordinator from its environment, and from the token's file."""
 
 from __future__ import annotations
 

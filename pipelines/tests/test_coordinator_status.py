@@ -1,4 +1,4 @@
-"""What the status says of queries whose tasks are gone."""
+"""The report on queries whose tasks are gone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:
     assert _query(world, "q-both")["lagSeconds"] < 10
 
 
-def test_what_no_task_wrote_is_not_claimed() -> None:
+def test_epochs_that_no_task_wrote_are_not_reported() -> None:
     world = started()
     before = _query(world, "q-both")["stableEpoch"]
     world.tasks[Slot("both", 0, 0)].frozen = True

@@ -85,15 +85,13 @@ def test_the_first_of_two_with_the_same_number_wins(store: CheckpointStore, url:
     assert run(other.newest()) == first
 
 
-def test_writing_the_same_manifest_again_is_no_lost_race(store: CheckpointStore) -> None:
-    """An attempt that was said to fail may have reached the store."""
+def test_the_same_manifest_may_be_written_twice(store: CheckpointStore) -> None:
+    """An attempt that was reported as failed may have reached the store."""
     for _ in range(2):
         assert run(store.write(WriteManifest(manifest(0, {})))) is not None
 
 
-def test_an_entry_is_assembled_from_those_of_an_older_segmentation(
-    store: CheckpointStore, url: str
-) -> None:
+def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: str) -> None:
     sources = [save(url, "a", "op-a", 3), save(url, "b", "op-b", 3)]
     names = tuple(s.object for s in sources if s.object)
     migration = StateMigration(Partition("ab", 0), 3, ("op-a", "op-b", "op-new"), names)
@@ -132,9 +130,7 @@ def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
     assert run(store.unusable([ref.object])) == {ref.object: lost}
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_the_next_call_sees_what_came_of_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_after_a_timeout_sees_the_outcome(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(UID, 0.2)
     store.use(url)
     write = ManifestStore.write

@@ -75,7 +75,7 @@ def poll(topology: str = "uid-a", fence: int = 1, **changes: object) -> dict[str
     return {**message.model_dump(mode="json"), **changes}
 
 
-def test_a_poll_that_names_eight_thousand_replicas_is_taken(control: ControlServer) -> None:
+def test_a_poll_may_name_eight_thousand_replicas(control: ControlServer) -> None:
     """A topology has no more tasks; 64 partitions of 8 replicas, with the longest addresses."""
     address = f"[{':'.join(['fd00'] * 8)}]:{FLIGHT_PORT}"
     replicas = [
@@ -109,7 +109,7 @@ def test_a_poll_of_another_topology_is_refused(
     assert post(control, poll(fence=1), "token-a")[0] == 200
 
 
-def test_an_answer_says_which_topology_it_is_of(control: ControlServer) -> None:
+def test_a_response_names_its_topology(control: ControlServer) -> None:
     status, text = post(control, poll(), "token-a")
     assert status == 200
     said = PollResponse.model_validate_json(text)
@@ -271,7 +271,7 @@ def test_an_answer_of_another_topology_is_refused(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_a_refusal_is_said_until_the_task_answers() -> None:
+def test_a_refusal_is_reported_until_the_task_responds() -> None:
     world = started(2)
     slot = Slot("both", 0, 0)
     reason = "HTTP 426 from 10.0.0.9: poll refused"

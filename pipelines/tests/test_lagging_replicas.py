@@ -77,7 +77,7 @@ def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
 
 
 @given(st.lists(st.tuples(lags, behind, phases, st.floats(0, STEP_S)), min_size=1))
-def test_a_laggard_is_left_once_however_its_lag_goes_on(
+def test_readers_leave_a_lagging_replica_once(
     story: list[tuple[float, int, Phase, float]],
 ) -> None:
     reader = Reader()
@@ -90,7 +90,7 @@ def test_a_laggard_is_left_once_however_its_lag_goes_on(
         assert reader.left == ([first] if lagged else [])
 
 
-def test_one_that_reads_at_half_speed_is_left_before_it_is_three_seconds_behind() -> None:
+def test_readers_leave_a_slow_replica_within_three_seconds() -> None:
     reader = Reader()
     for tick in range(40):
         behind_s = tick * 0.25 / 2
@@ -100,7 +100,7 @@ def test_one_that_reads_at_half_speed_is_left_before_it_is_three_seconds_behind(
     assert behind_s < 3
 
 
-def test_a_laggard_is_not_left_for_one_that_catches_up_itself() -> None:
+def test_readers_do_not_switch_to_one_that_catches_up() -> None:
     reader = Reader()
     reader.hears((0, 0, "Live"), (0, 0, "Live"))
     reader.hears((50, 50, "CatchingUp"), (10, 10, "CatchingUp"))
