@@ -17,8 +17,7 @@ from rekindle.coordinator.agreement.results import Computation, epoch_digests
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
-from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.coordinator.tasks.routes import TaskPredicate
+from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot

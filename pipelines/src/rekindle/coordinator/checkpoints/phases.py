@@ -1,8 +1,9 @@
 """The checkpoint in flight: from reading the newest manifest to committing the next one. Pure.
 
 One manifest is in flight at a time. Its entries were saved by the tasks before it is proposed, so
-it is complete when it is written; whoever puts its number first commits it. After a failure it is
-not known what was written, so the newest manifest is read before the next proposal.
+the checkpoint is complete when its manifest is written; the coordinator that puts its number first
+commits it. After a failure it is not known what was written, so the newest manifest is read before
+the next proposal.
 
 Design: docs/design/checkpoints.md#who-commits.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.

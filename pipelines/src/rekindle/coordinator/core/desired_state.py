@@ -13,8 +13,8 @@ from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.coordinator.tasks.membership import Task
-from rekindle.coordinator.tasks.routes import TaskPredicate, saver, upstreams
+from rekindle.coordinator.tasks.membership import Task, TaskPredicate
+from rekindle.coordinator.tasks.routes import saver, upstreams
 from rekindle.protocol import PollRequest, RestorePoint, TaskPhase, TaskRef
 
 

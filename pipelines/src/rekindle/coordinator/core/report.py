@@ -25,8 +25,7 @@ from rekindle.coordinator.model import (
     TaskReport,
 )
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.coordinator.tasks.membership import Membership, Task
-from rekindle.coordinator.tasks.routes import TaskPredicate
+from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 

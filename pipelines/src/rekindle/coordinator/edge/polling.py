@@ -36,8 +36,8 @@ class _Refusal:
 
 
 class Pollers:
-    """One loop for each slot that has a pod. `wish` gives the poll and the address to send it to,
-    at the moment of sending; None where there is nobody."""
+    """One loop for each slot that has a pod. `next_poll` returns the poll and the address to
+    send it to, at the moment of sending; None if there is no task."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
@@ -94,6 +94,9 @@ class Task:
         mean = sum(self.gaps) / len(self.gaps)
         deviation = math.sqrt(sum((g - mean) ** 2 for g in self.gaps) / len(self.gaps))
         return min(MAX_SILENCE_S, max(MIN_SILENCE_S, mean + _DEVIATIONS * deviation))
+
+
+TaskPredicate = Callable[[Task], bool]
 
 
 class Membership:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.coordinator.tasks.membership import Membership, Task
+from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import Endpoint, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
@@ -25,8 +25,6 @@ _LAGGING_EPOCHS = 2
 """A replica lags when it is this far behind another one, in seconds and in epochs. These are
 differences, so that readers do not switch back soon; epochs, so that they do not switch within a
 long epoch."""
-
-TaskPredicate = Callable[[Task], bool]
 
 
 def serves(task: Task) -> bool:
