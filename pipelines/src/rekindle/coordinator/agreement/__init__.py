@@ -1,5 +1,5 @@
 """Whether replicas computed the same, and what is held back while they did not.
 
-Pure: must not know routes, how tasks are polled, or the store; it decides which replica is not trusted, which
-one computes again, and through which epoch replicas agree.
+Pure: must not know routes, the sending of polls, or the store. It decides which replica is not
+trusted, which one computes again, and through which epoch replicas agree.
 """
