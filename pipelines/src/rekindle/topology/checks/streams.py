@@ -8,7 +8,7 @@ Design: docs/design/compilation.md#event-time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from rekindle.topology.sql.columns import unknown_columns
 from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
 from rekindle.topology.sql.inference import field_of, infer_types, known_type
-from rekindle.topology.sql.row_wise import check_sql
+from rekindle.topology.sql.row_wise import SqlReport, check_sql
 from rekindle.topology.windows.kind import END, START
 
 
@@ -33,6 +33,8 @@ class Stream:
     schema: pa.Schema | None
     event_time: str | None
     partitions: int
+    no_event_time: str = ""
+    """Why there is no event time, if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     for kind, given in node.kinds.items():
         if given is not None:
             problems += given.check_columns(schema, event_time, f"{path}.{kind}")
-    return Stream(schema, event_time, 1)
+    lost = "" if event_time else f"source {node.name} has no eventTime"
+    return Stream(schema, event_time, 1, lost)
 
 
 def _with_added(
@@ -139,7 +142,9 @@ def _operator(
         report = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
         if len(inputs) == len(node.inputs):  # else an unknown input has been reported
             problems += [f.at(f"{path}.sql") for f in report.problems]
-        return Stream(report.schema, _kept_event_time(report.schema, inputs), partitions)
+        event_time = _kept_event_time(report, inputs)
+        lost = "" if event_time else _lost_event_time(node.name, report, inputs)
+        return Stream(report.schema, event_time, partitions, lost)
     if node.window is not None:
         schema = _window(node, node.window, inputs, path, problems)
         return Stream(schema, END, partitions)
@@ -150,14 +155,36 @@ def _common(values: list[str | None]) -> str | None:
     return values[0] if values and all(v == values[0] for v in values) else None
 
 
-def _kept_event_time(schema: pa.Schema | None, inputs: Mapping[str, Stream]) -> str | None:
-    """The inputs' event-time column, if the output has a timestamp of that name."""
-    column = _common([s.event_time for s in inputs.values()])
-    if schema is None or column is None:
+def _kept_event_time(report: SqlReport, inputs: Mapping[str, Stream]) -> str | None:
+    """The output's timestamp that has the name of the inputs' event time; else the first column
+    that is a copy of its input's event time in each SELECT, whatever its name."""
+    column, schema = _common([s.event_time for s in inputs.values()]), report.schema
+    if schema is None:
         return column
-    if column not in schema.names:
-        return None
-    return column if known_type(schema.field(column)) in (None, TIMESTAMP) else None
+    if column in schema.names and known_type(schema.field(column)) in (None, TIMESTAMP):
+        return column
+    copies = [_event_time_copies(inputs[name], copied) for name, copied in report.copies]
+    everywhere = set.intersection(*copies) if copies else set()
+    return schema.names[min(everywhere)] if everywhere else None
+
+
+def _event_time_copies(stream: Stream, copied: Sequence[str | None]) -> set[int]:
+    """The output columns that copy the event time of a SELECT's input."""
+    if stream.event_time is None:
+        return set()
+    return {at for at, column in enumerate(copied) if column == stream.event_time}
+
+
+def _lost_event_time(operator: str, report: SqlReport, inputs: Mapping[str, Stream]) -> str:
+    """Which SELECT of an operator has no event time in its output."""
+    for name, stream in inputs.items():
+        if stream.event_time is None:
+            return stream.no_event_time or f"{name} has none"
+    for name, copied in report.copies:
+        if not _event_time_copies(inputs[name], copied):
+            column = inputs[name].event_time
+            return f"in {operator}, SELECT FROM {name} does not output {column}, its event time"
+    return f"the SELECTs of {operator} output event time as different columns"
 
 
 def _check_keys(
@@ -210,7 +237,7 @@ def _window(
     for at, name in enumerate(node.inputs):
         stream = inputs.get(name)
         if stream is not None and stream.schema is not None and stream.event_time is None:
-            problems.append(_no_event_time(name, f"{path}.inputs[{at}]"))
+            problems.append(_no_event_time(name, stream, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
     groups = _groups(window, schema, path, problems)
     aggregates = _aggregates(window, schema, path, problems)
@@ -226,9 +253,10 @@ def _window(
     return None if twice else pa.schema(fields)
 
 
-def _no_event_time(name: str, path: str) -> Problem:
-    what = f"a window needs event time, and input {name} has none"
-    hint = "set eventTime of the source, and keep its column in every sql on the way"
+def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
+    why = f": {stream.no_event_time}" if stream.no_event_time else ""
+    what = f"a window needs event time, and input {name} has none{why}"
+    hint = "set eventTime of the source, and output its column, under any name, in every SELECT"
     return Problem(path, "NoEventTime", what, hint)
 
 
@@ -241,11 +269,19 @@ def _same_schema(
     (first, stream), *others = inputs.items()
     for name, other in others:
         if not _alike(stream, other):
-            what = f"inputs {first} and {name} differ in schema or event time"
+            what = f"inputs {first} and {name} differ in {_difference(stream, other)}"
             hint = "bring them to the same columns with a sql operator each"
             problems.append(Problem(path, "InputsDiffer", what, hint))
             return None
     return stream.schema
+
+
+def _difference(a: Stream, b: Stream) -> str:
+    if a.schema is not None and b.schema is not None and a.schema.names != b.schema.names:
+        return f"columns: {', '.join(a.schema.names)} and {', '.join(b.schema.names)}"
+    if a.event_time != b.event_time:
+        return f"event time: {a.event_time or 'none'} and {b.event_time or 'none'}"
+    return "types of columns"
 
 
 def _alike(a: Stream, b: Stream) -> bool:

@@ -178,6 +178,26 @@ def output_columns(
     return None if twice else fields
 
 
+def copied_columns(select: exp.Select, scope: Scope) -> list[str | None]:
+    """For each output column the input's column that it is a copy of, whatever its name; None for
+    what is computed. The output has been judged (`output_columns`)."""
+    owned = next(iter(scope.tables.values()))
+    copies: list[str | None] = []
+    for item in select.expressions:
+        tree = item.unalias()
+        star = isinstance(tree, exp.Star | exp.Column) and tree.is_star
+        if isinstance(tree, exp.Column) and not star:
+            target = scope.find([part.name for part in tree.parts])
+            copy = target is not None and not target[1] and any(target[0] is own for own in owned)
+            copies.append(target[0].name if target is not None and copy else None)
+        elif star:
+            fields = _item_columns(item, scope) or []
+            copies += [f.name if any(f is own for own in owned) else None for f in fields]
+        else:
+            copies += [None] * len(_item_columns(item, scope) or ())
+    return copies
+
+
 def _no_name(item: exp.Expr) -> Problem:
     text = item.sql(dialect=DIALECT)
     names = "name" if _generated_names(item) is None else "(name, ...), with a name for each column"

@@ -18,7 +18,13 @@ from sqlglot import exp
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.sql import functions
-from rekindle.topology.sql.columns import Scope, check_casts, check_columns, output_columns
+from rekindle.topology.sql.columns import (
+    Scope,
+    check_casts,
+    check_columns,
+    copied_columns,
+    output_columns,
+)
 from rekindle.topology.sql.dated import check_dates
 from rekindle.topology.sql.tokens import calls, check_functions, parse
 
@@ -50,11 +56,13 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 @dataclass(frozen=True, slots=True)
 class SqlReport:
     """What an operator's SQL reads and gives. `schema` is None if `problems` leave it open; its
-    names are right, its types as far as they can be told (`rekindle.topology.sql.inference`)."""
+    names are right, its types as far as they can be told (`rekindle.topology.sql.inference`).
+    `copies`: of each SELECT its input, and for each column the input's column that it copies."""
 
     problems: tuple[Problem, ...]
     reads: tuple[str, ...]
     schema: pa.Schema | None
+    copies: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
 
 
 def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
@@ -67,6 +75,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
     outputs: list[list[pa.Field] | None] = []
+    copies: list[tuple[str, tuple[str | None, ...]]] = []
     for branch in _branches(tree, problems):
         problems += _check_clauses(branch)
         name = _input_of(branch, inputs, problems)
@@ -80,11 +89,14 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
             wrong = check_columns(branch, scope)
             problems += wrong or check_casts(branch, scope)
             outputs[-1] = None if wrong else output_columns(branch, scope, problems)
+            if outputs[-1] is not None:
+                copies.append((name, tuple(copied_columns(branch, scope))))
     unread = [name for name in inputs if name not in reads]
     if unread and all(f.reason != "InvalidFrom" for f in problems):
         problems.append(_unread(unread[0], reads))
     result = _union(outputs, problems)
-    return SqlReport(tuple(dict.fromkeys(problems)), tuple(reads), result)
+    found = tuple(dict.fromkeys(problems))
+    return SqlReport(found, tuple(reads), result, tuple(copies))
 
 
 def _with_quotes(
