@@ -131,6 +131,14 @@ def secured(**fields: Any) -> dict[str, Any]:
         ),
         (of_container(lifecycle={"stopSignal": "SIGINT"}), "spec.containers[c].lifecycle"),
         (
+            of_container(lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
+            "spec.containers[c].lifecycle.preStop",
+        ),
+        (
+            of_container(livenessProbe={"tcpSocket": {"port": 80}}),
+            "spec.containers[c].livenessProbe.tcpSocket",
+        ),
+        (
             of_container(resources={"limits": {"ephemeral-storage": "1Gi"}}),
             "spec.containers[c].resources.limits.ephemeral-storage",
         ),
@@ -202,7 +210,7 @@ def test_what_does_no_harm_is_admitted_and_named(spec: dict[str, Any], paths: li
         {"hostAliases": [{"ip": "127.0.0.1", "hostnames": ["me"]}]},
         {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "hostPath": {"path": "/x"}}]},
         of_container(stdin=False, tty=False, securityContext={"privileged": False}),
-        of_container(lifecycle={"stopSignal": "SIGTERM", "preStop": {"sleep": {"seconds": 1}}}),
+        of_container(lifecycle={"stopSignal": "SIGTERM"}),
         secured(runAsUser=0, runAsGroup=0, runAsNonRoot=False, allowPrivilegeEscalation=True),
         secured(seccompProfile={"type": "Unconfined"}, capabilities={"add": [], "drop": []}),
     ],

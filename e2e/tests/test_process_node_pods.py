@@ -255,13 +255,13 @@ def test_a_liveness_probe_that_fails_restarts_the_container(node: ProcessNode, p
 
 
 def test_a_startup_probe_holds_the_others_back(node: ProcessNode, pods: Pods) -> None:
-    tcp = {"tcpSocket": {"port": "web"}, "periodSeconds": 1}
+    probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1}
     spec = serving(
         node,
         "sleep 2",
         ports=[{"name": "web", "containerPort": 8080}],
-        startupProbe={**tcp, "failureThreshold": 20},
-        livenessProbe={**tcp, "failureThreshold": 1},
+        startupProbe={**probe, "failureThreshold": 20},
+        livenessProbe={**probe, "failureThreshold": 1},
     )
     pods.create("slow", spec)
     assert container_of(pods.wait_phase("slow", "Running"))["started"] is False
@@ -273,16 +273,14 @@ def test_a_startup_probe_holds_the_others_back(node: ProcessNode, pods: Pods) ->
 # --- the end ----------------------------------------------------------------
 
 
-def test_deleting_runs_the_hook_then_asks_politely(node: ProcessNode, pods: Pods) -> None:
-    volumes = [{"name": "v", "emptyDir": {}}]
-    hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo hook > /proc/1/fd/1"]}}}
-    spec = serving(node, lifecycle=hook, readinessProbe=http("/"), volumes=volumes)
+def test_a_deleted_pod_gets_sigterm_first(node: ProcessNode, pods: Pods) -> None:
+    spec = serving(node, readinessProbe=http("/"))
     pods.create("polite", spec)
     pods.wait_ready("polite")
     lines = pods.follow("polite")
     assert next(lines) == "listening"
     pods.delete("polite")
-    assert list(lines) == ["hook", "bye"]
+    assert list(lines) == ["bye"]
     pods.wait_gone("polite")
 
 

@@ -1,4 +1,4 @@
-"""What a node does to a container from outside: probes, hooks, commands in it.
+"""What a node does to a container from outside: its probes.
 
 Knows networks and processes; what a result means is decided elsewhere.
 """
@@ -41,17 +41,13 @@ class Actions:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """An httpGet, tcpSocket, exec or sleep; ActionError says how it failed."""
+        """An httpGet or exec; ActionError says how it failed."""
         try:
             async with asyncio.timeout(timeout_s):
                 if "httpGet" in action:
                     await self._http(action["httpGet"], container, pod_ip)
-                elif "tcpSocket" in action:
-                    await _tcp(action["tcpSocket"], container, pod_ip)
                 elif "exec" in action:
                     await _exec(action["exec"]["command"], pid, environment)
-                elif "sleep" in action:
-                    await asyncio.sleep(action["sleep"]["seconds"])
                 else:
                     raise ActionError(f"a process node has no {sorted(action)}")
         except TimeoutError:
@@ -78,15 +74,6 @@ class Actions:
                     )
         except (aiohttp.ClientError, OSError) as error:
             raise ActionError(f"Get {scheme}://{host}:{port}{path}: {error}") from error
-
-
-async def _tcp(check: Json, container: Json, pod_ip: str) -> None:
-    host, port = check.get("host") or pod_ip, named_port(container, check["port"])
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
-        raise ActionError(f"connect {host}:{port}: {error}") from error
-    writer.close()
 
 
 async def _exec(command: list[str], pid: int | None, environment: Mapping[str, str]) -> None:

@@ -144,7 +144,7 @@ class Container:
     # --- end --------------------------------------------------------------
 
     def stop(self, deadline: Callable[[], float]) -> None:
-        """Begin an orderly end: preStop, SIGTERM, and SIGKILL at the deadline.
+        """Begin an orderly end: SIGTERM, and SIGKILL at the deadline.
 
         The deadline is asked for again and again, since a second delete may
         shorten it.
@@ -160,8 +160,6 @@ class Container:
         attempt = self.attempt
         assert attempt is not None
         self._report("Normal", "Killing", f"Stopping container {self.name}")
-        if hook := (self.spec.get("lifecycle") or {}).get("preStop"):
-            await self._hook(hook, "FailedPreStopHook", deadline() - time.time())
         attempt.send(signal.SIGTERM)
         while attempt.running:
             remaining_s = deadline() - time.time()
@@ -189,7 +187,7 @@ class Container:
             shutil.rmtree(self.attempt.directory / name, ignore_errors=True)
         shutil.rmtree(self.directory / str(self.attempt.number - 1), ignore_errors=True)
 
-    # --- probes and hooks -------------------------------------------------
+    # --- probes -------------------------------------------------
 
     def _begin(self, pod_ip: str, status: Json | None) -> None:
         self._pod_ip = pod_ip
@@ -201,9 +199,6 @@ class Container:
                 verdict = True if field and known.get(field) else None
                 self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), verdict=verdict)
                 self._spawn(self._probe(kind, probe))
-        hook = (self.spec.get("lifecycle") or {}).get("postStart")
-        if hook and status is None:
-            self._spawn(self._post_start(hook))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -236,20 +231,6 @@ class Container:
         except ActionError as error:
             return str(error)
         return None
-
-    async def _post_start(self, hook: Json) -> None:
-        assert self.attempt is not None
-        await _program_runs(self.attempt)
-        if not await self._hook(hook, "FailedPostStartHook", 3600) and self.attempt is not None:
-            self.attempt.kill()
-
-    async def _hook(self, hook: Json, reason: str, timeout_s: float) -> bool:
-        try:
-            await self._act(hook, max(timeout_s, 1.0))
-        except ActionError as error:
-            self._report("Warning", reason, f"{self.name}: {error}")
-            return False
-        return True
 
     async def _act(self, action: Json, timeout_s: float) -> None:
         assert self.attempt is not None

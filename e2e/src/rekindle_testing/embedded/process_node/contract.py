@@ -63,7 +63,10 @@ _SECURITY: Table = {
     "appArmorProfile": Rule(({"type": "Unconfined"},)),
 }
 
-_PROBE: Table = {"grpc": Rule(hint="use httpGet, tcpSocket or exec"), "*": _YES}
+_PROBE: Table = {
+    **dict.fromkeys(("grpc", "tcpSocket"), Rule(hint="use httpGet or exec")),
+    "*": _YES,
+}
 _CONTAINER: Table = {
     **_all("name", "image", "command", "args", "workingDir", "envFrom", "env"),
     **_all("terminationMessagePath"),
@@ -71,7 +74,7 @@ _CONTAINER: Table = {
     **_all("imagePullPolicy", "resizePolicy"),
     "terminationMessagePolicy": _only("File"),
     "restartPolicy": Rule(hint="no sidecars; containers restart by the pod's policy"),
-    "lifecycle": {"stopSignal": _only("SIGTERM"), "*": _YES},
+    "lifecycle": {"stopSignal": _only("SIGTERM"), "*": Rule(hint="no hooks")},
     "startupProbe": _PROBE,
     "livenessProbe": _PROBE,
     "readinessProbe": _PROBE,
