@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rekindle_testing.fixtures.bad_manifests import (
     good_manifest,
 )
 from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -38,17 +38,18 @@ def api(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     control_plane.kubectl("apply", "-f", str(CRD))
     control_plane.kubectl("wait", "--for=condition=Established", f"--filename={CRD}")
     control_plane.kubectl("create", "namespace", "crd")
-    deadline = time.monotonic() + 20
-    while True:  # discovery follows the condition by a moment
-        try:
-            control_plane.kubectl("get", "topo", "-n", "crd")
-            break
-        except KubectlError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    # Discovery follows the condition by a moment.
+    wait_for("discovery", lambda: _is_known(control_plane))
     yield control_plane
     control_plane.kubectl("delete", "namespace", "crd", "--wait=false")
+
+
+def _is_known(control_plane: ControlPlane) -> bool:
+    try:
+        control_plane.kubectl("get", "topo", "-n", "crd")
+    except KubectlError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from rekindle_operator.election import ElectionTiming, LeaseRecord
 from rekindle_operator.leader import Leader
 from rekindle_operator.lease import lease_body
 from rekindle_operator.settings import Election
+from rekindle_testing.waiting import eventually
 
 TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
 
@@ -147,9 +148,7 @@ def test_a_released_lease_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> 
     server = LeaseServer()
     leader = make_leader(server, "a", monkeypatch, clock=time.monotonic)
     leader.start()
-    deadline = time.monotonic() + 10
-    while not leader.leading and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: leader.leading)
     leader.release()
     ended = [t for t in threading.enumerate() if t.name == "election"]
     for thread in ended:

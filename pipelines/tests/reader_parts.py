@@ -14,6 +14,7 @@ from rekindle.streams.reader import PartitionReader, Subscription
 from rekindle.streams.replica_choice import (
     RoutesChanged,
 )
+from rekindle_testing.waiting import eventually
 
 A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
 
@@ -79,7 +80,5 @@ class Harness:
         )
 
     def expect(self, count: int, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while len(self.got) < count and time.monotonic() < deadline:
-            time.sleep(0.005)
+        eventually(lambda: len(self.got) >= count, within_s)
         assert self.got == list(range(count))

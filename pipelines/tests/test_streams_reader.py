@@ -26,6 +26,7 @@ from rekindle.streams.replica_choice import (
     RoutesChanged,
     SwitchReplica,
 )
+from rekindle_testing.waiting import eventually
 
 
 def choice(*addresses: str) -> ReplicaChoice:
@@ -205,9 +206,7 @@ def test_calls_grow_for_an_epoch_that_times_out() -> None:
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)  # type: ignore[assignment,return-value]
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(2, 5)
-    deadline = time.monotonic() + 2
-    while len(LargeEpoch.deadlines) < 5 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    eventually(lambda: len(LargeEpoch.deadlines) >= 5)
     harness.reader.close()
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
 
@@ -254,9 +253,7 @@ def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
     server.serve_log(log)
     reader = PartitionReader(Subscription("s", 0, 3), lambda _: None, lambda: True)
     reader.route(endpoints(f"127.0.41.2:{server.port}").endpoints)
-    deadline = time.monotonic() + 5
-    while reader.problem() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(reader.problem)
     assert "epoch 3 of stream s/0 is no longer in the log of any replica" in (
         reader.problem() or ""
     )
