@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from rekindle.errors import InvalidTopology
-from rekindle.topology.checks.streams import Analysis, Stream, analyse
+from rekindle.topology.checks.streams import DerivedStreams, Stream, derive_streams
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
 from rekindle.topology.resources import task_resources
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
-from rekindle.topology.validate import validate_analysed
+from rekindle.topology.validate import validate_derived
 
 _ID_LENGTH = 16
 _NOT_IDENTITY = {"replicas", "resources", "partitions", "checkpoint", "inputs", "schema"}
@@ -36,22 +36,22 @@ def compile_topology(spec: TopologySpec, name: str, *, local: bool = False) -> T
 
     `local`: for a run on one machine, where `file://` places need no shared volume.
     """
-    analysis = analyse(spec)
-    problems = validate_analysed(spec, name, analysis, local=local)
+    derived = derive_streams(spec)
+    problems = validate_derived(spec, name, derived, local=local)
     if problems:
         raise InvalidTopology(problems)
-    nodes = _nodes(spec, analysis)
+    nodes = _nodes(spec, derived)
     chains = _chains(spec, nodes)
     segments = [_segment(spec, nodes, chain) for chain in chains]
     segments.sort(key=lambda s: not s.is_source)  # stable: the rest stays in topological order
     return Topology(name, spec, nodes, tuple(segments))
 
 
-def _nodes(spec: TopologySpec, analysis: Analysis) -> dict[str, Node]:
+def _nodes(spec: TopologySpec, derived: DerivedStreams) -> dict[str, Node]:
     by_name = {node.name: node for _, node in nodes_with_paths(spec)}
     nodes: dict[str, Node] = {}
     for name in topological_order(edges_of(spec)):
-        node, stream = by_name[name], analysis.streams[name]
+        node, stream = by_name[name], derived.streams[name]
         inputs = node.inputs if isinstance(node, OperatorSpec) else ()
         own_id = _node_id(node, stream, [nodes[i].id for i in inputs])
         schema = stream.schema if stream.schema is not None else pa.schema([])

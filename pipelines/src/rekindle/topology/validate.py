@@ -11,7 +11,7 @@ from __future__ import annotations
 from rekindle.errors import Problem
 from rekindle.topology.checks.fields import check_fields
 from rekindle.topology.checks.references import check_references
-from rekindle.topology.checks.streams import Analysis, analyse
+from rekindle.topology.checks.streams import DerivedStreams, derive_streams
 from rekindle.topology.checks.unsupported import check_unsupported
 from rekindle.topology.spec import TopologySpec
 
@@ -21,18 +21,18 @@ def validate(spec: TopologySpec, name: str, *, local: bool = False) -> list[Prob
 
     `local`: for a run on one machine, where `file://` places need no shared volume.
     """
-    return validate_analysed(spec, name, analyse(spec), local=local)
+    return validate_derived(spec, name, derive_streams(spec), local=local)
 
 
-def validate_analysed(
-    spec: TopologySpec, name: str, analysis: Analysis, *, local: bool
+def validate_derived(
+    spec: TopologySpec, name: str, derived: DerivedStreams, *, local: bool
 ) -> list[Problem]:
-    """`validate` for a caller that needs the analysis too."""
+    """`validate` for a caller that needs the streams too."""
     found = [
         *check_fields(spec, name, local=local),
         *check_references(spec),
         *check_unsupported(spec),
-        *analysis.problems,
+        *derived.problems,
     ]
     return sorted(dict.fromkeys(found), key=lambda p: _order(spec, p.path))
 

@@ -193,8 +193,8 @@ def _conf(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _template(template: Mapping[str, object]) -> Iterator[Problem]:
-    """What is merged by field, and what would not be merged. The fields of the pod's spec are the
-    API server's to judge."""
+    """What is merged by field, and what would not be merged. The fields of the
+    pod's spec are checked by the API server."""
     for path in _MERGED:
         *parents, last = path
         holder = _at(template, parents)

@@ -1,7 +1,7 @@
 """What flows between the nodes: schema, event time and partitions of every stream.
 
 One walk in topological order, shared by validation and compilation. It goes on past what is wrong:
-a stream whose schema cannot be told is not judged further.
+a stream whose schema cannot be told is not checked further.
 
 Design: docs/design/compilation.md#event-time.
 """
@@ -38,12 +38,12 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Analysis:
+class DerivedStreams:
     streams: Mapping[str, Stream]
     problems: tuple[Problem, ...]
 
 
-def analyse(spec: TopologySpec) -> Analysis:
+def derive_streams(spec: TopologySpec) -> DerivedStreams:
     """Streams of all nodes that are on no cycle, and what is wrong with their columns."""
     by_name: dict[str, tuple[str, SourceSpec | OperatorSpec]] = {}
     for path, node in nodes_with_paths(spec):
@@ -57,7 +57,7 @@ def analyse(spec: TopologySpec) -> Analysis:
         else:
             inputs = {i: streams[i] for i in node.inputs if i in streams}
             streams[name] = _operator(node, inputs, path, problems)
-    return Analysis(streams, tuple(problems))
+    return DerivedStreams(streams, tuple(problems))
 
 
 def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:

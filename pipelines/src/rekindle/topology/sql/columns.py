@@ -34,13 +34,13 @@ _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What names mean in one SELECT: columns by table alias, in the order of `*`."""
+class VisibleColumns:
+    """The columns that names in one SELECT may mean, by table alias, in the order of `*`."""
 
     tables: dict[str, list[pa.Field]]
 
     @classmethod
-    def of(cls, select: exp.Select, name: str, schema: pa.Schema) -> Scope:
+    def of(cls, select: exp.Select, name: str, schema: pa.Schema) -> VisibleColumns:
         source = (select.args.get("from_") or select.args["from"]).this
         tables = {(source.alias or name).lower(): list(schema)}
         for at, lateral in enumerate(select.args.get("laterals") or ()):
@@ -67,40 +67,40 @@ class Scope:
         return None
 
 
-def check_columns(select: exp.Select, scope: Scope) -> list[Problem]:
+def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     """Columns that are not there."""
     aliases = {a.alias.lower() for a in select.expressions if a.alias}
     found = []
     for column in select.find_all(exp.Column):
         parts = [p.name for p in column.parts]
         if parts[-1] == "*":
-            if len(parts) > 1 and parts[0].lower() not in scope.tables:
-                found += _missing(scope, parts[:-1])
+            if len(parts) > 1 and parts[0].lower() not in visible.tables:
+                found += _missing(visible, parts[:-1])
             continue
         if len(parts) >= 1 and parts[0].lower() in aliases and not column.find_ancestor(exp.Where):
             continue
-        found += _missing(scope, parts)
+        found += _missing(visible, parts)
     return found
 
 
-def check_casts(select: exp.Select, scope: Scope) -> list[Problem]:
+def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     """Texts inside a larger value that are cast to TIMESTAMP: they cannot be guarded one by one, as
     a text by itself is (`topology.sql.dated`). Where types are unknown, Spark checks it later."""
     found = []
     for cast in select.find_all(exp.Cast):
         nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]
-        if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, scope)):
+        if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, visible)):
             what = f"{cast.sql(dialect=DIALECT)} reads texts as TIMESTAMP, and those without a date"
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
             found.append(Problem("", "NonDeterministic", f"{what} as of today", hint))
     for node in select.find_all(*_COMPARISONS):
-        found += _compared_texts(node, scope)
+        found += _compared_texts(node, visible)
     return found
 
 
-def _compared_texts(node: exp.Expr, scope: Scope) -> Iterator[Problem]:
+def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
     """Texts that Spark takes for a TIMESTAMP because they are compared with one."""
-    sides = {side: _type_of(side, scope) for side in node.iter_expressions()}
+    sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
     if not any(kind is not None and pa.types.is_timestamp(kind) for kind in sides.values()):
         return
     for side, kind in sides.items():
@@ -119,16 +119,16 @@ def _has_text(kind: pa.DataType | None) -> bool:
 
 def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Problem]:
     """Columns of an expression over one table, and fields of structs in it, that are not there."""
-    scope = Scope({"": list(columns)})
+    visible = VisibleColumns({"": list(columns)})
     named = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
-    return [problem for parts in named for problem in _missing(scope, parts)]
+    return [problem for parts in named for problem in _missing(visible, parts)]
 
 
-def _missing(scope: Scope, parts: list[str]) -> list[Problem]:
-    target = scope.find(parts)
-    names = [f.name for f in scope.columns]
+def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
+    target = visible.find(parts)
+    names = [f.name for f in visible.columns]
     if target is None and parts[0].lower() in WITHOUT_PARENTHESES and len(parts) == 1:
-        return []  # a function, and judged as one
+        return []  # a function, and checked as one
     if target is None:
         written = ".".join(parts)
         return [
@@ -148,16 +148,16 @@ def _missing(scope: Scope, parts: list[str]) -> list[Problem]:
 
 
 def output_columns(
-    select: exp.Select, scope: Scope, problems: list[Problem]
+    select: exp.Select, visible: VisibleColumns, problems: list[Problem]
 ) -> list[pa.Field] | None:
     """The output's columns in order; None, with a problem, if one has no name or a name twice."""
     fields: list[pa.Field] = []
     for item in select.expressions:
-        columns = _item_columns(item, scope)
+        columns = _item_columns(item, visible)
         if columns is None:
             problems.append(_no_name(item.unalias()))
             return None
-        problems += _refused_types(item, scope)
+        problems += _refused_types(item, visible)
         fields += columns
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
@@ -178,23 +178,23 @@ def output_columns(
     return None if twice else fields
 
 
-def copied_columns(select: exp.Select, scope: Scope) -> list[str | None]:
+def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | None]:
     """For each output column the input's column that it is a copy of, whatever its name; None for
     what is computed. The output has been judged (`output_columns`)."""
-    owned = next(iter(scope.tables.values()))
+    owned = next(iter(visible.tables.values()))
     copies: list[str | None] = []
     for item in select.expressions:
         tree = item.unalias()
         star = isinstance(tree, exp.Star | exp.Column) and tree.is_star
         if isinstance(tree, exp.Column) and not star:
-            target = scope.find([part.name for part in tree.parts])
+            target = visible.find([part.name for part in tree.parts])
             copy = target is not None and not target[1] and any(target[0] is own for own in owned)
             copies.append(target[0].name if target is not None and copy else None)
         elif star:
-            fields = _item_columns(item, scope) or []
+            fields = _item_columns(item, visible) or []
             copies += [f.name if any(f is own for own in owned) else None for f in fields]
         else:
-            copies += [None] * len(_item_columns(item, scope) or ())
+            copies += [None] * len(_item_columns(item, visible) or ())
     return copies
 
 
@@ -204,11 +204,11 @@ def _no_name(item: exp.Expr) -> Problem:
     return Problem("", "MissingAlias", f"{text} has no name", f"write {text} AS {names}")
 
 
-def _refused_types(item: exp.Expr, scope: Scope) -> list[Problem]:
+def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
     """What of an item's type is known not to be supported; the engine finds the rest."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
-    kind = refused_type(_with_names_of(item.unalias(), scope), scope.columns)
+    kind = refused_type(_with_names_of(item.unalias(), visible), visible.columns)
     if kind is None:
         return []
     text = item.unalias().sql(dialect=DIALECT)
@@ -216,11 +216,11 @@ def _refused_types(item: exp.Expr, scope: Scope) -> list[Problem]:
     return [Problem("", NOT_SUPPORTED_YET, what, hint_for(kind))]
 
 
-def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:
+def _item_columns(item: exp.Expr, visible: VisibleColumns) -> list[pa.Field] | None:
     if isinstance(item, exp.Star):
-        return _without(scope.columns, item)
+        return _without(visible.columns, item)
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
-        return _qualified_star(item, scope)
+        return _qualified_star(item, visible)
     generated = _generated_names(item.unalias())
     if isinstance(item, exp.Aliases):
         return [field_of(str(name.name), None) for name in item.args["expressions"]]
@@ -231,19 +231,19 @@ def _item_columns(item: exp.Expr, scope: Scope) -> list[pa.Field] | None:
     name = item.alias or (item.name if isinstance(item, exp.Column | exp.Dot) else "")
     if not name:
         return None
-    return [field_of(name, _type_of(item, scope))]
+    return [field_of(name, _type_of(item, visible))]
 
 
-def _qualified_star(item: exp.Column, scope: Scope) -> list[pa.Field] | None:
+def _qualified_star(item: exp.Column, visible: VisibleColumns) -> list[pa.Field] | None:
     parts = [p.name for p in item.parts[:-1]]
-    if len(parts) == 1 and parts[0].lower() in scope.tables:
-        return _without(scope.tables[parts[0].lower()], item.this)
-    kind = _struct_at(parts, scope)
+    if len(parts) == 1 and parts[0].lower() in visible.tables:
+        return _without(visible.tables[parts[0].lower()], item.this)
+    kind = _struct_at(parts, visible)
     return None if kind is None else list(kind)
 
 
-def _struct_at(parts: list[str], scope: Scope) -> pa.DataType | None:
-    target = scope.find(parts)
+def _struct_at(parts: list[str], visible: VisibleColumns) -> pa.DataType | None:
+    target = visible.find(parts)
     kind = known_type(target[0]) if target else None
     for part in target[1] if target else ():
         inner = {f.name.lower(): f.type for f in kind} if kind is not None else {}
@@ -265,22 +265,22 @@ def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
     return () if isinstance(tree, exp.UDTF | exp.Inline) else None
 
 
-def _type_of(item: exp.Expr, scope: Scope) -> pa.DataType | None:
+def _type_of(item: exp.Expr, visible: VisibleColumns) -> pa.DataType | None:
     tree = item.unalias()
     if isinstance(tree, exp.Column):
-        target = scope.find([p.name for p in tree.parts])
+        target = visible.find([p.name for p in tree.parts])
         if target is not None and not target[1]:
             return known_type(target[0])
         if target is not None:
             return _field_type(known_type(target[0]), target[1])
-    return infer_types([_with_names_of(tree, scope)], scope.columns)[0]
+    return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
 
 
-def _with_names_of(tree: exp.Expr, scope: Scope) -> exp.Expr:
-    """A copy whose columns are called as they are in the scope, without a table."""
+def _with_names_of(tree: exp.Expr, visible: VisibleColumns) -> exp.Expr:
+    """A copy whose columns are called as they are in the visible, without a table."""
     tree = tree.copy()
     for column in tree.find_all(exp.Column):
-        target = scope.find([p.name for p in column.parts])
+        target = visible.find([p.name for p in column.parts])
         if target is not None and not target[1] and column is not tree:
             column.replace(exp.column(target[0].name, quoted=True))
     return tree

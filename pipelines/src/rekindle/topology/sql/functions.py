@@ -1,4 +1,4 @@
-"""The functions of Spark SQL by kind, so that SQL can be judged without Spark.
+"""The functions of Spark SQL by kind, so that SQL can be checked without Spark.
 
 The names are the registry of Spark 4.3 (`ExpressionInfo.getGroup`) and what its grammar adds; which
 of them give another answer when they are asked again is ours to know.

@@ -1,4 +1,4 @@
-"""The `sql` operator's text, judged and understood without Spark.
+"""The `sql` operator's text, checked and understood without Spark.
 
 One SELECT, or a UNION ALL of them, each from exactly one of the operator's inputs: projection,
 filter, explode, row functions. What looks at more than one row is refused, and the operator that
@@ -19,7 +19,7 @@ from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.columns import (
-    Scope,
+    VisibleColumns,
     check_casts,
     check_columns,
     copied_columns,
@@ -66,7 +66,7 @@ class SqlReport:
 
 
 def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
-    """Judge `sql` over inputs by name; an input of schema None is unknown, and not judged."""
+    """Check `sql` over inputs by name; columns of an input of schema None are not checked."""
     try:
         tree = parse(sql)
     except InvalidSql as error:
@@ -85,12 +85,12 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
         reads.append(name)
         schema = inputs[name]
         if schema is not None and not _looks_beyond_a_row(branch):
-            scope = Scope.of(branch, name, schema)
-            wrong = check_columns(branch, scope)
-            problems += wrong or check_casts(branch, scope)
-            outputs[-1] = None if wrong else output_columns(branch, scope, problems)
+            visible = VisibleColumns.of(branch, name, schema)
+            wrong = check_columns(branch, visible)
+            problems += wrong or check_casts(branch, visible)
+            outputs[-1] = None if wrong else output_columns(branch, visible, problems)
             if outputs[-1] is not None:
-                copies.append((name, tuple(copied_columns(branch, scope))))
+                copies.append((name, tuple(copied_columns(branch, visible))))
     unread = [name for name in inputs if name not in reads]
     if unread and all(f.reason != "InvalidFrom" for f in problems):
         problems.append(_unread(unread[0], reads))
