@@ -365,6 +365,6 @@ def test_what_is_kept_for_a_wrong_file_is_bounded(
 ) -> None:
     monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_BYTES", 10)
     sink = other_rows(f"file://{tmp_path}/o", 3)
-    assert "keeps its own rows no longer" in str(sink.conflict)
+    assert "no longer keeps its own rows" in str(sink.conflict)
     sink.retry_conflicts(everywhere)
     assert sink.conflict is not None

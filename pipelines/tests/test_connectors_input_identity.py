@@ -154,7 +154,7 @@ def test_a_record_is_read_back_and_knows_its_format() -> None:
     assert decode(encode((A, B))) == (A, B)
     with pytest.raises(ValueError, match="format 9; this release reads 1"):
         decode(b'{"format": 9}')
-    with pytest.raises(ValueError, match="no record of input files"):
+    with pytest.raises(ValueError, match="not a record of input files"):
         decode(b'{"format": 1}')
 
 

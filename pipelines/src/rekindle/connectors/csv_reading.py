@@ -114,7 +114,7 @@ def _without_mark(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _delimiter_hint(first: list[str], marks: CsvMarks) -> str:
-    """What is said of a file that has one column."""
+    """The hint for a file that has one column."""
     found = [mark for mark in ";,|\t" if mark != marks.delimiter and mark in first[0]]
     if len(first) > 1 or not found:
         return ""

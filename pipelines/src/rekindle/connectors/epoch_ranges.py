@@ -108,8 +108,8 @@ class EpochRanges:
                 self._held = wanted
                 return wanted
         raise SinkRefused(
-            f"query {self._query}: {self._objects.url}/{self._prefix} changes all the time; are "
-            "two topologies writing there?"
+            f"query {self._query}: {self._objects.url}/{self._prefix} keeps changing; check "
+            "whether two topologies write there"
         )
 
     def _is_mine(self, newest: _Range) -> bool:
@@ -165,15 +165,15 @@ class EpochRanges:
 
     def _decode(self, first: int, name: str, data: bytes) -> _Range:
         try:
-            said = json.loads(data)
-            if said["format"] > _FORMAT:
-                raise ValueError(f"it has format {said['format']}, this release reads {_FORMAT}")
+            record = json.loads(data)
+            if record["format"] > _FORMAT:
+                raise ValueError(f"it has format {record['format']}, this release reads {_FORMAT}")
             return _Range(
                 first,
-                str(said["definition"]),
-                int(said["generation"]),
-                int(said["from"]),
-                int(said["through"]),
+                str(record["definition"]),
+                int(record["generation"]),
+                int(record["from"]),
+                int(record["through"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRefused(

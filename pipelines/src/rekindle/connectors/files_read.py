@@ -58,12 +58,12 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
         ]
     except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
         raise SourceFailed(
-            f"source {source}: {url} cannot be read: {_said(e)}; is its place within reach, and "
-            "the URL right?"
+            f"source {source}: {url} cannot be read: {_message(e)}; check the URL, and that its "
+            "store can be reached"
         ) from e
     if not found:
         raise SourceFailed(
-            f"source {source}: no file at {url}; is the volume mounted, and the path right?"
+            f"source {source}: no file at {url}; check the path, and that the volume is mounted"
         )
     return fs, found
 
@@ -122,16 +122,19 @@ def _reading(where: str) -> Iterator[None]:
     except UnicodeDecodeError as e:
         raise SourceFailed(f"{where}: some text is not UTF-8; write the file in UTF-8") from e
     except _DECOMPRESSORS as e:
-        raise SourceFailed(f"{where}: {_said(e)}; copy the file anew, and whole") from e
+        raise SourceFailed(
+            f"{where}: {_message(e)}; the file is damaged or incomplete: copy it again"
+        ) from e
     except _PARSERS as e:
-        raise SchemaMismatch(f"{where}: {_said(e)}; correct the file or the schema") from e
+        raise SchemaMismatch(f"{where}: {_message(e)}; correct the file or the schema") from e
     except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
         raise SourceFailed(
-            f"{where} cannot be read: {_said(e)}; is its place within reach, and the file whole?"
+            f"{where} cannot be read: {_message(e)}; check that its store can be reached, and that "
+            "the file is complete"
         ) from e
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -203,8 +206,8 @@ def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[Non
         found = file.metadata.row_group(group)
         raise SchemaMismatch(
             f"{where}: row group {group} ({found.num_rows:,} rows, "
-            f"{found.total_byte_size / 2**20:,.0f} MiB): {_said(e)}; a column of one batch holds "
-            "at most 2 GiB and has to fit into memory: write the file with smaller row groups"
+            f"{found.total_byte_size / 2**20:,.0f} MiB): {_message(e)}; a column of one batch "
+            "holds at most 2 GiB and has to fit into memory: write the file with smaller row groups"
         ) from e
 
 

@@ -1,6 +1,6 @@
 """The sink `files`: one file for each (query, partition, epoch), created if absent, never replaced.
 
-The name is the bundle's number, the directory listing is the outside's answer to "what was last",
+The name is the bundle's number, the directory listing answers "what was last",
 and put-if-absent makes replicas, replays and zombies harmless: the file they would write is there,
 with the rows they would write. That holds among tasks of one definition of the query; which
 definition may write an epoch is in `rekindle.connectors.epoch_ranges`. An epoch without rows has no
@@ -122,7 +122,7 @@ class FilesSink:
         then = (
             "if it is wrong, delete it while this task runs: then the task writes its own"
             if found.data is not None
-            else "it stays as it is, for this task keeps its own rows no longer"
+            else "it stays as it is: this task no longer keeps its own rows"
         )
         more = f" (and {others} more)" if others else ""
         url = f"{self._objects.url}/{found.name}"

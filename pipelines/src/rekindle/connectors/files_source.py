@@ -114,8 +114,8 @@ def open_files(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
         prepared = load(rows, index)
         if prepared is None:
             raise SourceFailed(
-                f"source {job.name}: what was prepared in {work_dir} cannot be read back; is its "
-                "disk in order?"
+                f"source {job.name}: what was prepared in {work_dir} cannot be read back; check "
+                "its disk"
             )
         return prepared
 
@@ -316,7 +316,7 @@ def _order(
             if row < count:
                 raise SchemaMismatch(
                     f"source {job.name}: {file.path}: column {job.files.order_by}, row {row + 1}: "
-                    "NULL has no place in orderBy's order; remove the row, or order by another "
+                    "rows cannot be ordered by NULL; remove the row, or order by another "
                     "column"
                 )
             row -= count

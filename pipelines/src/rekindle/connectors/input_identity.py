@@ -60,12 +60,12 @@ def encode(files: Sequence[InputFile]) -> bytes:
 def decode(data: bytes) -> tuple[InputFile, ...]:
     """Raises ValueError if it is no such record, or one of a newer format."""
     try:
-        said = json.loads(data)
-        if said["format"] > _FORMAT:
-            raise ValueError(f"format {said['format']}; this release reads {_FORMAT}")
-        return tuple(InputFile(f["path"], int(f["bytes"]), f["digest"]) for f in said["files"])
+        record = json.loads(data)
+        if record["format"] > _FORMAT:
+            raise ValueError(f"format {record['format']}; this release reads {_FORMAT}")
+        return tuple(InputFile(f["path"], int(f["bytes"]), f["digest"]) for f in record["files"])
     except (KeyError, TypeError) as e:
-        raise ValueError(f"{data[:80]!r} is no record of input files") from e
+        raise ValueError(f"{data[:80]!r} is not a record of input files") from e
 
 
 def difference(recorded: Sequence[InputFile], found: Sequence[InputFile]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which declared fields of JSON lines have had a value, and what is said of one that no object has.
+"""Which declared fields of JSON lines have had a value, and the error for one that no object has.
 
 A misspelt name would be NULL in every row. A field whose holder is always NULL is not judged.
 """

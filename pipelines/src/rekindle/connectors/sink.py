@@ -1,8 +1,8 @@
 """The edge where results leave: a sink takes each epoch of a stream's partition once.
 
-FlameStream's barrier: one bundle is outstanding at a time, the outside takes a bundle whole and can
-say which was the last. Because epochs are deterministic, a sink needs no transaction with the
-checkpoints: on restart it asks, and drops what the outside already has.
+FlameStream's barrier: one bundle is outstanding at a time, the consumer takes a bundle whole and
+can say which was the last. Because epochs are deterministic, a sink needs no transaction with the
+checkpoints: on restart it asks, and drops what the consumer already has.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -39,7 +39,7 @@ class Sink(Protocol):
         ...
 
     def last_epoch(self) -> int:
-        """The newest epoch that needs no writing, asked of the outside: one that it holds, or the
+        """The newest epoch that needs no writing, asked of the consumer: one that it holds, or the
         last before this definition's first (`rekindle.connectors.epoch_ranges`); NO_EPOCH if
         none."""
         ...
@@ -47,8 +47,8 @@ class Sink(Protocol):
     def write(self, batch: EpochBatch) -> bool:
         """Make a stable epoch durable. True if this call created it; False if it has no rows, or if
         it was there (another replica, or an earlier boot) and was compared. When it returns, the
-        epoch is durable. Raises SinkRefused if the outside cannot take it now; the same call may be
-        made again."""
+        epoch is durable. Raises SinkRefused if the consumer cannot take it now; the same call may
+        be made again."""
         ...
 
 
