@@ -74,7 +74,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
             )
             ready.set()
             if _has_terminal():
-                _prompt(session)
+                prompt(session)
                 interruption.ignore()
             else:
                 threading.Event().wait()  # for a signal
@@ -128,7 +128,8 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
 
 
-def _prompt(session: Session) -> None:
+def prompt(session: Session) -> None:
+    """Take commands from the terminal until `quit` or the end of input."""
     import readline  # noqa: F401 — history and editing for input()
 
     while not session.ended:

@@ -1,0 +1,56 @@
+"""The prompt of `make cluster`, and what it prints before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rekindle_testing.console.__main__ import hints, prompt
+from rekindle_testing.console.commands import CommandError
+
+
+def session(answers: dict[str, str]) -> Any:
+    made = SimpleNamespace(ended=False)
+
+    def execute(line: str) -> str:
+        made.ended = line == "quit"
+        if line in answers:
+            return answers[line]
+        raise CommandError(f"unknown command {line!r}")
+
+    made.execute = execute
+    return made
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    rest = iter(lines)
+
+    def read(_: str) -> str:
+        try:
+            return next(rest)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def test_a_wrong_command_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "kil", "", "status", "quit", "never read")
+    prompt(session({"status": "fine", "quit": "the cluster ends"}))
+    assert capsys.readouterr().out == "unknown command 'kil'\nfine\nthe cluster ends\n"
+
+
+def test_the_end_of_input_ends_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    type_lines(monkeypatch)
+    prompt(session({}))
+
+
+def test_hints_name_nodes_that_run() -> None:
+    text = hints(Path("/c/kubeconfig"), Path("/c/bin"), ["node-1", "node-2", "node-3"])
+    assert "\n  export KUBECONFIG=/c/kubeconfig PATH=/c/bin:$PATH\n" in text
+    assert "rekindle-cluster kill node-1 node-2 " in text
