@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topology_specs import manifest_spec, query, source, window
 
-from rekindle.topology.checks.streams import analyse
+from rekindle.topology.checks.streams import derive_streams
 from rekindle.topology.load import load_spec
 from rekindle.topology.spec import TopologySpec
 from rekindle.topology.validate import validate
@@ -49,7 +49,7 @@ def spec_of(sql: str, *inputs: str) -> TopologySpec:
 )  # fmt: skip
 def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column: str) -> None:
     spec = spec_of(sql, *inputs)
-    assert analyse(spec).streams["o"].event_time == column
+    assert derive_streams(spec).streams["o"].event_time == column
     assert [p for p in validate(spec, "t", local=True) if p.reason == "NoEventTime"] == []
 
 
