@@ -218,7 +218,8 @@ def test_reports_that_are_always_late_are_never_believed(running: ModelCluster) 
 
 
 def test_a_recovery_is_not_over_while_nobody_knows(running: ModelCluster) -> None:
-    running.lose_node("b")
+    alone = running.tasks()["flights-storms-0-0-1"]  # has no partner
+    running.lose_node(str(alone.node))
     actions = reconcile(running.snapshot(), running.now, running.settings)
     running.apply(actions)
     running.reports_lost = True
