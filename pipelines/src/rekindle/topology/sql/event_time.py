@@ -15,6 +15,7 @@ import re
 import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NoReturn
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|`(?P<name>(?:[^`]|``)+)`|'(?P<text>(?:[^']|'')*)'"
     r"|(?P<mark>\|\||[(),]))"
 )
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 _OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
 
 
@@ -253,8 +255,12 @@ def _zone(name: str) -> dt.tzinfo:
             delta = dt.timedelta(hours=hours, minutes=minutes)
             return dt.timezone(-delta if offset["sign"] == "-" else delta)
     try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        if not _ZONE.fullmatch(name):
+            raise ValueError(name)
+        # Of the package, which is the same on every machine, and not of the machine.
+        with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as rules:
+            return zoneinfo.ZoneInfo.from_file(rules, key=name)
+    except (ValueError, OSError):
         known = did_you_mean(name, zoneinfo.available_timezones())
         _refuse(f"unknown time zone {name!r}", known or "write it like Europe/Paris or +02:00")
 
