@@ -1,4 +1,4 @@
-# The doors of the project; README names them. Each sets up what it needs.
+# The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
