@@ -21,7 +21,7 @@ from rekindle.protocol import TaskPhase
 class TaskReport:
     slot: str
     incarnation: int
-    phase: TaskPhase | None  # None: a word of another version
+    phase: TaskPhase | None  # None: a value of another version
     suspected: bool = False
     silent_s: float = 0.0  # how long it was silent when it became suspected
     stable_epoch: int | None = None

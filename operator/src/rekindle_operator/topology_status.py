@@ -65,7 +65,7 @@ class ConditionEntry:
 class QueryEntry:
     name: str
     priority: int = 0
-    state: QueryState | None = None  # None: not written, or a word of another version
+    state: QueryState | None = None  # None: not written, or a value of another version
     waiting_for: str = ""
     stable_epoch: int | None = None
     lag: str = ""
@@ -191,7 +191,7 @@ def read_topology_status(raw: Mapping[str, Any]) -> TopologyStatus:
 
 
 def _phase(value: Any) -> TopologyPhase | None:
-    """A word of another version: the topology is known, its phase is not."""
+    """A value of another version: the topology is known, its phase is not."""
     return (_member(TopologyPhase, value) or TopologyPhase.UNKNOWN) if value else None
 
 

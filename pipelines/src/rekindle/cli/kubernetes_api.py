@@ -127,7 +127,7 @@ def open_cluster(args: argparse.Namespace) -> ClusterReader:
         raise RekindleError("no kubernetes client: install rekindle[cli]") from error
     file = args.kubeconfig
     settings = client.Configuration()
-    settings.retries = False  # whoever waits at a terminal wants to know at once
+    settings.retries = False  # a user at a terminal wants to know at once
     try:
         config.load_kube_config(file, args.context, settings, persist_config=False)  # type: ignore[no-untyped-call]
         contexts, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]

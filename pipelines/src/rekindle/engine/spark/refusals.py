@@ -1,6 +1,6 @@
 """What Spark's analysis of an operator shows that must not run. Through Py4J, no job.
 
-SQL is checked without Spark first (`rekindle.topology`), where many types cannot be told; here they
+SQL is checked without Spark first (`rekindle.topology`), where many types are unknown; here they
 are all known. Columns have types that mean the same in Spark, Arrow, Parquet and JSON, and no
 expression answers differently when an epoch is computed again.
 

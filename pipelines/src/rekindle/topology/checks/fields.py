@@ -168,7 +168,7 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
 def _url(
     url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
 ) -> Iterator[Problem]:
-    """Schemes are told apart by case, as fsspec does. Whether a driver is installed is not asked:
+    """Schemes are case-sensitive, as fsspec does. Whether a driver is installed is not asked:
     that is for the image of the tasks to say."""
     scheme, _, rest = url.partition("://")
     if not (scheme and rest) or (scheme in _ON_DISK) != rest.startswith("/"):

@@ -1,7 +1,7 @@
 """What flows between the nodes: schema, event time and partitions of every stream.
 
 One walk in topological order, shared by validation and compilation. It goes on past what is wrong:
-a stream whose schema cannot be told is not checked further.
+a stream whose schema is unknown is not checked further.
 
 Design: docs/design/compilation.md#event-time.
 """
@@ -28,7 +28,7 @@ from rekindle.topology.windows.kind import END, START
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A node's output. `schema` None: it cannot be told, and a problem says why."""
+    """A node's output. `schema` None: it is unknown, and a problem says why."""
 
     schema: pa.Schema | None
     event_time: str | None

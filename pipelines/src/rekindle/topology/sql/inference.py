@@ -1,6 +1,6 @@
 """Types of columns, as far as sqlglot can tell them without Spark.
 
-The names of an inferred schema are right; a type that cannot be told is STRING and marked
+The names of an inferred schema are right; an unknown type is STRING and marked
 (`type_is_known`). Such a schema serves checks, never data: the engine asks Spark when it starts.
 
 Design: docs/design/compilation.md#row-wise-sql.
@@ -43,7 +43,7 @@ _SURE = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
 
 
 def field_of(name: str, kind: pa.DataType | None) -> pa.Field:
-    """A field; with None for a type that cannot be told."""
+    """A field; with None for an unknown type."""
     if kind is None:
         return pa.field(name, pa.string(), metadata=_UNKNOWN)
     return pa.field(name, kind)
@@ -64,7 +64,7 @@ def is_timestamp(kind: exp.DataType) -> bool:
 def infer_types(
     expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]
 ) -> list[pa.DataType | None]:
-    """The type of each expression over one table of `columns`, None where it cannot be told."""
+    """The type of each expression over one table of `columns`, None where it is unknown."""
     return [_arrow(item) for item in _annotated(expressions, columns)]
 
 

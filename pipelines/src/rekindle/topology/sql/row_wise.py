@@ -56,7 +56,7 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 @dataclass(frozen=True, slots=True)
 class SqlReport:
     """What an operator's SQL reads and gives. `schema` is None if `problems` leave it open; its
-    names are right, its types as far as they can be told (`rekindle.topology.sql.inference`).
+    names are right, its types as far as they are known (`rekindle.topology.sql.inference`).
     `copies`: of each SELECT its input, and for each column the input's column that it copies."""
 
     problems: tuple[Problem, ...]
