@@ -86,6 +86,10 @@ def test_a_query_whose_sink_is_far_behind_is_not_live(running: ModelCluster) -> 
     states = running.query_states()
     assert states.pop(query) == "CatchingUp"
     assert set(states.values()) == {"Live"}
+    running.lags_s = {query: 8.0}  # between both limits
+    running.pass_time(1.0)
+    running.settle()
+    assert running.query_states()[query] == "CatchingUp"
     running.lags_s = {query: 4.0}
     running.pass_time(1.0)
     running.settle()

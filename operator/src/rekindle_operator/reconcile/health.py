@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from rekindle.protocol import TaskPhase
-from rekindle.topology.model import Slot, Topology
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
@@ -172,7 +172,7 @@ def _query(
         reasons.insert(0, _OVER_SHARE)
     report = context.report.queries.get(query.name)
     lag_s = report.lag_s if report and context.stale_since is None else None
-    is_behind = lag_s is not None and lag_s > _live_within_s(context.running.topology)
+    is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)
     if worst is ReplicaState.LIVE and is_behind:
         worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
     return QueryHealth(
@@ -185,8 +185,13 @@ def _query(
     )
 
 
-def _live_within_s(topology: Topology) -> float:
-    return max(_LIVE_WITHIN_S, _LIVE_WITHIN_EPOCHS * topology.spec.epoch_interval / 1e6)
+def _live_within_s(context: ReconcileContext, query: str) -> float:
+    """Half of it for a query that was not live, so that a lag near the limit changes no state."""
+    assert context.running is not None
+    epochs_s = _LIVE_WITHIN_EPOCHS * context.running.topology.spec.epoch_interval / 1e6
+    limit_s = max(_LIVE_WITHIN_S, epochs_s)
+    before = context.last_status.queries.get(query)
+    return limit_s if before is None or before.state is QueryState.LIVE else limit_s / 2
 
 
 def report_age(context: ReconcileContext) -> str:
