@@ -368,3 +368,17 @@ def test_what_is_kept_for_a_wrong_file_is_bounded(
     assert "no longer keeps its own rows" in str(sink.conflict)
     sink.retry_conflicts(everywhere)
     assert sink.conflict is not None
+
+
+def test_the_number_of_files_that_are_looked_at_again_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_FILES", 2)
+    sink = other_rows(f"file://{tmp_path}/o", 3, 4, 5, 6)
+    assert "(and 3 more)" in str(sink.conflict)
+    for epoch in (3, 4, 5, 6):
+        (tmp_path / "o" / file_name("q", 0, epoch, "parquet")).unlink()
+    sink.retry_conflicts(everywhere)
+    written = {path.name for path in (tmp_path / "o").glob("*.parquet")}
+    assert written == {file_name("q", 0, epoch, "parquet") for epoch in (3, 4)}
+    assert file_name("q", 0, 5, "parquet") in str(sink.conflict)

@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 
 MARKER = "_rekindle.json"
 KEPT_BYTES = 16 << 20
-"""Of files that other ones stand in the place of: one that is deleted is written again."""
+"""Of rows whose file has other rows: they are written if that file is deleted."""
+KEPT_FILES = 100
+"""Of these at most, because each is read again every few seconds. Later ones are counted."""
 SUFFIX = {"parquet": "parquet", "json": "jsonl"}
 _NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(parquet|jsonl)")
 
@@ -65,10 +67,10 @@ def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    """A file that is there with other rows; `data` is what was to be written, if it is kept."""
+    """A file that is there with other rows; `data` is what was to be written."""
 
     name: str
-    data: bytes | None
+    data: bytes
 
 
 class FilesSink:
@@ -91,6 +93,8 @@ class FilesSink:
         self._schema = schema
         self._retry = retry or Retry()
         self._conflicts: dict[int, _Conflict] = {}  # by epoch
+        self._first_not_kept = ""  # the name of a file
+        self._not_kept_count = 0
         self._objects = _own(query, spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
@@ -115,22 +119,22 @@ class FilesSink:
 
     @property
     def conflict(self) -> str | None:
-        if not self._conflicts:
+        count = len(self._conflicts) + self._not_kept_count
+        if count == 0:
             return None
-        epoch = min(self._conflicts)
-        found, others = self._conflicts[epoch], len(self._conflicts) - 1
-        then = (
-            "if it is wrong, delete it while this task runs: then the task writes its own"
-            if found.data is not None
-            else "it stays as it is: this task no longer keeps its own rows"
-        )
-        more = f" (and {others} more)" if others else ""
-        url = f"{self._objects.url}/{found.name}"
+        if self._conflicts:
+            name = self._conflicts[min(self._conflicts)].name
+            then = "if it is wrong, delete it while this task runs: then the task writes its own"
+        else:
+            name = self._first_not_kept
+            then = "it stays as it is: this task no longer keeps its own rows"
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        url = f"{self._objects.url}/{name}"
         return f"{url}{more} is there with other rows than those of this replica; {then}"
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
         for epoch, found in list(self._conflicts.items()):
-            if found.data is None or not may_write(epoch):
+            if not may_write(epoch):
                 continue
             try:
                 if self._put_or_compare(found.name, epoch, found.data) is not None:
@@ -168,9 +172,12 @@ class FilesSink:
         return False if found == data or _same_rows(found, data, self._format) else None
 
     def _remember_conflict(self, epoch: int, name: str, data: bytes) -> None:
-        kept = sum(len(c.data) for c in self._conflicts.values() if c.data is not None)
-        room = kept + len(data) <= KEPT_BYTES
-        self._conflicts[epoch] = _Conflict(name, data if room else None)
+        kept_bytes = sum(len(c.data) for c in self._conflicts.values())
+        if kept_bytes + len(data) <= KEPT_BYTES and len(self._conflicts) < KEPT_FILES:
+            self._conflicts[epoch] = _Conflict(name, data)
+        else:
+            self._first_not_kept = self._first_not_kept or name
+            self._not_kept_count += 1
         _log.error("query %s: %s", self._query, self.conflict)
 
     def _refused(self, what: str, error: Exception) -> SinkRefused:
