@@ -97,7 +97,9 @@ class ModelCluster(ModelState):
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),
             refusals=self.refused.by_ref,
-            unsuitable=self.unsuitable.by_shape(self.now),
+            unsuitable=self.unsuitable.by_shape(
+                {n.name: n.uid for n in self.nodes.values()}, self.now
+            ),
             troubled_since=self.troubled,
             preparing_since=self.preparing,
         )
@@ -252,8 +254,8 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
-            case AvoidNode(shape, node, pod_uid):
-                self.unsuitable = self.unsuitable.with_one(shape, node, pod_uid, self.now)
+            case AvoidNode(shape, node, node_uid, pod_uid):
+                self.unsuitable = self.unsuitable.with_one(shape, node, node_uid, pod_uid, self.now)
             case EnsureAccess() | CreateToken():
                 pass
 

@@ -79,10 +79,11 @@ class ModelState:
     def add_node(self, name: str, cpu_m: int = 4000, memory: int = 8 << 30, **more: Any) -> None:
         self.dead.discard(name)
         self.died_at.pop(name, None)
+        version = self.next_version()
         self.nodes[name] = NodeView(
             name=name,
-            uid=f"uid-{name}",
-            version=self.next_version(),
+            uid=f"uid-{name}-{version}",
+            version=version,
             ready=True,
             ready_since=self.now,
             cordoned=False,

@@ -140,9 +140,9 @@ class Executor:
             case QuarantineNode(node, at):
                 logger.warning("quarantined node %s: it is silent, its tasks are replaced", node)
                 self._cluster.quarantine(node, at)
-            case AvoidNode(shape, node, pod_uid, why):
+            case AvoidNode(shape, node, node_uid, pod_uid, why):
                 logger.warning("pods of shape %s avoid node %s: %s", shape, node, why)
-                self._cluster.remember_unsuitable(shape, node, pod_uid)
+                self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid)
             case _:
                 assert_never(action)
 

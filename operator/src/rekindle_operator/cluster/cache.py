@@ -229,9 +229,11 @@ class ClusterCache:
         with self._lock:
             self._refusals = self._refusals.with_one(ref, message, self._clock(), lost_at)
 
-    def remember_unsuitable(self, shape: str, node: str, pod_uid: str) -> None:
+    def remember_unsuitable(self, shape: str, node: str, node_uid: str, pod_uid: str) -> None:
         with self._lock:
-            self._unsuitable = self._unsuitable.with_one(shape, node, pod_uid, self._clock())
+            self._unsuitable = self._unsuitable.with_one(
+                shape, node, node_uid, pod_uid, self._clock()
+            )
 
     def remember_attempt(self, ref: SlotRef, lost_at: float | None) -> None:
         with self._lock:
@@ -284,14 +286,14 @@ class ClusterCache:
             reports = dict(self._reports.as_of(topologies, renewed))
             failures = self._failures.by_owner(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
-        pods = self.pods.views()
+        pods, nodes = self.pods.views(), self.nodes.views()
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)
         return Snapshot(
             topologies=topologies,
             pods=pods,
-            nodes=self.nodes.views(),
+            nodes=nodes,
             leases=leases,
             configs=self.configs.views(),
             silent_since=silent,
@@ -304,7 +306,7 @@ class ClusterCache:
             quarantined=quarantined,
             dry_runs=dry_runs,
             refusals=self._refusals_without(pods),
-            unsuitable=self._unsuitable.by_shape(self._clock()),
+            unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
             phase_since=self._stamp_phases(pods),
             troubled_since=self._stamp_troubled(pods),
             preparing_since=self._stamp_preparing(pods),

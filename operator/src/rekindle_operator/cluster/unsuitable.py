@@ -1,7 +1,8 @@
 """Which nodes did not bind, admit or start pods of one shape, and how long they are avoided. Pure.
 
 A shape is a digest of a pod's spec (`resources.shape`). Each further refusal doubles the time. An
-hour after it has passed, the refusals are forgotten.
+hour after it has passed, the refusals are forgotten. A Node object made anew under the same name
+is another node.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -20,8 +21,9 @@ _MAX_RECORDS = 10_000  # those that expire first are dropped
 
 @dataclass(frozen=True, slots=True)
 class Unsuitable:
-    """`pod_uid`: the pod that was refused last. One pod counts once."""
+    """`pod_uid`: the pod that was refused last. One pod counts once. `node_uid`: of the Node."""
 
+    node_uid: str
     pod_uid: str
     times: int
     until: float
@@ -29,14 +31,18 @@ class Unsuitable:
 
 @dataclass(frozen=True, slots=True)
 class UnsuitableNodes:
-    """Keyed by shape and node."""
+    """Keyed by shape and the node's name."""
 
     records: Mapping[tuple[str, str], Unsuitable]
 
-    def with_one(self, shape: str, node: str, pod_uid: str, now: float) -> UnsuitableNodes:
+    def with_one(
+        self, shape: str, node: str, node_uid: str, pod_uid: str, now: float
+    ) -> UnsuitableNodes:
         known = self.records.get((shape, node))
         if known is not None and known.pod_uid == pod_uid:
             return self
+        if known is not None and known.node_uid != node_uid:
+            known = None
         times = (
             known.times + 1 if known is not None and now < known.until + _BACKOFF.longest_s else 1
         )
@@ -44,11 +50,13 @@ class UnsuitableNodes:
         kept = {k: r for k, r in self.records.items() if now < r.until + _BACKOFF.longest_s}
         if len(kept) >= _MAX_RECORDS:
             del kept[min(kept, key=lambda k: kept[k].until)]
-        return UnsuitableNodes({**kept, (shape, node): Unsuitable(pod_uid, times, now + length_s)})
+        record = Unsuitable(node_uid, pod_uid, times, now + length_s)
+        return UnsuitableNodes({**kept, (shape, node): record})
 
-    def by_shape(self, now: float) -> dict[str, frozenset[str]]:
+    def by_shape(self, uids: Mapping[str, str], now: float) -> dict[str, frozenset[str]]:
+        """Names of the nodes to avoid now. `uids`: of the Node objects that there are, by name."""
         found: dict[str, set[str]] = defaultdict(set)
         for (shape, node), record in self.records.items():
-            if now < record.until:
+            if now < record.until and uids.get(node) == record.node_uid:
                 found[shape].add(node)
         return {shape: frozenset(nodes) for shape, nodes in found.items()}

@@ -146,6 +146,7 @@ class AvoidNode:
 
     shape: str
     node: str
+    node_uid: str
     pod_uid: str
     why: str
 

@@ -44,7 +44,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 continue
         lasts = bool(why) and not any(words in why for words in _PASSING)
         if node is not None and node in losses.usable and lasts:
-            found.append(AvoidNode(pod.shape, node, pod.uid, why))
+            found.append(AvoidNode(pod.shape, node, losses.usable[node].uid, pod.uid, why))
     return found
 
 

@@ -85,7 +85,8 @@ def _successor(
         avoided.add(newest.node)  # its node may be the reason why it does not work
         rolled = coordinator_rolls(context, newest)
         if newest.shape and newest.node in losses.usable and not rolled:
-            prepare.append(AvoidNode(newest.shape, newest.node, newest.uid, why))
+            node = losses.usable[newest.node]
+            prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
     if refused is None or inputs.now >= refused.again_at:
