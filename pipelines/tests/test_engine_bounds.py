@@ -9,7 +9,7 @@ import pytest
 from engine_fixtures import topology
 
 from rekindle.connectors.source import SourceCut
-from rekindle.engine.bounds import CallBounds, bytes_of, take_ready
+from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.engine.memory import (
     DEFAULT_LIMIT_BYTES,
     JVM_BASE_BYTES,
@@ -35,7 +35,7 @@ def numbers(epochs: list[EpochInput]) -> list[int]:
 
 def test_a_call_is_bounded_in_bytes() -> None:
     ready = deque(wide(n, 1000) for n in range(10))
-    size = bytes_of(ready[0])
+    size = ready[0].nbytes
     bounds = CallBounds(max_bytes=3 * size)
     assert numbers(take_ready(ready, bounds)) == [0, 1, 2]
     assert numbers(take_ready(ready, bounds)) == [3, 4, 5]
@@ -76,7 +76,7 @@ def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None
 def test_a_source_reads_no_further_than_a_call_has_room() -> None:
     source = WideSource()
     inputs = SourceInputs(source, 0, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
-    taken = inputs.take(CallBounds(max_bytes=4 * bytes_of(wide(0, 1000))), 0)
+    taken = inputs.take(CallBounds(max_bytes=4 * wide(0, 1000).nbytes), 0)
     assert numbers(taken) == [0, 1, 2, 3]
     assert source.cuts == [0, 1, 2, 3, 4]
 
@@ -84,7 +84,7 @@ def test_a_source_reads_no_further_than_a_call_has_room() -> None:
 def test_bytes_of_a_slice_are_its_own() -> None:
     table = pa.table({"s": ["x" * 100] * 1000}, schema=SCHEMA)
     part = EpochInput(0, 0, 0, (table.slice(10, 10),))
-    assert 1000 <= bytes_of(part) < 2000
+    assert 1000 <= part.nbytes < 2000
 
 
 @pytest.mark.parametrize("limit", [DEFAULT_LIMIT_BYTES, 2048 * MIB, 4096 * MIB, 65536 * MIB])

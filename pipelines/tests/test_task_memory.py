@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from task_world import SCHEMA, Counting, World
 
-from rekindle.engine.bounds import CallBounds, bytes_of
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, State
@@ -248,7 +248,7 @@ def test_halving_a_call_halves_its_bytes() -> None:
     sizes = CallSizes.of(plan_memory())
     epochs = [EpochInput(n, 0, 0, (pa.table({"n": [n] * 100}, schema=SCHEMA),)) for n in range(8)]
     sizes.failed(epochs, HEAP_FULL)
-    size = sum(map(bytes_of, epochs))
+    size = sum(e.nbytes for e in epochs)
     assert sizes.bounds == CallBounds(max_bytes=size // 2)
     assert sizes.next_call.max_epochs == 4
     sizes.succeeded(7)

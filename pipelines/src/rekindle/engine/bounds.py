@@ -47,7 +47,7 @@ class CallBuilder:
 
     def add(self, epoch: EpochInput) -> bool:
         """Take the next epoch; False if the call has no room for it."""
-        rows, size = self.rows + rows_of(epoch), self.bytes + bytes_of(epoch)
+        rows, size = self.rows + epoch.num_rows, self.bytes + epoch.nbytes
         fits = rows <= self.bounds.max_rows and size <= self.bounds.max_bytes
         if self.full or (self.epochs and not fits):
             return False
@@ -62,12 +62,3 @@ def take_ready(ready: deque[EpochInput], bounds: CallBounds) -> list[EpochInput]
     while ready and call.add(ready[0]):
         ready.popleft()
     return call.epochs
-
-
-def rows_of(epoch: EpochInput) -> int:
-    return sum(int(table.num_rows) for table in epoch.inputs)
-
-
-def bytes_of(epoch: EpochInput) -> int:
-    """Bytes of the rows, of a slice only its own."""
-    return sum(int(table.nbytes) for table in epoch.inputs)

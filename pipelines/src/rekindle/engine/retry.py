@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from rekindle.engine.bounds import CallBounds, bytes_of, rows_of
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.failure import EngineLost, OutOfMemory
 from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
 from rekindle.errors import EpochTooLarge
@@ -72,7 +72,7 @@ class CallSizes:
         """Make the next call smaller. Raises EpochTooLarge, or the error, if it cannot be."""
         by_memory = isinstance(error, OutOfMemory) or error.out_of_memory
         if len(call) > 1:
-            half = sum(map(bytes_of, call)) // 2
+            half = sum(e.nbytes for e in call) // 2
             if by_memory or half >= SMALL_BYTES:
                 self.bounds = replace(self.bounds, max_bytes=max(1, half))
             self._most_epochs = len(call) // 2
@@ -89,7 +89,7 @@ class CallSizes:
 
     def check(self, epoch: EpochInput) -> None:
         """Raises EpochTooLarge for an epoch that Python could not hold as often as it has to."""
-        check_size(describe(epoch), bytes_of(epoch), self.memory)
+        check_size(describe(epoch), epoch.nbytes, self.memory)
         for table in epoch.inputs:
             check_columns(epoch.epoch, table)
 
@@ -129,5 +129,5 @@ def check_columns(epoch: int, table: pa.Table) -> None:
 
 def describe(epoch: EpochInput) -> str:
     """For messages."""
-    size = bytes_of(epoch) / MIB
-    return f"epoch {epoch.epoch} ({rows_of(epoch):,} rows, {size:,.1f} MiB)"
+    size = epoch.nbytes / MIB
+    return f"epoch {epoch.epoch} ({epoch.num_rows:,} rows, {size:,.1f} MiB)"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -53,7 +54,7 @@ class EpochBatch:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochInput:
     """One epoch of a chain's inputs, merged in the order (input, partition, row).
 
@@ -67,3 +68,12 @@ class EpochInput:
     watermark_before: int
     watermark: int
     inputs: tuple[pa.Table, ...]
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(int(table.num_rows) for table in self.inputs)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the rows, of a slice only its own. Arrow counts them anew at each call."""
+        return sum(int(table.nbytes) for table in self.inputs)

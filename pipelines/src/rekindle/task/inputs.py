@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
-from rekindle.engine.bounds import CallBounds, CallBuilder, bytes_of, take_ready
+from rekindle.engine.bounds import CallBounds, CallBuilder, take_ready
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch, EpochInput
@@ -189,7 +189,7 @@ class StreamInputs:
                 raise
             if complete:
                 self._ready.extend(complete)
-                self._ready_bytes += sum(map(bytes_of, complete))
+                self._ready_bytes += sum(e.nbytes for e in complete)
                 self._changed.notify_all()
 
     def _has_capacity(self, channel: Channel) -> bool:
@@ -202,7 +202,7 @@ class StreamInputs:
             if self._error is not None:
                 raise self._error
             taken = take_ready(self._ready, bounds)
-            self._ready_bytes -= sum(map(bytes_of, taken))
+            self._ready_bytes -= sum(e.nbytes for e in taken)
             return taken
 
     def head(self) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.engine.bounds import bytes_of, take_ready
+from rekindle.engine.bounds import take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, ChainResult
@@ -127,7 +127,7 @@ class EpochLoop:
             self._status.computed(batch.epoch, digest, chain)
         for _ in epochs:
             self._taken.popleft()
-        if sum(map(bytes_of, epochs)) > RELEASED_BYTES:
+        if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
             pa.default_memory_pool().release_unused()  # or it stays with the process
         newest = epochs[-1]
         self._status.processed(newest.epoch, time.perf_counter() - started)
@@ -161,7 +161,7 @@ class EpochLoop:
             self._sizes.check(epoch)
         if self._call_size_file is None:
             return self._process_with_retries(epochs)
-        size = CallSize(len(epochs), sum(map(bytes_of, epochs)))
+        size = CallSize(len(epochs), sum(e.nbytes for e in epochs))
         self._call_size_file.begin(size)
         result = None
         try:
