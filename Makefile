@@ -1,6 +1,7 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
-UNIT := -n auto --dist worksteal -m "not process and not spark and not cluster"
+# One process more than cores, since some tests wait.
+UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
 PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
 # An environment that forbids it would have each process compile all modules again.

@@ -63,7 +63,7 @@ def doer() -> Iterator[Doer]:
 def dispatcher(
     doer: Doer, workers: int = 8, clock: Callable[[], float] = lambda: 0.0
 ) -> Dispatcher:
-    """A call may take a twentieth of the usual time."""
+    """A call may take a fifth of the usual time."""
     retries = Retries(lambda: 1.0)
     return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 5)
 
