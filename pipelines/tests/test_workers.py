@@ -11,6 +11,7 @@ import pytest
 from reader_parts import FakeClient, FakeReplicas, Harness, endpoints
 from task_world import SINK, World
 
+from rekindle.backoff import BackoffPolicy
 from rekindle.streams.flight import ReadRequest, ReadResponse
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
@@ -25,7 +26,7 @@ class Work:
 
     def __init__(self, fails: int) -> None:
         self.fails, self.calls, self.done = fails, 0, False
-        self.worker = Worker("work", self.run, first_back_off_s=0.01)
+        self.worker = Worker("work", self.run, policy=BackoffPolicy(first_s=0.01, longest_s=5.0))
 
     def run(self) -> None:
         self.calls += 1

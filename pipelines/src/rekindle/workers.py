@@ -1,9 +1,9 @@
 """Threads that restart: an unexpected error is logged and reported, and the work starts again.
 
 A `Worker` owns a thread. When its work raises an error, the error is logged and kept in `problem`
-until the work makes progress, and the work is called again after a back-off that grows to
-MAX_BACK_OFF_S. The thread ends only when the work returns. The work itself handles failures that
-are expected (a store, a replica, a disk).
+until the work makes progress, and the work is called again after a back-off. The thread ends only
+when the work returns. The work itself handles failures that are expected (a store, a replica, a
+disk).
 
 Design: docs/design/task.md#threads.
 """
@@ -14,8 +14,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-FIRST_BACK_OFF_S = 0.1
-MAX_BACK_OFF_S = 5.0
+from rekindle.backoff import Backoff, BackoffPolicy
+
+BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -25,14 +26,14 @@ class Worker:
     once it has done something, which clears the problem."""
 
     def __init__(
-        self, name: str, work: Callable[[], None], *, first_back_off_s: float = FIRST_BACK_OFF_S
+        self, name: str, work: Callable[[], None], *, policy: BackoffPolicy = BACKOFF
     ) -> None:
         self.name = name
         self.problem: str | None = None
         self.restarts = 0
         self._work = work
-        self._first_back_off_s = first_back_off_s
-        self._back_off_s = first_back_off_s
+        self._longest_s = policy.longest_s
+        self._backoff = Backoff(policy)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -48,7 +49,7 @@ class Worker:
         """The work makes progress: its last failure is over."""
         if self.problem is not None:
             self.problem = None
-            self._back_off_s = self._first_back_off_s
+            self._backoff.succeeded()
 
     def stop(self) -> None:
         """Do not start the work again. A call that is under way has to return by itself."""
@@ -66,8 +67,7 @@ class Worker:
                 _log.exception("thread %s failed", self.name)
                 self.problem = (
                     f"thread {self.name} failed and starts again, at most every "
-                    f"{MAX_BACK_OFF_S:g} s: {error!r}"
+                    f"{self._longest_s:g} s: {error!r}"
                 )
-            self._stopping.wait(self._back_off_s)
-            self._back_off_s = min(2 * self._back_off_s, MAX_BACK_OFF_S)
+            self._stopping.wait(self._backoff.failed())
             self.restarts += 1

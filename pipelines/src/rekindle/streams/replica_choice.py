@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import Endpoint
 
-FIRST_BACK_OFF_S = 0.1
-MAX_BACK_OFF_S = 2.0
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 FAILURE_MEMORY_S = 30.0
 """A replica that failed or stalled is not preferred to a lagging one for this long."""
 
@@ -178,10 +178,9 @@ class ReplicaChoice:
 
     def _record_failure(self, address: str, truncated: bool, now: float) -> None:
         for health in self._health_of_address(address):
-            back_off = min(FIRST_BACK_OFF_S * 2**health.failures, MAX_BACK_OFF_S)
             health.failures += 1
             health.truncated = truncated
-            health.retry_at = now + back_off
+            health.retry_at = now + _BACKOFF.wait_s(health.failures)
             health.left_at = now
 
     def _health_of_address(self, address: str) -> list[_ReplicaHealth]:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.engine.bounds import take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
@@ -36,8 +37,7 @@ from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
 """After larger calls Arrow releases unused memory: for small ones that would take too long."""
-FIRST_BACK_OFF_S = 0.1
-MAX_BACK_OFF_S = 2.0
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 
 _log = logging.getLogger(__name__)
 _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
@@ -143,15 +143,15 @@ class EpochLoop:
         done = self.state.epoch + 1
         until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
         bounds = self._sizes.bounds.within(until_checkpoint)
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         while True:
             try:
                 epochs = self._inputs.take(bounds, timeout_s)
                 self._status.problem("input", None)
                 return epochs
             except _TRANSIENT as error:
-                back_off = self._report_problem("input", error, back_off)
-                if self._wait(back_off):
+                self._report_problem("input", error)
+                if self._wait(backoff.failed()):
                     return ()
 
     def _process(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
@@ -171,18 +171,18 @@ class EpochLoop:
         return result
 
     def _process_with_retries(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         while True:
             try:
                 result = self._chain.process(self.state.operators, epochs)
             except _TRANSIENT as error:
-                back_off = self._report_problem("engine", error, back_off)
-                if self._wait(back_off):
+                self._report_problem("engine", error)
+                if self._wait(backoff.failed()):
                     return None
             except (EngineLost, OutOfMemory) as error:
                 if self._engine is None:
                     raise
-                self._report_problem("engine", error, back_off)
+                self._report_problem("engine", error)
                 self._sizes.failed(epochs, error)
                 self._restart(self._engine)
                 return None
@@ -195,19 +195,19 @@ class EpochLoop:
         """Restart an engine that died while there was nothing to do."""
         if self._engine is None or (error := self._engine.lost()) is None:
             return
-        self._report_problem("engine", error, 0)
+        self._report_problem("engine", error)
         self._restart(self._engine)
         self._status.problem("engine", None)
 
     def _restart(self, engine: EngineRestarter) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         while True:
             try:
                 self._chain = engine.restart(self._sizes.job_bytes)
                 break
             except OSError as error:  # for instance a full disk
-                back_off = self._report_problem("engine", error, back_off)
-                if self._wait(back_off):
+                self._report_problem("engine", error)
+                if self._wait(backoff.failed()):
                     return
         self._status.dropped = self._chain.dropped
 
@@ -219,22 +219,21 @@ class EpochLoop:
 
     def _append(self, batch: EpochBatch) -> bool:
         """Append, retrying until it succeeds; False if the task is to stop before that."""
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         while True:
             try:
                 self._log.append(batch)
                 self._status.problem("log", None)
                 return True
             except _TRANSIENT as error:
-                back_off = self._report_problem("log", error, back_off)
-                if self._wait(back_off):
+                self._report_problem("log", error)
+                if self._wait(backoff.failed()):
                     return False
 
-    def _report_problem(self, subject: str, error: Exception, back_off: float) -> float:
+    def _report_problem(self, subject: str, error: Exception) -> None:
         _log.warning("%s: %s", subject, error)
         problem = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
         self._status.problem(subject, problem)
-        return min(2 * back_off, MAX_BACK_OFF_S)
 
 
 def _check(epochs: Sequence[EpochInput], result: ChainResult) -> None:

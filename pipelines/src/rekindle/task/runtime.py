@@ -43,7 +43,7 @@ from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
-from rekindle.task.startup import StartInterrupted, Startup, call_sizes
+from rekindle.task.startup import STEADY, StartInterrupted, Startup, call_sizes
 from rekindle.task.state import TaskState
 from rekindle.task.status import TaskComponents, TaskStatus
 from rekindle.task.store import TaskStore
@@ -104,7 +104,7 @@ class TaskRuntime:
 
     def run(self) -> int:
         try:
-            poll = self._startup.wait(lambda: self.polls.wait_for_start(TICK_S), TICK_S)
+            poll = self._startup.wait(lambda: self.polls.wait_for_start(TICK_S), STEADY)
             self._start(poll)
             while not self._stopping.wait(TICK_S):
                 self._tick()

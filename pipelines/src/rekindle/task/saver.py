@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
@@ -22,8 +23,7 @@ from rekindle.workers import Worker
 
 PENDING = 2
 KEPT = 64
-FIRST_BACK_OFF_S = 0.25
-MAX_BACK_OFF_S = 5.0
+_BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class CheckpointSaver:
         self._worker.join(timeout_s)
 
     def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         while (state := self._next()) is not None:
             try:
                 ref = self._store.save(state, self._newest_committed())
@@ -98,10 +98,10 @@ class CheckpointSaver:
                 with self._changed:
                     if len(self._pending) < PENDING:
                         self._pending.appendleft(state)
-                    self._changed.wait_for(lambda: self._stopping, back_off)
-                back_off = min(2 * back_off, MAX_BACK_OFF_S)
+                    self._changed.wait_for(lambda: self._stopping, backoff.failed())
                 continue
-            self._problem, back_off = None, FIRST_BACK_OFF_S
+            self._problem = None
+            backoff.succeeded()
             done = CheckpointDone(
                 epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
             )

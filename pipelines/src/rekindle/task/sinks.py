@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment, SinkProgress
@@ -25,8 +26,7 @@ from rekindle.workers import Worker
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
 PAUSED_S = 0.05
-FIRST_BACK_OFF_S = 0.1
-MAX_BACK_OFF_S = 5.0
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
 """Seconds between checks of a conflicting file: it may have been deleted."""
 
@@ -80,7 +80,7 @@ class SinkWriter:
         self._worker.join(timeout_s)
 
     def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(_BACKOFF)
         sink: Sink | None = None
         while not self._stopping.is_set():
             try:
@@ -90,13 +90,13 @@ class SinkWriter:
                 self._write_some(sink)
                 self._retry_conflicts(sink)
                 self._worker.progressed()
-                self.problem, back_off = None, FIRST_BACK_OFF_S
+                self.problem = None
+                backoff.succeeded()
             except Exception as error:
                 expected = isinstance(error, (RekindleError, OSError))
                 _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
                 self.problem = self._message_of(error)
-                self._stopping.wait(back_off)
-                back_off = min(2 * back_off, MAX_BACK_OFF_S)
+                self._stopping.wait(backoff.failed())
 
     def _first_to_write(self, sink: Sink) -> int:
         after = sink.last_epoch() + 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.registry import open_source
 from rekindle.engine.model import Chain
@@ -34,8 +35,8 @@ from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 
-FIRST_BACK_OFF_S = 0.05
-MAX_BACK_OFF_S = 5.0
+_BACKOFF = BackoffPolicy(first_s=0.05, longest_s=5.0)
+STEADY = BackoffPolicy(first_s=0.05, longest_s=0.05)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -85,16 +86,15 @@ class Startup:
         earlier = adopt_log(log, self._config.log_directory, state.epoch, alone)
         return Started(state, inputs, chain, log, earlier)
 
-    def wait(self, attempt: Callable[[], T | None], max_back_off_s: float = MAX_BACK_OFF_S) -> T:
+    def wait(self, attempt: Callable[[], T | None], policy: BackoffPolicy = _BACKOFF) -> T:
         """Try until there is a result. Raises StartInterrupted, or why the engine did not start."""
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(policy)
         while (result := attempt()) is None:
             chain = self._engine.chain
             if chain.done() and (error := chain.exception()) is not None:
                 raise error
-            if self._interrupted(back_off):
+            if self._interrupted(backoff.failed()):
                 raise StartInterrupted
-            back_off = min(2 * back_off, max_back_off_s)
         return result
 
     def _restore(self, point: RestorePoint) -> TaskState:
@@ -164,7 +164,7 @@ class Startup:
             route()
             return self._engine.chain.result() if self._engine.chain.done() else None
 
-        return self.wait(attempt, FIRST_BACK_OFF_S)
+        return self.wait(attempt, STEADY)
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.new_generation import start_generation
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
@@ -37,7 +38,7 @@ from rekindle.protocol import CheckpointDone
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
-_BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_BACKOFF = BackoffPolicy(first_s=0.5, longest_s=8.0)
 _STALLED_S = 30.0
 _GARBAGE_INTERVAL_S = 10.0  # it lists the whole store
 _MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries also while none can be committed
@@ -77,7 +78,7 @@ class Committer:
         self._fence = fence
         self._machine = commit_machine()
         self._retry_at = 0.0
-        self._failures = 0
+        self._backoff = Backoff(_BACKOFF)
         self._saved: dict[Partition, dict[int, SavedEntry]] = {}
         self._refused: set[str] = set()
         self._last_commit: float | None = None
@@ -161,8 +162,7 @@ class Committer:
 
     def _retry_later(self, event: CommitEvent, message: str, now: float) -> list[Effect]:
         self._machine.step(event)
-        self._retry_at = now + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
-        self._failures += 1
+        self._retry_at = now + self._backoff.failed()
         self._store_problem = f"checkpoint store: {message}"
         return []
 
@@ -313,5 +313,5 @@ class Committer:
         return any(key in old and refs[0] != old[key][0] for key, refs in manifest.entries.items())
 
     def _recovered(self) -> None:
-        self._failures = 0
+        self._backoff.succeeded()
         self._store_problem = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from rekindle.backoff import BackoffPolicy
 from rekindle.coordinator.edge.kube_access import Access
 from rekindle.errors import RekindleError
 
@@ -33,6 +34,13 @@ class ApiError(RekindleError):
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
         self.message = message
+
+
+UNREACHABLE = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
+"""Errors of calls while the API server is away, starting or restarting."""
+
+# With jitter, so that coordinators do not all retry at the same time.
+API_BACKOFF = BackoffPolicy(first_s=0.3, longest_s=6.0, jitter=0.5)
 
 
 class KubeApi:

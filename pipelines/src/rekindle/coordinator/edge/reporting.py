@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.edge.backoff import UNREACHABLE, BackOff
-from rekindle.coordinator.edge.kube import ApiError, KubeApi
+from rekindle.backoff import Backoff
+from rekindle.coordinator.edge.kube import API_BACKOFF, UNREACHABLE, ApiError, KubeApi
 from rekindle.coordinator.edge.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.edge.watching import Feed
@@ -73,7 +73,7 @@ class StatusWriter:
         return self.writes if self._written is not None and self._written is self._desired else None
 
     async def run(self) -> None:
-        back_off = BackOff()
+        backoff = Backoff(API_BACKOFF)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -82,7 +82,7 @@ class StatusWriter:
                 continue
             try:
                 await self._write(desired)
-                back_off.reset()
+                backoff.succeeded()
                 continue
             except ApiError as error:
                 _log.warning("status: %s", error)
@@ -90,7 +90,7 @@ class StatusWriter:
             except UNREACHABLE as error:
                 _log.warning("status: %r", error)
             self._changed.set()
-            await back_off.wait()
+            await asyncio.sleep(backoff.failed())
 
     async def _write(self, desired: Report) -> None:
         settings = self._settings

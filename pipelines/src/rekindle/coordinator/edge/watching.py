@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.edge.backoff import UNREACHABLE, BackOff
+from rekindle.backoff import Backoff
 from rekindle.coordinator.edge.compiling import CompilationFailed, compile_specs
-from rekindle.coordinator.edge.kube import ApiError, KubeApi
+from rekindle.coordinator.edge.kube import API_BACKOFF, UNREACHABLE, ApiError, KubeApi
 from rekindle.coordinator.edge.objects import (
     ObjectError,
     generations_from,
@@ -44,20 +44,19 @@ class PodWatcher:
         self._version: str | None = None
 
     async def run(self) -> None:
-        back_off = BackOff()
+        backoff = Backoff(API_BACKOFF)
         while True:
             try:
                 if self._version is None:
                     await self._list()
-                await self._watch(back_off)
-                back_off.reset()
+                await self._watch(backoff)
+                backoff.succeeded()
             except UNREACHABLE as error:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
                 _log.warning("pods: %r", error)
-            await (
-                back_off.wait()
-            )  # also after a watch that the server ended, which may happen at once
+            # Also after a watch that the server ended, which may happen at once.
+            await asyncio.sleep(backoff.failed())
 
     async def _list(self) -> None:
         found = await self._api.get(self._path, self._query)
@@ -67,10 +66,10 @@ class PodWatcher:
         self._version = found["metadata"]["resourceVersion"]
         self._feed(PodsListed(tuple(self._pods.values())))
 
-    async def _watch(self, back_off: BackOff) -> None:
+    async def _watch(self, backoff: Backoff) -> None:
         query = {**self._query, "resourceVersion": self._version or ""}
         async for kind, document in self._api.watch(self._path, query):
-            back_off.reset()
+            backoff.succeeded()
             self._version = document["metadata"]["resourceVersion"]
             if kind == "BOOKMARK":
                 continue
@@ -100,17 +99,17 @@ class GenerationReader:
         self._versions: dict[str, str] = {}
 
     async def run(self) -> None:
-        back_off = BackOff()
+        backoff = Backoff(API_BACKOFF)
         while True:
             try:
                 await self._check()
-                back_off.reset()
+                backoff.succeeded()
                 self._feed(ProblemChanged("generation", None))
             except (ObjectError, CompilationFailed) as error:
                 self._feed(ProblemChanged("generation", str(error)))
             except UNREACHABLE as error:
                 _log.warning("ConfigMaps: %r", error)
-                await back_off.wait()
+                await asyncio.sleep(backoff.failed())
             await asyncio.sleep(self._settings.generation_check_s)
 
     async def _check(self) -> None:
