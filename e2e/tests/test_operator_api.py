@@ -205,15 +205,15 @@ def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_
 def test_nodes_that_are_only_called_not_ready_keep_their_pods(
     world: World, nodes: list[str], flights: Any
 ) -> None:
-    def trouble() -> str:
+    def reason() -> str:
         return str(world.condition("flights", "Degraded").get("reason"))
 
     wait_for("it runs", lambda: _is_running(world))
     before = world.uids("flights")
     world.call_not_ready(*nodes)
-    wait_for("it is said", lambda: trouble() == "NodesNotReady")
+    wait_for("the reason", lambda: reason() == "NodesNotReady")
     world.call_ready(*nodes)
-    wait_for("it is over", lambda: trouble() == "AsExpected")
+    wait_for("the condition to end", lambda: reason() == "AsExpected")
     assert world.uids("flights") == before
 
 

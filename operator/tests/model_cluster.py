@@ -16,7 +16,7 @@ from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle import names
 from rekindle_operator.cluster.amounts import total
-from rekindle_operator.cluster.containers import preparing_since, troubled_since
+from rekindle_operator.cluster.containers import failing_since, preparing_since
 from rekindle_operator.cluster.convert import config_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
@@ -84,7 +84,7 @@ class ModelCluster(ModelState):
     def snapshot(self) -> Snapshot:
         pods = self.pods()
         self.phases = stamp_phases(self.phases, pods, self.now)
-        self.troubled = troubled_since(self.troubled, pods, self.now)
+        self.failing = failing_since(self.failing, pods, self.now)
         self.preparing = preparing_since(self.preparing, pods, self.now)
         return Snapshot(
             **{**self.views(pods), **self.stalled},
@@ -100,7 +100,7 @@ class ModelCluster(ModelState):
             unsuitable=self.unsuitable.by_shape(
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
-            troubled_since=self.troubled,
+            failing_since=self.failing,
             preparing_since=self.preparing,
         )
 

@@ -51,7 +51,7 @@ class ModelState:
         self.refused_in: set[str] = set()  # namespaces in which no pod may be made
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
-        self.troubled: dict[str, float] = {}  # pod uid -> since when
+        self.failing: dict[str, float] = {}  # pod uid -> since when
         self.preparing: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
         self.binding = True

@@ -46,7 +46,7 @@ def test_nodes_that_are_only_called_not_ready_lose_nothing(running: ModelCluster
     assert set(running.query_states().values()) == {"Live"}
 
 
-def test_the_control_planes_trouble_is_over_when_nodes_are_ready(running: ModelCluster) -> None:
+def test_the_control_planes_problem_is_over_when_nodes_are_ready(running: ModelCluster) -> None:
     running.turn_not_ready(*"abc")
     running.settle()
     running.turn_ready(*"abc")

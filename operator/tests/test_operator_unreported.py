@@ -212,7 +212,7 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
     assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
     heard = replace(snapshot, nodes=turned, kubelets=ALL)
-    assert lost(heard) == set(), "the control plane is in trouble, not the nodes"
+    assert lost(heard) == set(), "the control plane has failed, not the nodes"
 
 
 def test_a_task_that_a_silent_kubelet_never_took_is_placed_anew() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_operator.cluster.containers import container_trouble, is_preparing
+from rekindle_operator.cluster.containers import container_error, is_preparing
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 
@@ -229,7 +229,7 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -
     ],
 )
 def test_a_containers_error_has_the_kubelets_message(container: Any, message: str) -> None:
-    assert container_trouble({"containerStatuses": [{"name": "task", **container}]}) == message
+    assert container_error({"containerStatuses": [{"name": "task", **container}]}) == message
 
 
 def test_memory_of_refusals_decays_and_doubles() -> None:

@@ -29,7 +29,7 @@ class Timing:
     coordinator_start_s: float = 60.0  # without taking its Lease
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
-    trouble_s: float = 60.0  # containers wait with an error; kubelets try three times meanwhile
+    container_error_s: float = 60.0  # a kubelet retries three times meanwhile
     preparation_s: float = 300.0  # no container is created: longer than pulling a large image
     refusal_s: float = 120.0  # a pod that fails later than that had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady

@@ -22,7 +22,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle import names
-from rekindle_operator.cluster.containers import preparing_since, troubled_since
+from rekindle_operator.cluster.containers import failing_since, preparing_since
 from rekindle_operator.cluster.convert import (
     Json,
     config_view,
@@ -88,7 +88,7 @@ class ClusterCache:
         self._refusals = Refusals({})
         self._unsuitable = UnsuitableNodes({})
         self._phases: Mapping[str, Stamp] = {}
-        self._troubled_since: dict[str, float] = {}
+        self._failing_since: dict[str, float] = {}
         self._preparing_since: dict[str, float] = {}
         self._timers_reset_at = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
@@ -256,10 +256,10 @@ class ClusterCache:
             self.kubelet_probes.reset_timers(self._timers_reset_at)
             self.pod_probes.reset_timers(self._timers_reset_at)
 
-    def _stamp_troubled(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+    def _stamp_failing(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
-            self._troubled_since = troubled_since(self._troubled_since, pods, self._clock())
-            return self._troubled_since
+            self._failing_since = failing_since(self._failing_since, pods, self._clock())
+            return self._failing_since
 
     def _stamp_preparing(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
@@ -308,7 +308,7 @@ class ClusterCache:
             refusals=self._refusals_without(pods),
             unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
             phase_since=self._stamp_phases(pods),
-            troubled_since=self._stamp_troubled(pods),
+            failing_since=self._stamp_failing(pods),
             preparing_since=self._stamp_preparing(pods),
         )
 

@@ -11,7 +11,7 @@ _STARTING = ("", "PodInitializing", "ContainerCreating")
 _MESSAGE_LIMIT = 300
 
 
-def container_trouble(status: Mapping[str, Any]) -> str:
+def container_error(status: Mapping[str, Any]) -> str:
     """Names a container that waits with an error, or that failed and has not restarted yet. Empty
     while all run, or start for the first time."""
     if status.get("phase") in ("Succeeded", "Failed"):
@@ -19,12 +19,12 @@ def container_trouble(status: Mapping[str, Any]) -> str:
     for kind in ("initContainerStatuses", "containerStatuses"):
         containers: Iterable[Mapping[str, Any]] = status.get(kind) or ()
         for container in containers:
-            if reason := _trouble(container):
+            if reason := _error_of(container):
                 return f"container {container.get('name', '?')}: {reason}"[:_MESSAGE_LIMIT]
     return ""
 
 
-def _trouble(container: Mapping[str, Any]) -> str:
+def _error_of(container: Mapping[str, Any]) -> str:
     state, last = container.get("state") or {}, container.get("lastState") or {}
     if container.get("ready") or "running" in state:
         return ""
@@ -58,7 +58,7 @@ def is_preparing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
         "running" in (container.get("state") or {}) and container.get("name") not in sidecars
         for container in initial
     )
-    return not init_runs and not container_trouble(status)
+    return not init_runs and not container_error(status)
 
 
 def preparing_since(
@@ -68,7 +68,7 @@ def preparing_since(
     return {p.uid: before.get(p.uid, now) for p in pods if p.topology is not None and p.preparing}
 
 
-def troubled_since(
+def failing_since(
     before: Mapping[str, float], pods: Iterable[PodView], now: float
 ) -> dict[str, float]:
     """Since when each pod of a topology has errors, by uid and this process's clock. It ends when
@@ -76,5 +76,5 @@ def troubled_since(
     return {
         p.uid: before.get(p.uid, now)
         for p in pods
-        if p.topology is not None and (p.trouble or (p.uid in before and not p.ready))
+        if p.topology is not None and (p.container_error or (p.uid in before and not p.ready))
     }

@@ -12,7 +12,7 @@ from typing import Any
 from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import Amounts, total
-from rekindle_operator.cluster.containers import container_trouble, is_preparing
+from rekindle_operator.cluster.containers import container_error, is_preparing
 from rekindle_operator.cluster.model import (
     ConfigView,
     Endpoint,
@@ -116,7 +116,7 @@ def pod_view(raw: Json) -> PodView:
         generation=_integer(labels.get(names.LABEL_GENERATION)),
         template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
-        trouble=container_trouble(status),
+        container_error=container_error(status),
         preparing=is_preparing(spec, status),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),

@@ -95,7 +95,7 @@ class PodView:
     generation: int = 0
     template: str = ""  # digest of what it was made from
     shape: str = ""  # digest of its spec, see `resources.shape`
-    trouble: str = ""  # why its containers do not run
+    container_error: str = ""  # why its containers do not run
     preparing: bool = False  # its node has created no container yet, and no error is known
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
@@ -245,7 +245,7 @@ class Snapshot:
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`
-    troubled_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    failing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     preparing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action

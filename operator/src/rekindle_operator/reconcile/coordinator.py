@@ -171,9 +171,13 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
     since = snapshot.phase_since.get(pod.uid)
     if pod.node is None or since is None:
         return ""
-    troubled = snapshot.troubled_since.get(pod.uid)
-    if pod.trouble and troubled is not None and now - troubled > timing.coordinator_start_s:
-        return f"its pod does not start: {pod.trouble}"
+    since_error = snapshot.failing_since.get(pod.uid)
+    if (
+        pod.container_error
+        and since_error is not None
+        and now - since_error > timing.coordinator_start_s
+    ):
+        return f"its pod does not start: {pod.container_error}"
     if pod.phase == "Running" and now - since > timing.coordinator_start_s:
         return "it runs and did not acquire its Lease"
     if pod.phase != "Running" and now - since > timing.coordinator_pull_s:

@@ -40,13 +40,19 @@ class StartFailures:
     def problem_of(self, pod: PodView) -> str:
         """Why it does not run: the status of its containers, or that there are none yet."""
         since = self._snapshot.preparing_since.get(pod.uid)
-        if pod.trouble or since is None or self._now - since < self._timing.trouble_s:
-            return pod.trouble
-        return f"containers: not created after {self._timing.trouble_s:.0f} s: {_SEE_EVENTS}"
+        if (
+            pod.container_error
+            or since is None
+            or self._now - since < self._timing.container_error_s
+        ):
+            return pod.container_error
+        return (
+            f"containers: not created after {self._timing.container_error_s:.0f} s: {_SEE_EVENTS}"
+        )
 
     def _is_patience_over(self, pod: PodView) -> bool:
-        if pod.trouble:
-            since, patience_s = self._snapshot.troubled_since, self._timing.trouble_s
+        if pod.container_error:
+            since, patience_s = self._snapshot.failing_since, self._timing.container_error_s
         else:
             since, patience_s = self._snapshot.preparing_since, self._timing.preparation_s
         longest_s = patience(patience_s).wait_s(pod.attempt + 1)
