@@ -171,11 +171,11 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
     since = snapshot.phase_since.get(pod.uid)
     if pod.node is None or since is None:
         return ""
-    since_error = snapshot.failing_since.get(pod.uid)
+    failing_since = snapshot.failing_since.get(pod.uid)
     if (
         pod.container_error
-        and since_error is not None
-        and now - since_error > timing.coordinator_start_s
+        and failing_since is not None
+        and now - failing_since > timing.coordinator_start_s
     ):
         return f"its pod does not start: {pod.container_error}"
     if pod.phase == "Running" and now - since > timing.coordinator_start_s:
