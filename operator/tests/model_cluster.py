@@ -248,8 +248,8 @@ class ModelCluster(ModelState):
                     name, LeaseView(namespace, name, self.next_version(), "", self.now)
                 )
             case EmitEvent():
-                if (action.reason, action.occasion) not in {
-                    (e.reason, e.occasion) for e in self.events
+                if (action.reason, action.dedup_key) not in {
+                    (e.reason, e.dedup_key) for e in self.events
                 }:
                     self.events.append(action)
             case QuarantineNode(node, at):

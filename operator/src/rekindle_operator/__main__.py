@@ -48,7 +48,7 @@ def main() -> None:
         _connect_without_retries(),
         cluster,
         settings.election.identity,
-        settings.timing.figures_s,
+        settings.timing.status_interval_s,
         clock,
         leader.may_act,
     )

@@ -63,14 +63,14 @@ class Executor:
         api: client.ApiClient,
         cluster: ClusterCache,
         identity: str,
-        figures_s: float,
+        status_interval_s: float,
         clock: Callable[[], float],
         allowed: Callable[[], bool],
         workers: int = WORKERS,
     ) -> None:
         self._cluster = cluster
         self._identity = identity
-        self._figures_s = figures_s
+        self._status_interval_s = status_interval_s
         self._clock = clock
         self._api = api
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
@@ -203,7 +203,10 @@ class Executor:
 
     def _write_status(self, action: WriteStatus) -> None:
         now = self._clock()
-        if not action.urgent and now - self._status_at.get(action.uid, 0.0) < self._figures_s:
+        if (
+            not action.urgent
+            and now - self._status_at.get(action.uid, 0.0) < self._status_interval_s
+        ):
             return
         path = (
             f"/apis/{names.API_VERSION}/namespaces/{action.namespace}"
@@ -228,7 +231,7 @@ class Executor:
             self._cluster.put_topology(answer)
 
     def _emit(self, action: EmitEvent) -> None:
-        words = f"{action.uid} {action.reason} {action.occasion}"
+        words = f"{action.uid} {action.reason} {action.dedup_key}"
         name = f"{action.topology}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
         body = {
             "apiVersion": "events.k8s.io/v1",

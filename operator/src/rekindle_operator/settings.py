@@ -34,7 +34,7 @@ class Timing:
     refusal_s: float = 120.0  # a pod that fails later than that had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
     redundancy_hold_s: float = 60.0  # capacity is kept for a waiting query so long
-    figures_s: float = 2.0  # between two writes of numbers that change all the time
+    status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed
 

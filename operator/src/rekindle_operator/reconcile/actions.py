@@ -107,8 +107,8 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Server-side apply of all that the operator owns of the status. Not urgent: only figures that
-    change all the time have changed. `reserves`: incarnations that no status has had before."""
+    """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
+    change with every epoch have changed. `reserves`: incarnations that no status has had before."""
 
     namespace: str
     name: str
@@ -120,7 +120,7 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """`occasion` tells two Events of one reason apart; an occasion has one Event."""
+    """There is one Event for each `reason` and `dedup_key`."""
 
     namespace: str
     topology: str
@@ -129,7 +129,7 @@ class EmitEvent:
     reason: str
     action: str
     note: str
-    occasion: str
+    dedup_key: str
 
 
 @dataclass(frozen=True, slots=True)

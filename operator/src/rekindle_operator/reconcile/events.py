@@ -1,9 +1,8 @@
 """What a person needs to know of a pass, as Events with stable reasons. Pure.
 
 Events are the difference between the last status and the one that is about to be written, so
-another operator, or this one after a restart, emits nothing twice. `occasion` is part of an Event's
-name: the API server refuses the same one again.
-
+another operator, or this one after a restart, emits nothing twice. An Event's name contains its
+`dedup_key`: the API server refuses the same one again.
 Design: docs/operations.md#events.
 """
 
@@ -62,7 +61,7 @@ class EventText:
     reason: str
     action: str
     note: str
-    occasion: str
+    dedup_key: str
 
 
 def build_events(change: Change) -> list[EmitEvent]:
@@ -92,7 +91,7 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
         reason=text.reason,
         action=text.action,
         note=note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ...",
-        occasion=text.occasion,
+        dedup_key=text.dedup_key,
     )
 
 
@@ -105,8 +104,8 @@ def _validity(change: Change) -> Iterator[EventText]:
     if new.status == "True":
         yield EventText(False, "Accepted", "Validate", new.message, f"{generation}")
     else:
-        occasion = f"{generation} {new.message}"
-        yield EventText(True, "Invalid", "Validate", new.message, occasion)
+        dedup_key = f"{generation} {new.message}"
+        yield EventText(True, "Invalid", "Validate", new.message, dedup_key)
 
 
 def _image(change: Change) -> Iterator[EventText]:
@@ -132,13 +131,13 @@ def _replaced_tasks(change: Change) -> Iterator[EventText]:
         if state.loss is None or not state.loss.of_what_ran or state.pod is None:
             continue
         has_partner = (state.slot.segment, state.slot.partition) in running
-        occasion = f"{state.slot.key} {state.pod.incarnation}"
+        dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
             note = f"{state.name} disagrees with its partner and is replaced from the partner"
-            yield EventText(True, "Diverged", "Replace", note, occasion)
+            yield EventText(True, "Diverged", "Replace", note, dedup_key)
         elif has_partner and state.pod.node is not None:
             note = f"{state.name}: {state.loss.value}; its partner takes over"
-            yield EventText(True, "TakeOver", "Replace", note, occasion)
+            yield EventText(True, "TakeOver", "Replace", note, dedup_key)
 
 
 def _recovery(change: Change) -> Iterator[EventText]:
@@ -152,8 +151,8 @@ def _recovery(change: Change) -> Iterator[EventText]:
         note = f"correlated failure (lost nodes: {nodes}): queries recover by profit density"
         yield EventText(True, "BurstDetected", "Assess", note, f"{active.started_at} burst")
     if new.plan and (is_new or old.plan != new.plan):
-        occasion = f"{active.started_at} {' '.join(new.plan)}"
-        yield EventText(False, "RecoveryPlanned", "Plan", _explain(change, new.plan), occasion)
+        dedup_key = f"{active.started_at} {' '.join(new.plan)}"
+        yield EventText(False, "RecoveryPlanned", "Plan", _explain(change, new.plan), dedup_key)
 
 
 def _explain(change: Change, order: Sequence[str]) -> str:
@@ -193,27 +192,27 @@ def _queries(change: Change) -> Iterator[EventText]:
             continue
         was_live = query.name not in known_down
         story = f"{query.name} at {stamp}: {query.waiting_for or 'waits for nothing'}"
-        occasion = f"{stamp} {query.name} {_incarnations(change, query.name)}"
+        dedup_key = f"{stamp} {query.name} {_incarnations(change, query.name)}"
         for announced in query_changes(old_state, query.state, was_live, story):
-            yield _query_event(change, query, announced, occasion)
+            yield _query_event(change, query, announced, dedup_key)
 
 
 def _query_event(
-    change: Change, query: QueryEntry, announced: QueryChange, occasion: str
+    change: Change, query: QueryEntry, announced: QueryChange, dedup_key: str
 ) -> EventText:
     match announced:
         case QueryChange.LOST:
             note = f"{query.name} (priority {query.priority}) is down: it waits for "
-            return EventText(True, announced, "Assess", note + query.waiting_for, occasion)
+            return EventText(True, announced, "Assess", note + query.waiting_for, dedup_key)
         case QueryChange.RESTORING:
             note = f"{query.name} is being restored; it waits for {query.waiting_for}"
-            return EventText(False, announced, "Recover", note, occasion)
+            return EventText(False, announced, "Recover", note, dedup_key)
         case QueryChange.LIVE:
             live_after = next(
                 (q.live_after for q in change.entry.queries if q.name == query.name), ""
             )
             took = f", {live_after} after the loss" if live_after else ""
-            return EventText(False, announced, "Recover", f"{query.name} is live{took}", occasion)
+            return EventText(False, announced, "Recover", f"{query.name} is live{took}", dedup_key)
         case _:
             assert_never(announced)
 
@@ -230,8 +229,8 @@ def _start_problems(change: Change) -> Iterator[EventText]:
             head = f"{pod.name} on {pod.node}: {container}: {reason}"
             if problem and head in query.waiting_for and head not in waited_for:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
-                occasion = f"{query.name} {pod.name} {reason}"
-                yield EventText(True, "TaskCannotStart", "Start", note, occasion)
+                dedup_key = f"{query.name} {pod.name} {reason}"
+                yield EventText(True, "TaskCannotStart", "Start", note, dedup_key)
 
 
 def _incarnations(change: Change, query: str) -> int:
@@ -257,27 +256,27 @@ def _redundancy(change: Change) -> Iterator[EventText]:
     was_reduced = change.old.phase in (TopologyPhase.RECOVERING, TopologyPhase.DEGRADED)
     if was_reduced and new.status == "True" and old.status == "False":
         note = f"{change.new.redundancy} replicas are live"
-        occasion = new.last_transition_time
-        yield EventText(False, "RedundancyRestored", "Recover", note, occasion)
+        dedup_key = new.last_transition_time
+        yield EventText(False, "RedundancyRestored", "Recover", note, dedup_key)
 
 
 def _operator_problem(change: Change) -> Iterator[EventText]:
     old, new = change.old.condition("Degraded"), change.new.condition("Degraded")
     if new.status == "True" and (old.status, old.reason) != ("True", new.reason):
-        occasion = f"{new.reason} {new.last_transition_time}"
-        yield EventText(True, new.reason, "Reconcile", new.message, occasion)
+        dedup_key = f"{new.reason} {new.last_transition_time}"
+        yield EventText(True, new.reason, "Reconcile", new.message, dedup_key)
 
 
 def _suspension(change: Change) -> Iterator[EventText]:
     is_suspended = change.new.phase is TopologyPhase.SUSPENDED
     was_suspended = change.old.phase is TopologyPhase.SUSPENDED
-    occasion = f"generation {change.context.view.generation}"
+    dedup_key = f"generation {change.context.view.generation}"
     if is_suspended and not was_suspended:
         note = "tasks are stopped; checkpoints and incarnations are kept"
-        yield EventText(False, "Suspended", "Suspend", note, occasion)
+        yield EventText(False, "Suspended", "Suspend", note, dedup_key)
     if was_suspended and not is_suspended:
         note = "tasks are restored from checkpoints"
-        yield EventText(False, "Resumed", "Resume", note, occasion)
+        yield EventText(False, "Resumed", "Resume", note, dedup_key)
 
 
 def _names(states: Sequence[SlotState]) -> str:

@@ -170,7 +170,7 @@ def key_of(action: Action) -> str:
         case DeletePod() | OpenGate() | WriteStatus():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():
-            return f"{kind} {action.uid} {action.reason} {action.occasion}"
+            return f"{kind} {action.uid} {action.reason} {action.dedup_key}"
         case QuarantineNode():
             return f"{kind} {action.node}"
         case AvoidNode():
