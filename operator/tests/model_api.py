@@ -161,8 +161,8 @@ class ModelOperator:
         return replace(
             known,
             silent_since=dict(model.silent),
-            kubelets=model.replies(),
-            pod_replies=model.pod_replies(model.pods()),
+            kubelet_probes=model.kubelet_probes(),
+            pod_probes=model.pod_probes(model.pods()),
         )
 
     def deliver(self) -> None:

@@ -17,10 +17,10 @@ from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
-    KubeletReplies,
     LeaseView,
     NodeView,
     PodView,
+    ProbeResults,
     SlotRef,
     TopologyView,
 )
@@ -170,30 +170,30 @@ class ModelState:
             "leases": tuple(self.leases.values()),
         }
 
-    def replies(self) -> dict[str, KubeletReplies]:
+    def kubelet_probes(self) -> dict[str, ProbeResults]:
         """By the node's uid: what came of asking kubelets at every moment."""
         if not self.kubelets_answer:
             return {}
-        heard = KubeletReplies(self.now, self.now)
+        heard = ProbeResults(self.now, self.now)
         return {
             node.uid: self._unanswered(name) if name in self.dead else heard
             for name, node in self.nodes.items()
         }
 
-    def pod_replies(self, pods: Iterable[PodView]) -> dict[str, KubeletReplies]:
+    def pod_probes(self, pods: Iterable[PodView]) -> dict[str, ProbeResults]:
         """By the pod's uid, of all that have a node."""
         if not self.pods_answer:
             return {}
-        heard = KubeletReplies(self.now, self.now)
+        heard = ProbeResults(self.now, self.now)
         return {
             p.uid: self._unanswered(p.node) if p.node in self.dead else heard
             for p in pods
             if p.node is not None
         }
 
-    def _unanswered(self, node: str) -> KubeletReplies:
+    def _unanswered(self, node: str) -> ProbeResults:
         at = self.died_at[node]
-        return KubeletReplies(self.now, at, at)
+        return ProbeResults(self.now, at, at)
 
     def next_version(self) -> int:
         self.version += 1

@@ -91,10 +91,10 @@ def test_a_report_with_wrong_types_is_no_error(
 
 
 def test_a_kubelets_silence_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:
-    cluster.kubelet_probes.asked("uid-a", clock.now)
+    cluster.kubelet_probes.sent("uid-a", clock.now)
     clock.now += 5
     cluster.reset_timers()
-    assert cluster.snapshot().kubelets["uid-a"].unanswered == clock.now
+    assert cluster.snapshot().kubelet_probes["uid-a"].unanswered_since == clock.now
 
 
 def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
-from rekindle_operator.cluster.model import KubeletReplies, LeaseView, TopologyView
+from rekindle_operator.cluster.model import LeaseView, ProbeResults, TopologyView
 from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportAges
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, QuarantineNode
 from rekindle_operator.reconcile.core import reconcile
@@ -122,7 +122,10 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_witness(
     running.pass_time(0.2)
     snapshot = replace(
         running.snapshot(),
-        kubelets={**running.replies(), f"uid-{victim}": KubeletReplies(running.now, running.now)},
+        kubelet_probes={
+            **running.kubelet_probes(),
+            f"uid-{victim}": ProbeResults(running.now, running.now),
+        },
         reports=dict.fromkeys(running.reports, running.now + 2.9),
     )
     now = running.now + 2.9
@@ -290,11 +293,11 @@ def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
     running.silent.clear()
     for _ in range(10):
         running.pass_time(0.5)
-        replies = {
-            **running.pod_replies(running.pods()),
-            heard.uid: KubeletReplies(running.now, running.now),
+        results = {
+            **running.pod_probes(running.pods()),
+            heard.uid: ProbeResults(running.now, running.now),
         }
-        snapshot = replace(running.snapshot(), pod_replies=replies)
+        snapshot = replace(running.snapshot(), pod_probes=results)
         assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
@@ -331,16 +334,15 @@ def test_a_node_with_a_task_that_is_heard_is_never_lost(
     age_s: float,
 ) -> None:
     now = running.now + age_s
-    long_ago = KubeletReplies(now, now - 20, now - 20)
+    long_ago = ProbeResults(now, now - 20, now - 20)
     kubelets = {
-        f"uid-{n}": long_ago if n in silent_kubelets else KubeletReplies(now, now) for n in "abc"
+        f"uid-{n}": long_ago if n in silent_kubelets else ProbeResults(now, now) for n in "abc"
     }
     pods = {
-        p.uid: long_ago if p.node in silent_pods else KubeletReplies(now, now)
-        for p in running.pods()
+        p.uid: long_ago if p.node in silent_pods else ProbeResults(now, now) for p in running.pods()
     }
     nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
-    snapshot = replace(running.snapshot(), nodes=nodes, kubelets=kubelets, pod_replies=pods)
+    snapshot = replace(running.snapshot(), nodes=nodes, kubelet_probes=kubelets, pod_probes=pods)
     assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
@@ -356,14 +358,14 @@ def test_an_old_report_condemns_no_node_whose_kubelet_answers(
     """However many tasks it calls silent, and whatever Kubernetes thinks of the nodes."""
     pods = sorted(running.tasks().values(), key=lambda p: p.name)
     now = running.now + age_s
-    heard = KubeletReplies(now, now)
+    heard = ProbeResults(now, now)
     nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
     snapshot = replace(
         running.snapshot(),
         nodes=nodes,
         silent_since={pods[i].ref: running.now - 1.5 for i in silent},
-        kubelets={n.uid: heard for n in nodes},
-        pod_replies={p.uid: heard for p in pods},
+        kubelet_probes={n.uid: heard for n in nodes},
+        pod_probes={p.uid: heard for p in pods},
     )
     assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
@@ -383,7 +385,7 @@ def test_no_report_takes_a_node_whose_kubelet_answers(
         running.snapshot(),
         silent_since={pods[i].ref: now - for_s for i in silent},
         quarantined=dict.fromkeys(running.nodes, now - 10.0),
-        kubelets={n.uid: KubeletReplies(now, now - ago_s) for n in running.nodes.values()},
+        kubelet_probes={n.uid: ProbeResults(now, now - ago_s) for n in running.nodes.values()},
     )
     assessment = assess_nodes(snapshot, now, running.settings.timing)
     assert not assessment.lost_nodes

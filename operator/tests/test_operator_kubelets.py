@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from kubelet_parts import START, node, task
 
 from rekindle_operator.cluster.convert import node_view
-from rekindle_operator.cluster.kubelets import TICK_S, KubeletProbeState
 from rekindle_operator.cluster.model import (
     Endpoint,
-    KubeletReplies,
+    ProbeResults,
     Snapshot,
     TopologyView,
 )
+from rekindle_operator.cluster.probes import TICK_S, ProbeState
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.settings import Timing
@@ -37,7 +37,7 @@ class Watch:
         self.suspected_s = suspected_s  # after which a coordinator reports a task that is silent
         self.dead: set[str] = set()
         self.cut_off = False  # from all nodes but its own, which is the first
-        self.probes = KubeletProbeState()
+        self.probes = ProbeState()
         self.coming: dict[str, tuple[float, float]] = {}  # when answer and deadline of each come
         self.silent_tasks: dict[str, float] = {}
         self.nodes = {name: node(name) for name in self.delays}
@@ -54,7 +54,7 @@ class Watch:
             nodes=tuple(self.nodes.values()),
             silent_since=reported,
             reports={"uid-t": self.now},
-            kubelets=self.probes.replies,
+            kubelet_probes=self.probes.results,
             own_node=next(iter(self.nodes)),
         )
 
@@ -76,7 +76,7 @@ class Watch:
             elif until <= self.now or name == lose_answer_of:
                 self._close(name)
         for due in kubelets_to_probe(self.snapshot(), self.probes.open, self.now, TIMING):
-            self.probes.asked(due.uid, self.now)
+            self.probes.sent(due.uid, self.now)
             answer_at = self.now + self.delays[due.name]
             self.coming[due.name] = answer_at, self.now + 2 * TIMING.kubelet_silent_s
         return lost | self.lost()
@@ -86,7 +86,7 @@ class Watch:
         return name not in self.dead and (own or not self.cut_off)
 
     def _close(self, name: str) -> None:
-        self.probes.closed(f"uid-{name}")
+        self.probes.ended(f"uid-{name}")
         del self.coming[name]
 
     def run(self, seconds: float) -> set[str]:
@@ -212,16 +212,16 @@ def test_a_task_that_is_heard_keeps_its_node() -> None:
 
 def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     nodes = tuple(node(name) for name in "abcdefg")
-    asked = {n.uid: KubeletReplies(START, START) for n in nodes}
+    asked = {n.uid: ProbeResults(START, START) for n in nodes}
     pods = (task(0, "a"), task(1, "b"))
-    quiet = Snapshot(pods=pods, nodes=nodes, kubelets=asked, own_node="c")
+    quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=asked, own_node="c")
     assert ask(quiet, START + 5) == []
     assert ask(quiet, START + 10) == ["a", "b"]
     alarmed = replace(quiet, silent_since={pods[0].ref: START})
     assert ask(alarmed, START + 0.5) == ["b", "d", "e", "a"], "some to compare it with, and itself"
     assert ask(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
     assert set(ask(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
-    owing = replace(quiet, kubelets=asked | {"uid-b": KubeletReplies(START, START - 9, START)})
+    owing = replace(quiet, kubelet_probes=asked | {"uid-b": ProbeResults(START, START - 9, START)})
     assert ask(owing, START + 1) == ["b"]
 
 
@@ -237,17 +237,17 @@ def test_nobody_is_asked_who_says_not_where() -> None:
 
 def test_a_node_that_is_not_ready_is_asked_at_each_tick() -> None:
     nodes = (node("a", ready=False), node("b"), node("c"))
-    asked = {n.uid: KubeletReplies(START, START) for n in nodes}
-    snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelets=asked)
+    asked = {n.uid: ProbeResults(START, START) for n in nodes}
+    snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelet_probes=asked)
     assert ask(snapshot, START + 1) == ["b", "c", "a"], "with others to compare it with"
 
 
 def test_what_is_known_of_a_node_goes_with_it() -> None:
-    probes = KubeletProbeState()
+    probes = ProbeState()
     for uid in ("a", "b"):
-        probes.asked(uid, START)
-    probes.keep({"b"})
-    assert probes.replies == {"b": KubeletReplies(START, None, START)}
+        probes.sent(uid, START)
+    probes.retain({"b"})
+    assert probes.results == {"b": ProbeResults(START, None, START)}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kubelet_parts import node, task
 from kubernetes import client
 
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, KubeletReplies, NodeView, Snapshot
+from rekindle_operator.cluster.model import Endpoint, NodeView, ProbeResults, Snapshot
 from rekindle_operator.probe import KubeletProbe, answers, unverified_tls
 from rekindle_operator.settings import Timing
 
@@ -127,19 +127,21 @@ class OneNode(ClusterCache):
 
     def snapshot(self) -> Snapshot:
         known = super().snapshot()
-        return Snapshot(nodes=(self.only,), pods=(task(0, "a"),), kubelets=known.kubelets)
+        return Snapshot(
+            nodes=(self.only,), pods=(task(0, "a"),), kubelet_probes=known.kubelet_probes
+        )
 
 
-def word_after(cluster: ClusterCache, settled: Callable[[KubeletReplies], bool]) -> KubeletReplies:
+def word_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -> ProbeResults:
     """What is known of the node, once it is `settled`."""
     probe = KubeletProbe(cluster, Timing(), time.time)
 
-    async def follow() -> KubeletReplies:
+    async def follow() -> ProbeResults:
         probing = asyncio.create_task(probe.probe_forever())
         try:
             async with asyncio.timeout(10):
                 while True:
-                    word = cluster.snapshot().kubelets.get("uid-a")
+                    word = cluster.snapshot().kubelet_probes.get("uid-a")
                     if word is not None and settled(word):
                         return word
                     await asyncio.sleep(0.01)
@@ -152,14 +154,14 @@ def word_after(cluster: ClusterCache, settled: Callable[[KubeletReplies], bool])
 def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext) -> None:
     began = time.time()
     cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
-    word = word_after(cluster, lambda w: w.answered is not None)
-    assert word.unanswered is None
-    assert began <= word.asked == word.answered
+    word = word_after(cluster, lambda w: w.answered_at is not None)
+    assert word.unanswered_since is None
+    assert began <= word.sent_at == word.answered_at
 
 
 def test_the_cache_records_silence_and_forgets_removed_nodes(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
-    cluster.kubelet_probes.asked("uid-gone", time.time())
-    word = word_after(cluster, lambda w: w.unanswered is not None)
-    assert word.answered is None
-    assert cluster.snapshot().kubelets.keys() == {"uid-a"}
+    cluster.kubelet_probes.sent("uid-gone", time.time())
+    word = word_after(cluster, lambda w: w.unanswered_since is not None)
+    assert word.answered_at is None
+    assert cluster.snapshot().kubelet_probes.keys() == {"uid-a"}

@@ -11,9 +11,9 @@ import pytest
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import (
     Endpoint,
-    KubeletReplies,
     NodeView,
     PodView,
+    ProbeResults,
     Snapshot,
     TopologyView,
 )
@@ -25,8 +25,8 @@ from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
 TIMING = Timing()
-ANSWERS = KubeletReplies(asked=NOW - 0.1, answered=NOW - 0.1)
-SILENT = KubeletReplies(asked=NOW - 0.2, answered=NOW - 8.0, unanswered=NOW - 2.5)
+ANSWERS = ProbeResults(sent_at=NOW - 0.1, answered_at=NOW - 0.1)
+SILENT = ProbeResults(sent_at=NOW - 0.2, answered_at=NOW - 8.0, unanswered_since=NOW - 2.5)
 
 
 def node(name: str) -> NodeView:
@@ -55,8 +55,8 @@ def pod(name: str, on: str) -> PodView:
 
 
 def world(
-    kubelets: Mapping[str, KubeletReplies],
-    pods: Mapping[str, KubeletReplies],
+    kubelets: Mapping[str, ProbeResults],
+    pods: Mapping[str, ProbeResults],
     report_age_s: float = 3.0,
 ) -> Snapshot:
     """A pod on each of the nodes `a`, `b` and `c`, of a topology that nobody reports on."""
@@ -67,8 +67,8 @@ def world(
         nodes=tuple(node(n) for n in names),
         pods=tuple(pod(f"p{n}", n) for n in names),
         reports={"t": NOW - report_age_s},
-        kubelets=kubelets,
-        pod_replies={f"p{n}": replies for n, replies in pods.items()},
+        kubelet_probes=kubelets,
+        pod_probes={f"p{n}": results for n, results in pods.items()},
     )
 
 
@@ -99,7 +99,7 @@ def test_most_nodes_may_be_lost_at_once() -> None:
     ids=["pod answers", "kubelet answers", "pod was never asked"],
 )
 def test_one_witness_is_not_enough(
-    kubelets: Mapping[str, KubeletReplies], pods: Mapping[str, KubeletReplies]
+    kubelets: Mapping[str, ProbeResults], pods: Mapping[str, ProbeResults]
 ) -> None:
     assert lost(world(kubelets, pods)) == set()
 
@@ -110,10 +110,10 @@ def test_who_hears_nobody_is_cut_off_itself() -> None:
 
 
 def test_who_never_answered_cannot_fall_silent() -> None:
-    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 20)
-    long_ago = replace(SILENT, answered=NOW - 90)
-    for replies in (never, long_ago):
-        assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": replies})) == set()
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 20)
+    long_ago = replace(SILENT, answered_at=NOW - 90)
+    for results in (never, long_ago):
+        assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": results})) == set()
 
 
 def test_a_fresh_report_is_believed_instead() -> None:
@@ -122,7 +122,7 @@ def test_a_fresh_report_is_believed_instead() -> None:
 
 
 def test_nodes_without_a_report_are_asked_at_once() -> None:
-    quiet = {n: replace(ANSWERS, asked=NOW - 1) for n in "abc"}
+    quiet = {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"}
     late = world(quiet, quiet)
     assert {n.name for n in kubelets_to_probe(late, set(), NOW, TIMING)} == set("abc")
     assert {p.node for p in pods_to_probe(late, set(), NOW, TIMING)} == set("abc")
@@ -144,8 +144,8 @@ def test_a_pod_that_never_answered_is_probed_last() -> None:
     forged = replace(pod("!", "a"), owner_uid=None)
     snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
     assert "!" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
-    unheard = KubeletReplies(asked=NOW - 11, unanswered=NOW - 11)
-    asked = pods_to_probe(replace(snapshot, pod_replies={"!": unheard}), set(), NOW, TIMING)
+    unheard = ProbeResults(sent_at=NOW - 11, unanswered_since=NOW - 11)
+    asked = pods_to_probe(replace(snapshot, pod_probes={"!": unheard}), set(), NOW, TIMING)
     assert [p.uid for p in asked if p.node == "a"] == ["pa"]
 
 
@@ -211,12 +211,12 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     snapshot = peers_only(world(dead, {}))
     turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
     assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
-    heard = replace(snapshot, nodes=turned, kubelets=ALL)
+    heard = replace(snapshot, nodes=turned, kubelet_probes=ALL)
     assert lost(heard) == set(), "the control plane has failed, not the nodes"
 
 
 def test_a_task_that_a_silent_kubelet_never_took_is_placed_anew() -> None:
-    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})
     assessment = assess_nodes(snapshot, NOW, TIMING)
     waiting = replace(snapshot.pods[0], ready=False, was_ready=False, created_at=NOW - 6)
@@ -232,19 +232,19 @@ def usable(snapshot: Snapshot) -> set[str]:
 
 def test_a_node_whose_kubelet_does_not_answer_gets_nothing() -> None:
     """Nothing runs there that would make it lost, and Kubernetes still calls it Ready."""
-    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, ALL)
     assert lost(snapshot) == set()
     assert usable(snapshot) == {"b", "c"}
 
 
 def test_a_kubelet_out_of_reach_bars_its_node_for_a_while_only() -> None:
-    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 90)
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 90)
     assert usable(world({**ALL, "a": never}, ALL)) == set("abc")
 
 
 def test_all_nodes_are_asked_while_some_are_suspected() -> None:
-    snapshot = world({n: replace(ANSWERS, asked=NOW - 2) for n in "abc"}, ALL)
+    snapshot = world({n: replace(ANSWERS, sent_at=NOW - 2) for n in "abc"}, ALL)
     spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
     assert "d" in {n.name for n in kubelets_to_probe(spare, set(), NOW, TIMING)}
     reported = replace(spare, reports={"t": NOW - 0.5})
@@ -252,7 +252,7 @@ def test_all_nodes_are_asked_while_some_are_suspected() -> None:
 
 
 def test_a_barred_node_is_asked_until_it_answers() -> None:
-    never = KubeletReplies(asked=NOW - 0.2, unanswered=NOW - 2.5)
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
     assert [n.name for n in kubelets_to_probe(quiet, set(), NOW, TIMING)] == ["d"]
     assert kubelets_to_probe(quiet, set(), NOW + 90, TIMING) == []

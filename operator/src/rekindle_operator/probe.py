@@ -20,8 +20,8 @@ from typing import Any
 
 from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.kubelets import TICK_S
 from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
+from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.unreported import pods_to_probe
 from rekindle_operator.settings import Timing
@@ -61,18 +61,18 @@ class KubeletProbe:
         self._probe_due_pods(snapshot, now)
         probes = self._cluster.kubelet_probes
         probes.ticked(now)
-        probes.keep({node.uid for node in snapshot.nodes})
+        probes.retain({node.uid for node in snapshot.nodes})
         for node in kubelets_to_probe(snapshot, probes.open, now, self._timing):
             if node.kubelet is not None:
-                probes.asked(node.uid, now)
+                probes.sent(node.uid, now)
                 self._start(self._probe_kubelet(node.uid, node.kubelet))
 
     def _probe_due_pods(self, snapshot: Snapshot, now: float) -> None:
         probes = self._cluster.pod_probes
         probes.ticked(now)
-        probes.keep({pod.uid for pod in snapshot.pods if pod.is_watched})
+        probes.retain({pod.uid for pod in snapshot.pods if pod.is_watched})
         for pod in pods_to_probe(snapshot, probes.open, now, self._timing):
-            probes.asked(pod.uid, now)
+            probes.sent(pod.uid, now)
             self._start(self._probe_pod(pod))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -85,7 +85,7 @@ class KubeletProbe:
             if await pod_answers(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
                 self._cluster.pod_probes.answered(pod.uid)
         finally:
-            self._cluster.pod_probes.closed(pod.uid)
+            self._cluster.pod_probes.ended(pod.uid)
 
     async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
@@ -93,7 +93,7 @@ class KubeletProbe:
             if await answers(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
                 self._cluster.kubelet_probes.answered(node_uid)
         finally:
-            self._cluster.kubelet_probes.closed(node_uid)
+            self._cluster.kubelet_probes.ended(node_uid)
 
 
 async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:

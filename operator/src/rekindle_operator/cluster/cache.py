@@ -32,7 +32,6 @@ from rekindle_operator.cluster.convert import (
     topology_view,
 )
 from rekindle_operator.cluster.failures import ActionFailures
-from rekindle_operator.cluster.kubelets import KubeletProbeState
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     ConfigView,
@@ -45,6 +44,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
+from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportAges
 from rekindle_operator.cluster.stamps import Stamp, stamp_phases
@@ -81,8 +81,8 @@ class ClusterCache:
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
-        self.kubelet_probes = KubeletProbeState()
-        self.pod_probes = KubeletProbeState()
+        self.kubelet_probes = ProbeState()
+        self.pod_probes = ProbeState()
         self._quarantined: dict[str, float] = {}
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self._refusals = Refusals({})
@@ -300,8 +300,8 @@ class ClusterCache:
             reports=reports,
             stalled=self.stalled,
             failures=failures,
-            kubelets=self.kubelet_probes.replies,
-            pod_replies=self.pod_probes.replies,
+            kubelet_probes=self.kubelet_probes.results,
+            pod_probes=self.pod_probes.results,
             own_node=self._own_node,
             quarantined=quarantined,
             dry_runs=dry_runs,

@@ -196,13 +196,13 @@ class SlotRef:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletReplies:
+class ProbeResults:
     """Results of probing one kubelet or one pod. Probes do not overlap; times are when a probe was
     sent."""
 
-    asked: float  # the last probe
-    answered: float | None = None  # the last probe that was answered
-    unanswered: float | None = None  # the first probe since then; it may still be under way
+    sent_at: float  # the last probe
+    answered_at: float | None = None  # the last probe that was answered
+    unanswered_since: float | None = None  # the first probe since then; it may still be in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +235,8 @@ class Snapshot:
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     reports: Mapping[str, float] = field(default_factory=dict)
-    kubelets: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the node's uid
-    pod_replies: Mapping[str, KubeletReplies] = field(default_factory=dict)  # by the pod's uid
+    kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid
+    pod_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs; empty if unknown
     quarantined: Mapping[str, float] = field(default_factory=dict)  # node -> since when
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from math import inf
 
-from rekindle_operator.cluster.model import KubeletReplies, NodeView, Snapshot
+from rekindle_operator.cluster.model import NodeView, ProbeResults, Snapshot
 from rekindle_operator.recovery.unreported import unreported_nodes
 from rekindle_operator.settings import Timing
 
@@ -27,24 +27,26 @@ def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset
     return frozenset(
         n.name
         for n in snapshot.nodes
-        if n.name in silent and _can_be_probed(snapshot.kubelets[n.uid], now, timing)
+        if n.name in silent and _can_be_probed(snapshot.kubelet_probes[n.uid], now, timing)
     )
 
 
 def unanswering_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
     """The same, however long ago they answered: proof enough if the node is NotReady as well."""
     known = [
-        (n.name, snapshot.kubelets[n.uid]) for n in snapshot.nodes if n.uid in snapshot.kubelets
+        (n.name, snapshot.kubelet_probes[n.uid])
+        for n in snapshot.nodes
+        if n.uid in snapshot.kubelet_probes
     ]
-    elsewhere = [its.answered for name, its in known if name != snapshot.own_node]
+    elsewhere = [its.answered_at for name, its in known if name != snapshot.own_node]
     last_heard = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
         for name, its in known
-        if its.answered is not None
-        and its.unanswered is not None
+        if its.answered_at is not None
+        and its.unanswered_since is not None
         # So it was another one that answered.
-        and last_heard - its.unanswered >= timing.kubelet_silent_s
+        and last_heard - its.unanswered_since >= timing.kubelet_silent_s
     )
 
 
@@ -54,18 +56,18 @@ def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozen
     while."""
     names = {n.uid: n.name for n in snapshot.nodes}
     elsewhere = (
-        its.answered
-        for uid, its in snapshot.kubelets.items()
+        its.answered_at
+        for uid, its in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
     last_heard = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         names[uid]
-        for uid, its in snapshot.kubelets.items()
+        for uid, its in snapshot.kubelet_probes.items()
         if uid in names
-        and its.unanswered is not None
-        and last_heard - its.unanswered >= timing.kubelet_silent_s
-        and now - its.unanswered < timing.quarantine_s
+        and its.unanswered_since is not None
+        and last_heard - its.unanswered_since >= timing.kubelet_silent_s
+        and now - its.unanswered_since < timing.quarantine_s
     )
 
 
@@ -76,8 +78,8 @@ def answers_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 
 def last_answer(node: NodeView, snapshot: Snapshot) -> float:
     """When its kubelet was sent the last probe that it answered; -inf if there was none."""
-    replies = snapshot.kubelets.get(node.uid)
-    return replies.answered if replies is not None and replies.answered is not None else -inf
+    results = snapshot.kubelet_probes.get(node.uid)
+    return results.answered_at if results is not None and results.answered_at is not None else -inf
 
 
 def kubelets_to_probe(
@@ -115,35 +117,35 @@ def _controls(
     """First those that answered last and have no unanswered probe."""
 
     def preference(node: NodeView) -> tuple[bool, float, str]:
-        replies = snapshot.kubelets.get(node.uid, KubeletReplies(0.0))
-        return replies.unanswered is not None, -(replies.answered or 0.0), node.name
+        results = snapshot.kubelet_probes.get(node.uid, ProbeResults(0.0))
+        return results.unanswered_since is not None, -(results.answered_at or 0.0), node.name
 
     others = (n for n in nodes if n.name not in suspects and n.name != snapshot.own_node)
     return sorted(others, key=preference)[:_CONTROLS]
 
 
 def _probed_at(node: NodeView, snapshot: Snapshot) -> float:
-    replies = snapshot.kubelets.get(node.uid)
-    return replies.asked if replies is not None else 0.0
+    results = snapshot.kubelet_probes.get(node.uid)
+    return results.sent_at if results is not None else 0.0
 
 
 def _has_unanswered(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """A probe may have got lost: a second one decides."""
-    replies = snapshot.kubelets.get(node.uid)
+    results = snapshot.kubelet_probes.get(node.uid)
     return (
-        replies is not None
-        and replies.unanswered is not None
-        and _can_be_probed(replies, now, timing)
+        results is not None
+        and results.unanswered_since is not None
+        and _can_be_probed(results, now, timing)
     )
 
 
 def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """An answer ends that at once."""
-    replies = snapshot.kubelets.get(node.uid)
-    if replies is None or replies.unanswered is None:
+    results = snapshot.kubelet_probes.get(node.uid)
+    if results is None or results.unanswered_since is None:
         return False
-    return timing.kubelet_silent_s <= now - replies.unanswered < timing.quarantine_s
+    return timing.kubelet_silent_s <= now - results.unanswered_since < timing.quarantine_s
 
 
-def _can_be_probed(replies: KubeletReplies, now: float, timing: Timing) -> bool:
-    return replies.answered is not None and now - replies.answered <= timing.kubelet_memory_s
+def _can_be_probed(results: ProbeResults, now: float, timing: Timing) -> bool:
+    return results.answered_at is not None and now - results.answered_at <= timing.kubelet_memory_s

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from rekindle_operator.cluster.model import KubeletReplies, PodView, Snapshot
+from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
 
 _MAX_AT_ONCE = 32  # probes in a tick
@@ -61,14 +61,17 @@ def silent_unreported(
     heard_at = _last_heard(snapshot)
     silent, heard = set(), set()
     for pod in snapshot.pods:
-        replies = snapshot.pod_replies.get(pod.uid)
-        if pod.node not in suspects or replies is None:
+        results = snapshot.pod_probes.get(pod.uid)
+        if pod.node not in suspects or results is None:
             continue
-        if replies.unanswered is None and now - (replies.answered or 0.0) <= timing.pod_silent_s:
+        if (
+            results.unanswered_since is None
+            and now - (results.answered_at or 0.0) <= timing.pod_silent_s
+        ):
             heard.add(pod.node)
-        if replies.answered is None or now - replies.answered > timing.kubelet_memory_s:
+        if results.answered_at is None or now - results.answered_at > timing.kubelet_memory_s:
             continue
-        first = replies.unanswered
+        first = results.unanswered_since
         if first is not None and heard_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
     return frozenset(silent - heard)
@@ -77,29 +80,29 @@ def silent_unreported(
 def _last_heard(snapshot: Snapshot) -> float:
     """When the last probe was sent that a kubelet or a pod of another node answered."""
     nodes = {node.uid: node.name for node in snapshot.nodes}
-    pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_replies}
-    heard = [(nodes.get(uid), replies) for uid, replies in snapshot.kubelets.items()]
-    heard += [(pods.get(uid), replies) for uid, replies in snapshot.pod_replies.items()]
+    pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_probes}
+    heard = [(nodes.get(uid), results) for uid, results in snapshot.kubelet_probes.items()]
+    heard += [(pods.get(uid), results) for uid, results in snapshot.pod_probes.items()]
     times = (
-        replies.answered
-        for node, replies in heard
-        if node is not None and node != snapshot.own_node and replies.answered is not None
+        results.answered_at
+        for node, results in heard
+        if node is not None and node != snapshot.own_node and results.answered_at is not None
     )
     return max(times, default=0.0)
 
 
 def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    replies = snapshot.pod_replies.get(pod.uid)
-    if replies is None or replies.unanswered is None or replies.answered is None:
+    results = snapshot.pod_probes.get(pod.uid)
+    if results is None or results.unanswered_since is None or results.answered_at is None:
         return False
-    return now - replies.answered <= timing.kubelet_memory_s
+    return now - results.answered_at <= timing.kubelet_memory_s
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
     """A pod that never answered comes last: anybody may label a pod."""
-    replies = snapshot.pod_replies.get(pod.uid)
-    return replies is not None and replies.answered is None, pod.uid
+    results = snapshot.pod_probes.get(pod.uid)
+    return results is not None and results.answered_at is None, pod.uid
 
 
 def _probed_at(pod: PodView, snapshot: Snapshot) -> float:
-    return snapshot.pod_replies.get(pod.uid, KubeletReplies(0.0)).asked
+    return snapshot.pod_probes.get(pod.uid, ProbeResults(0.0)).sent_at

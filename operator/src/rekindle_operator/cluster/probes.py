@@ -1,4 +1,4 @@
-"""State of the probes of kubelets and pods: when each was probed, and when it answered.
+"""State of the probes of kubelets and pods: when each was probed, and when it responded.
 
 The probe thread (`probe`) writes it, the control loop reads it.
 
@@ -11,29 +11,29 @@ import threading
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from rekindle_operator.cluster.model import KubeletReplies
+from rekindle_operator.cluster.model import ProbeResults
 
 TICK_S = 0.25
 _LATE_S = 2 * TICK_S
 
 
-class KubeletProbeState:
+class ProbeState:
     """Keyed by uid. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._replies: dict[str, KubeletReplies] = {}
+        self._results: dict[str, ProbeResults] = {}
         self._open: set[str] = set()
         self._ticked_at: float | None = None
 
     @property
-    def replies(self) -> Mapping[str, KubeletReplies]:
+    def results(self) -> Mapping[str, ProbeResults]:
         with self._lock:
-            return dict(self._replies)
+            return dict(self._results)
 
     @property
     def open(self) -> Set[str]:
-        """uids with a probe under way."""
+        """uids with a probe in flight."""
         with self._lock:
             return frozenset(self._open)
 
@@ -45,7 +45,7 @@ class KubeletProbeState:
             since = 0.0 if self._ticked_at is None else now - self._ticked_at
             self._ticked_at = now
             if since < 0:
-                self._replies.clear()
+                self._results.clear()
             elif since > _LATE_S:
                 self._reset_timers(now)
 
@@ -55,29 +55,33 @@ class KubeletProbeState:
             self._reset_timers(until)
 
     def _reset_timers(self, until: float) -> None:
-        for uid, known in self._replies.items():
-            if known.unanswered is not None:
-                self._replies[uid] = replace(known, unanswered=max(known.unanswered, until))
+        for uid, known in self._results.items():
+            if known.unanswered_since is not None:
+                self._results[uid] = replace(
+                    known, unanswered_since=max(known.unanswered_since, until)
+                )
 
-    def asked(self, uid: str, at: float) -> None:
+    def sent(self, uid: str, at: float) -> None:
         with self._lock:
-            known = self._replies.get(uid, KubeletReplies(at))
-            first = at if known.unanswered is None else known.unanswered
-            self._replies[uid] = replace(known, asked=at, unanswered=first)
+            known = self._results.get(uid, ProbeResults(at))
+            first = at if known.unanswered_since is None else known.unanswered_since
+            self._results[uid] = replace(known, sent_at=at, unanswered_since=first)
             self._open.add(uid)
 
     def answered(self, uid: str) -> None:
         with self._lock:
-            known = self._replies.get(uid)
+            known = self._results.get(uid)
             if known is not None:
-                self._replies[uid] = replace(known, answered=known.asked, unanswered=None)
+                self._results[uid] = replace(
+                    known, answered_at=known.sent_at, unanswered_since=None
+                )
 
-    def closed(self, uid: str) -> None:
+    def ended(self, uid: str) -> None:
         """The probe was answered, was refused, or timed out."""
         with self._lock:
             self._open.discard(uid)
 
-    def keep(self, uids: Set[str]) -> None:
+    def retain(self, uids: Set[str]) -> None:
         """Forget all others."""
         with self._lock:
-            self._replies = {uid: known for uid, known in self._replies.items() if uid in uids}
+            self._results = {uid: known for uid, known in self._results.items() if uid in uids}
