@@ -1,6 +1,6 @@
 """The model cluster behind the Kubernetes API: the real executor acts on it, also with errors.
 
-`ModelApi` answers the calls that the executor makes; `ModelOperator` is snapshot, reconcile and
+`ModelApi` responds to the calls that the executor makes; `ModelOperator` is snapshot, reconcile and
 executor as the control loop joins them, on the model's clock.
 """
 

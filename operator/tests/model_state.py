@@ -56,8 +56,8 @@ class ModelState:
         self.events: list[EmitEvent] = []
         self.binding = True
         self.died_at: dict[str, float] = {}
-        self.pods_answer = True
-        self.kubelets_answer = True  # the operator is let through to those that live
+        self.pods_respond = True
+        self.kubelets_respond = True  # the operator is let through to those that live
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never say a word
         self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
@@ -172,7 +172,7 @@ class ModelState:
 
     def kubelet_probes(self) -> dict[str, ProbeResults]:
         """By the node's uid: what came of asking kubelets at every moment."""
-        if not self.kubelets_answer:
+        if not self.kubelets_respond:
             return {}
         heard = ProbeResults(self.now, self.now)
         return {
@@ -182,7 +182,7 @@ class ModelState:
 
     def pod_probes(self, pods: Iterable[PodView]) -> dict[str, ProbeResults]:
         """By the pod's uid, of all that have a node."""
-        if not self.pods_answer:
+        if not self.pods_respond:
             return {}
         heard = ProbeResults(self.now, self.now)
         return {

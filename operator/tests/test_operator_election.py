@@ -45,7 +45,7 @@ class Faults:
     """Probabilities of what may happen to a call or a process."""
 
     lost_request: float = 0.0
-    lost_answer: float = 0.0
+    lost_response: float = 0.0
     slow: float = 0.0
     pause: float = 0.0
     deletion_s: float = 0.0  # mean time between two; 0: nobody deletes the Lease
@@ -72,7 +72,7 @@ class Process:
 
 
 class World:
-    """Discrete events: each process calls, the server answers, calls and processes fail."""
+    """Discrete events: each process calls, the server responds, calls and processes fail."""
 
     def __init__(self, seed: int, processes: int, faults: Faults) -> None:
         self.random = random.Random(seed)
@@ -119,44 +119,44 @@ class World:
         began, before = self.now, process.candidate
         there = self.delay()
         if self.happens(self.faults.lost_request):
-            self.answer_at(began + _TIMEOUT_S, process, began, None)
+            self.response_at(began + _TIMEOUT_S, process, began, None)
             return
 
         def serve() -> None:
-            answer: Callable[[Candidate, Span], Candidate]
+            response: Callable[[Candidate, Span], Candidate]
             if before.wants_to_write():
                 try:
                     written = self.server.write(before.record_to_write())
-                    answer = lambda c, span: c.after_write(written, span)  # noqa: E731
+                    response = lambda c, span: c.after_write(written, span)  # noqa: E731
                     self.history.append((self.now, f"{process.name} writes {written.version}"))
                 except Conflict:
-                    answer = lambda c, span: c.after_conflict()  # noqa: E731
+                    response = lambda c, span: c.after_conflict()  # noqa: E731
             else:
                 found = self.server.record
-                answer = lambda c, span: c.after_read(found, span)  # noqa: E731
-            if self.happens(self.faults.lost_answer):
-                self.answer_at(began + _TIMEOUT_S, process, began, None)
+                response = lambda c, span: c.after_read(found, span)  # noqa: E731
+            if self.happens(self.faults.lost_response):
+                self.response_at(began + _TIMEOUT_S, process, began, None)
             else:
-                self.answer_at(self.now + self.delay(), process, began, answer)
+                self.response_at(self.now + self.delay(), process, began, response)
 
         self.after(there, serve)
 
-    def answer_at(
+    def response_at(
         self,
         at: float,
         process: Process,
         began: float,
-        answer: Callable[[Candidate, Span], Candidate] | None,
+        response: Callable[[Candidate, Span], Candidate] | None,
     ) -> None:
         if at - began > _TIMEOUT_S:
-            at, answer = began + _TIMEOUT_S, None  # the server may do it later all the same
+            at, response = began + _TIMEOUT_S, None  # the server may do it later all the same
 
         def take() -> None:
             if process.dead:
                 return
             span = Span(process.clock(began), process.clock(self.now))
             before = process.candidate
-            process.candidate = answer(before, span) if answer else before.after_failure(span)
+            process.candidate = response(before, span) if response else before.after_failure(span)
             self.after(process.candidate.pause_s() + self.pause(), lambda: self.call(process))
 
         self.after(max(0.0, at - self.now) + self.pause(), take)
@@ -177,7 +177,7 @@ class World:
 FAULTS = st.builds(
     Faults,
     lost_request=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
-    lost_answer=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
+    lost_response=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
     slow=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     pause=st.sampled_from([0.0, 0.02, 0.1]),
     deletion_s=st.sampled_from([0.0, 0.2, 1.0, 3.0, 10.0]),

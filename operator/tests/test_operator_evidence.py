@@ -68,11 +68,11 @@ def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelClu
     assert lost == {victim}
 
 
-@pytest.mark.parametrize("kubelets_answer", [True, False])
+@pytest.mark.parametrize("kubelets_respond", [True, False])
 def test_most_nodes_not_ready_without_a_report_lose_none(
-    running: ModelCluster, kubelets_answer: bool
+    running: ModelCluster, kubelets_respond: bool
 ) -> None:
-    running.kubelets_answer = kubelets_answer
+    running.kubelets_respond = kubelets_respond
     running.reports_lost = True
     running.pass_time(5.0)
     running.settle()
@@ -83,7 +83,7 @@ def test_most_nodes_not_ready_without_a_report_lose_none(
 def test_most_nodes_not_ready_are_lost_once_a_report_comes(
     running: ModelCluster,
 ) -> None:
-    running.kubelets_answer = False
+    running.kubelets_respond = False
     for name in "ab":
         running.lose_node(name)
     running.settle()
@@ -95,7 +95,7 @@ def test_most_nodes_not_ready_are_lost_once_a_report_comes(
 # --- a coordinator against a kubelet ------------------------------------------
 
 
-def test_a_coordinator_condemns_no_node_whose_kubelet_answers(running: ModelCluster) -> None:
+def test_a_coordinator_condemns_no_node_whose_kubelet_responds(running: ModelCluster) -> None:
     """Its own tasks are replaced, elsewhere; to everybody else the node is as good as before."""
     (victim, *_) = nodes_with_two_tasks(running)
     told = {p.name for p in running.tasks().values() if p.node == victim}
@@ -270,9 +270,9 @@ def test_six_nodes_and_the_coordinator_are_lost_in_time(
 @pytest.mark.parametrize("silent", ["kubelets", "pods"])
 def test_one_witness_is_not_enough_without_reports(running: ModelCluster, silent: str) -> None:
     if silent == "kubelets":
-        running.pods_answer = False
+        running.pods_respond = False
     else:
-        running.kubelets_answer = False
+        running.kubelets_respond = False
     victim = running.coordinator().node or ""
     running.freeze_node(victim)
     running.silent.clear()
@@ -285,7 +285,7 @@ def test_one_witness_is_not_enough_without_reports(running: ModelCluster, silent
         assert not [a for a in changes(running) if isinstance(a, QuarantineNode)]
 
 
-def test_a_pod_that_answers_saves_its_node(running: ModelCluster) -> None:
+def test_a_pod_that_responds_saves_its_node(running: ModelCluster) -> None:
     running.reports_lost = True
     (victim, *_) = nodes_with_two_tasks(running)
     heard = next(p for p in running.tasks().values() if p.node == victim)
@@ -352,7 +352,7 @@ def test_a_node_with_a_task_that_is_heard_is_never_lost(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(silent=st.frozensets(st.integers(0, 7)), age_s=st.floats(2.6, 3600), unready=_NODES)
-def test_an_old_report_condemns_no_node_whose_kubelet_answers(
+def test_an_old_report_condemns_no_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], age_s: float, unready: frozenset[str]
 ) -> None:
     """However many tasks it calls silent, and whatever Kubernetes thinks of the nodes."""
@@ -376,7 +376,7 @@ def test_an_old_report_condemns_no_node_whose_kubelet_answers(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(silent=st.frozensets(st.integers(0, 7)), for_s=st.floats(0, 60), ago_s=st.floats(0, 2.9))
-def test_no_report_takes_a_node_whose_kubelet_answers(
+def test_no_report_takes_a_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], for_s: float, ago_s: float
 ) -> None:
     pods = sorted(running.tasks().values(), key=lambda p: p.name)

@@ -98,7 +98,7 @@ def test_a_refused_pod_is_tried_again_after_the_clean_up() -> None:
     assert refusal.again_at > 1000.0
 
 
-def test_a_create_without_an_answer_keeps_its_incarnation() -> None:
+def test_a_create_without_a_response_keeps_its_incarnation() -> None:
     api = Refusing(status=500, says="etcd is away")
     assert run(api).snapshot().refusals[REF].message == "etcd is away"
     assert "DELETE old" in api.calls

@@ -28,7 +28,7 @@ TIMING = Timing()
 class Watch:
     """An operator that asks the kubelets of `nodes`, each with one task, on a clock of its own.
 
-    A kubelet of `delays` answers after so many seconds, while it lives and can be reached.
+    A kubelet of `delays` responds after so many seconds, while it lives and can be reached.
     """
 
     def __init__(self, delays: Iterable[float], suspected_s: float = 1.5) -> None:
@@ -38,7 +38,7 @@ class Watch:
         self.dead: set[str] = set()
         self.cut_off = False  # from all nodes but its own, which is the first
         self.probes = ProbeState()
-        self.coming: dict[str, tuple[float, float]] = {}  # when answer and deadline of each come
+        self.coming: dict[str, tuple[float, float]] = {}  # when response and deadline of each come
         self.silent_tasks: dict[str, float] = {}
         self.nodes = {name: node(name) for name in self.delays}
         self.pods = {name: task(i, name) for i, name in enumerate(self.nodes)}
@@ -61,24 +61,24 @@ class Watch:
     def lost(self) -> set[str]:
         return set(assess_nodes(self.snapshot(), self.now, TIMING).lost_nodes)
 
-    def tick(self, after_s: float = TICK_S, lose_answer_of: str = "") -> set[str]:
+    def tick(self, after_s: float = TICK_S, lose_response_of: str = "") -> set[str]:
         """What was called lost meanwhile. A process that was away sends what it had to send only
-        when it comes back, and reads answers as late."""
+        when it comes back, and reads responses as late."""
         self.now += after_s
         lost = self.lost()
         self.probes.ticked(self.now)
-        for name, (answer_at, until) in list(self.coming.items()):
-            at = answer_at if after_s <= 2 * TICK_S else max(answer_at, self.now + TICK_S)
+        for name, (response_at, until) in list(self.coming.items()):
+            at = response_at if after_s <= 2 * TICK_S else max(response_at, self.now + TICK_S)
             self.coming[name] = at, until
-            if at <= self.now and self._is_reached(name) and name != lose_answer_of:
-                self.probes.answered(f"uid-{name}")
+            if at <= self.now and self._is_reached(name) and name != lose_response_of:
+                self.probes.responded(f"uid-{name}")
                 self._close(name)
-            elif until <= self.now or name == lose_answer_of:
+            elif until <= self.now or name == lose_response_of:
                 self._close(name)
         for due in kubelets_to_probe(self.snapshot(), self.probes.open, self.now, TIMING):
             self.probes.sent(due.uid, self.now)
-            answer_at = self.now + self.delays[due.name]
-            self.coming[due.name] = answer_at, self.now + 2 * TIMING.kubelet_silent_s
+            response_at = self.now + self.delays[due.name]
+            self.coming[due.name] = response_at, self.now + 2 * TIMING.kubelet_silent_s
         return lost | self.lost()
 
     def _is_reached(self, name: str) -> bool:
@@ -108,10 +108,10 @@ _TICKS = st.lists(st.sampled_from([TICK_S, TICK_S, TICK_S, 0.4, 0.9, 2.9]), max_
 @given(
     _DELAYS, _TICKS, st.sets(st.integers(0, 4)), st.sampled_from([1.5, 3.0, 5.0]), st.integers(0, 9)
 )
-def test_a_node_whose_kubelet_answers_is_not_lost(
+def test_a_node_whose_kubelet_responds_is_not_lost(
     delays: list[float], ticks: list[float], silent: set[int], suspected_s: float, missed_at: int
 ) -> None:
-    """Whatever its task does, whatever answer gets lost, however late the operator and the
+    """Whatever its task does, whatever response gets lost, however late the operator and the
     suspicion are, and whoever else has died."""
     watch = Watch(delays, suspected_s)
     watch.run(9.0)
@@ -185,7 +185,7 @@ def test_tasks_lost_together_need_no_task_that_is_heard() -> None:
     assert watch.lost() == {"n1", "n2"}
 
 
-def test_a_kubelet_that_never_answered_is_no_witness() -> None:
+def test_a_kubelet_that_never_responded_is_no_witness() -> None:
     watch = Watch([0.0] * 3)
     watch.dead = {"n1"}
     watch.run(5.0)
@@ -277,7 +277,7 @@ def test_where_a_kubelet_can_be_asked(status: dict[str, object], expected: Endpo
 def test_a_pod_not_heard_yet_makes_no_report_credible() -> None:
     pods = (task(0, "a"), task(1, "a"), task(2, "b"))
     report = [{"slot": p.slot.key, "incarnation": 1, "phase": "Waiting"} for p in pods if p.slot]
-    answered = {**report[2], "phase": "Live", "stableEpoch": 7}
+    responded = {**report[2], "phase": "Live", "stableEpoch": 7}
     silent = {pods[0].ref: START, pods[1].ref: START}
 
     def lost(tasks: list[dict[str, object]]) -> set[str]:
@@ -289,4 +289,4 @@ def test_a_pod_not_heard_yet_makes_no_report_credible() -> None:
         return set(assess_nodes(snapshot, START + 5, TIMING).lost_nodes)
 
     assert lost(report) == set()
-    assert lost([*report[:2], answered]) == {"a"}
+    assert lost([*report[:2], responded]) == {"a"}

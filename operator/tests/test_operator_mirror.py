@@ -85,7 +85,7 @@ def test_a_late_list_does_not_restore_a_deleted_object(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     watch(mirror, DELETED, pod("a", 3))
-    server.version = 2  # it was answered before the deletion
+    server.version = 2  # it got a response before the deletion
     mirror.relist()
     assert names(mirror) == {"b"}
 

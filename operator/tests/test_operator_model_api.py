@@ -213,7 +213,7 @@ def two(started: ModelOperator) -> ModelOperator:
 
 
 class HangingReads:
-    """Reads of the pods of one topology are not answered until released."""
+    """Reads of the pods of one topology get no response until released."""
 
     def __init__(self, operator: ModelOperator, topology: str) -> None:
         self.asked = 0

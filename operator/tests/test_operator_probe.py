@@ -16,7 +16,7 @@ from kubernetes import client
 
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, NodeView, ProbeResults, Snapshot
-from rekindle_operator.probe import KubeletProbe, answers, unverified_tls
+from rekindle_operator.probe import KubeletProbe, kubelet_responds, unverified_tls
 from rekindle_operator.settings import Timing
 
 Serve = Callable[[Callable[[socket.socket], object]], Endpoint]
@@ -79,7 +79,7 @@ def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
 
 
 def ask(endpoint: Endpoint, within_s: float = 5.0) -> bool:
-    return asyncio.run(answers(endpoint, unverified_tls(), within_s))
+    return asyncio.run(kubelet_responds(endpoint, unverified_tls(), within_s))
 
 
 def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext) -> None:
@@ -151,17 +151,17 @@ def word_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -
     return asyncio.run(follow())
 
 
-def test_the_store_learns_who_answered(serve: Serve, server_tls: ssl.SSLContext) -> None:
+def test_the_store_records_who_responded(serve: Serve, server_tls: ssl.SSLContext) -> None:
     began = time.time()
     cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
-    word = word_after(cluster, lambda w: w.answered_at is not None)
+    word = word_after(cluster, lambda w: w.responded_at is not None)
     assert word.unanswered_since is None
-    assert began <= word.sent_at == word.answered_at
+    assert began <= word.sent_at == word.responded_at
 
 
 def test_the_cache_records_silence_and_forgets_removed_nodes(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
     cluster.kubelet_probes.sent("uid-gone", time.time())
     word = word_after(cluster, lambda w: w.unanswered_since is not None)
-    assert word.answered_at is None
+    assert word.responded_at is None
     assert cluster.snapshot().kubelet_probes.keys() == {"uid-a"}

@@ -303,7 +303,7 @@ def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluste
     running.freeze_node("a")
     running.raw_pods[victim.name]["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
     running.settle()
-    assert victim.name in running.tasks(), "its node may still answer"
+    assert victim.name in running.tasks(), "its node may still respond"
     assert f"{victim.name[:-1]}2" in running.tasks(), "and yet it is not waited for"
     running.lose_node("a")
     running.settle()

@@ -17,7 +17,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
-from rekindle_operator.probe import pod_answers
+from rekindle_operator.probe import pod_responds
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import Loss, assess_nodes, loss_of_pod
 from rekindle_operator.recovery.unreported import pods_to_probe
@@ -25,8 +25,8 @@ from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
 TIMING = Timing()
-ANSWERS = ProbeResults(sent_at=NOW - 0.1, answered_at=NOW - 0.1)
-SILENT = ProbeResults(sent_at=NOW - 0.2, answered_at=NOW - 8.0, unanswered_since=NOW - 2.5)
+ANSWERS = ProbeResults(sent_at=NOW - 0.1, responded_at=NOW - 0.1)
+SILENT = ProbeResults(sent_at=NOW - 0.2, responded_at=NOW - 8.0, unanswered_since=NOW - 2.5)
 
 
 def node(name: str) -> NodeView:
@@ -96,7 +96,7 @@ def test_most_nodes_may_be_lost_at_once() -> None:
         (ALL, {**ALL, "a": SILENT}),
         ({**ALL, "a": SILENT}, {"b": ANSWERS, "c": ANSWERS}),
     ],
-    ids=["pod answers", "kubelet answers", "pod was never asked"],
+    ids=["pod responds", "kubelet responds", "pod was never asked"],
 )
 def test_one_witness_is_not_enough(
     kubelets: Mapping[str, ProbeResults], pods: Mapping[str, ProbeResults]
@@ -109,9 +109,9 @@ def test_who_hears_nobody_is_cut_off_itself() -> None:
     assert lost(world(dead, dead)) == set()
 
 
-def test_who_never_answered_cannot_fall_silent() -> None:
+def test_who_never_responded_cannot_fall_silent() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 20)
-    long_ago = replace(SILENT, answered_at=NOW - 90)
+    long_ago = replace(SILENT, responded_at=NOW - 90)
     for results in (never, long_ago):
         assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": results})) == set()
 
@@ -138,8 +138,9 @@ def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
-def test_a_pod_that_never_answered_is_probed_last() -> None:
-    """Anybody may make a pod with a topology's label; one that nobody listens in answers never."""
+def test_a_pod_that_never_responded_is_probed_last() -> None:
+    """Anybody may create a pod with a topology's label; where no process listens, it never
+    responds."""
     snapshot = world({}, {})
     forged = replace(pod("!", "a"), owner_uid=None)
     snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
@@ -164,7 +165,7 @@ def test_the_node_of_a_silent_replica_of_the_operator_is_lost() -> None:
     assert lost(peers_only(world(silent, ALL))) == set()
 
 
-def test_a_replica_of_the_operator_is_asked_until_it_answers() -> None:
+def test_a_replica_of_the_operator_is_probed_until_it_responds() -> None:
     asked = peers_only(world(ALL, {**ALL, "a": SILENT}))
     assert [p.node for p in pods_to_probe(asked, set(), NOW, TIMING)] == ["a"]
 
@@ -186,7 +187,7 @@ def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
 
 def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
     async def ask() -> tuple[bool, bool]:
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.0 503 busy\r\n\r\n")
             writer.close()
 
@@ -195,10 +196,10 @@ def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
             writer.close()
 
         found = []
-        for behaviour in (answer, hang):
+        for behaviour in (respond, hang):
             server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
-            found.append(await pod_answers("127.0.0.1", port, 0.2))
+            found.append(await pod_responds("127.0.0.1", port, 0.2))
             server.close()
         return found[0], found[1]
 
@@ -206,7 +207,7 @@ def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
 
 
 def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
-    """Nobody reports on these nodes, and their kubelets answered before."""
+    """Nobody reports on these nodes, and their kubelets responded before."""
     dead = {"a": SILENT, "b": SILENT, "c": ANSWERS}
     snapshot = peers_only(world(dead, {}))
     turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
@@ -230,7 +231,7 @@ def usable(snapshot: Snapshot) -> set[str]:
     return set(assess_nodes(snapshot, NOW, TIMING).usable)
 
 
-def test_a_node_whose_kubelet_does_not_answer_gets_nothing() -> None:
+def test_a_node_whose_kubelet_does_not_respond_gets_nothing() -> None:
     """Nothing runs there that would make it lost, and Kubernetes still calls it Ready."""
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, ALL)
@@ -251,7 +252,7 @@ def test_all_nodes_are_asked_while_some_are_suspected() -> None:
     assert "d" not in {n.name for n in kubelets_to_probe(reported, set(), NOW, TIMING)}
 
 
-def test_a_barred_node_is_asked_until_it_answers() -> None:
+def test_a_barred_node_is_probed_until_it_responds() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
     assert [n.name for n in kubelets_to_probe(quiet, set(), NOW, TIMING)] == ["d"]

@@ -14,7 +14,7 @@ import pytest
 
 from rekindle import names
 from rekindle_operator.watchdog.__main__ import Settings, Watchdog
-from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_answers, pod_answers
+from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_responds, pod_responds
 from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming
 
 TIMING = WatchdogTiming()
@@ -24,12 +24,12 @@ def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorP
     return OperatorPod(name, f"uid of {name}", "1", node, accepted, "127.0.0.1", "127.0.0.1")
 
 
-def watched(one: OperatorPod, answers: list[bool | None], every_s: float = 1.0) -> list[str]:
-    """The lost pods after these answers to probes; None: not probed."""
+def watched(one: OperatorPod, responses: list[bool | None], every_s: float = 1.0) -> list[str]:
+    """The lost pods after these responses to probes; None: not probed."""
     observation, at = Observation(), 0.0
-    for number, answer in enumerate(answers):
+    for number, response in enumerate(responses):
         at = number * every_s
-        observation = observation.seen([one], {} if answer is None else {one.uid: answer}, at)
+        observation = observation.seen([one], {} if response is None else {one.uid: response}, at)
     return observation.lost([one], at, TIMING, probes_work=True)
 
 
@@ -42,7 +42,7 @@ def test_silence_must_last() -> None:
     assert watched(pod(), [False]) == []
 
 
-def test_an_answer_ends_the_silence() -> None:
+def test_a_response_ends_the_silence() -> None:
     assert watched(pod(), [False, False, True, False]) == []
 
 
@@ -95,25 +95,25 @@ class ApiServerWith:
                 elif "/leases/" in self.path:
                     outer.version += outer.renewed
                     meta = {"resourceVersion": str(outer.version)}
-                    self.answer(200, {"metadata": meta, "spec": {"holderIdentity": "gone"}})
+                    self.respond(200, {"metadata": meta, "spec": {"holderIdentity": "gone"}})
                 else:
-                    self.answer(200, {"items": list(outer.pods.values())})
+                    self.respond(200, {"items": list(outer.pods.values())})
 
             def do_POST(self) -> None:
                 outer.events.append(self.body())
-                self.answer(201, {})
+                self.respond(201, {})
 
             def do_DELETE(self) -> None:
                 name = self.path.rsplit("/", 1)[1]
                 outer.deleted.append((name, self.body()))
                 outer.pods.pop(name, None)
-                self.answer(200, {})
+                self.respond(200, {})
 
             def body(self) -> dict[str, Any]:
                 length = int(self.headers["Content-Length"])
                 return dict(json.loads(self.rfile.read(length)))
 
-            def answer(self, status: int, body: dict[str, Any]) -> None:
+            def respond(self, status: int, body: dict[str, Any]) -> None:
                 text = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
@@ -223,7 +223,7 @@ def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: ApiServerWith, clo
     assert api.events[0]["reason"] == "OperatorLost"
 
 
-def test_pods_whose_node_answers_are_kept(api: ApiServerWith, clock: Clock) -> None:
+def test_pods_whose_node_responds_are_kept(api: ApiServerWith, clock: Clock) -> None:
     """The port of the fake API server stands for the pod's."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=api.server.server_port)
@@ -242,7 +242,7 @@ def test_a_starting_operator_is_kept_if_probes_do_not_work(
     assert api.deleted == []
 
 
-def test_silence_counts_if_a_kubelet_has_answered_before(api: ApiServerWith, clock: Clock) -> None:
+def test_silence_counts_if_a_kubelet_has_responded_before(api: ApiServerWith, clock: Clock) -> None:
     """The port of the fake API server stands for the kubelet's."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
@@ -320,5 +320,5 @@ def test_nothing_is_lost_while_the_api_server_is_unreachable(
 def test_a_node_that_accepts_connections_only_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert not kubelet_answers("127.0.0.1", port, 0.2)
-        assert not pod_answers("127.0.0.1", port, 0.2)
+        assert not kubelet_responds("127.0.0.1", port, 0.2)
+        assert not pod_responds("127.0.0.1", port, 0.2)

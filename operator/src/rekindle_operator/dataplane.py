@@ -29,8 +29,8 @@ class TaskReport:
     refused: str = ""  # the source or operator whose definition is wrong
 
     @property
-    def has_answered(self) -> bool:
-        """Whether it has answered this coordinator, which then knows an epoch of it."""
+    def has_responded(self) -> bool:
+        """Whether it has responded this coordinator, which then knows an epoch of it."""
         return self.stable_epoch is not None
 
 

@@ -186,20 +186,20 @@ class Executor:
         if action.grace_s is not None:
             body["gracePeriodSeconds"] = action.grace_s
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        answer = self._call("DELETE", path, body, ok=(404, 409))
-        if answer is None:
+        response = self._call("DELETE", path, body, ok=(404, 409))
+        if response is None:
             self._cluster.mark_dirty()
-        if answer is not None and answer.get("kind") == "Pod":
-            if action.grace_s == 0 or not answer["metadata"].get("deletionTimestamp"):
-                self._cluster.pods.forget(answer)
+        if response is not None and response.get("kind") == "Pod":
+            if action.grace_s == 0 or not response["metadata"].get("deletionTimestamp"):
+                self._cluster.pods.forget(response)
             else:
-                self._cluster.pods.put(answer)
+                self._cluster.pods.put(response)
 
     def _open_gate(self, action: OpenGate) -> None:
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        answer = self._call("PATCH", path, list(action.patch), content=_JSON_PATCH, ok=404)
-        if answer is not None:
-            self._cluster.pods.put(answer)
+        response = self._call("PATCH", path, list(action.patch), content=_JSON_PATCH, ok=404)
+        if response is not None:
+            self._cluster.pods.put(response)
 
     def _write_status(self, action: WriteStatus) -> None:
         now = self._clock()
@@ -220,15 +220,15 @@ class Executor:
             "status": action.status,
         }
         try:
-            answer = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
+            response = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
                 self._cluster.remove_topology(action.uid)  # its watch reports it later
             raise
         self._status_at[action.uid] = now
-        if answer is not None:
-            self._cluster.put_topology(answer)
+        if response is not None:
+            self._cluster.put_topology(response)
 
     def _emit(self, action: EmitEvent) -> None:
         words = f"{action.uid} {action.reason} {action.dedup_key}"
@@ -266,17 +266,17 @@ class Executor:
     def _create(self, path: str, manifest: Manifest) -> None:
         """Names are deterministic: an object of this topology that already exists is the right one.
         Raises ApiException if it belongs to another, as while an older one is being deleted."""
-        answer = self._call("POST", path, manifest, ok=409)
-        if answer is None:
+        response = self._call("POST", path, manifest, ok=409)
+        if response is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
             return
-        match answer["kind"]:
+        match response["kind"]:
             case "Pod":
-                self._cluster.pods.put(answer)
+                self._cluster.pods.put(response)
             case "ConfigMap":
-                self._cluster.configs.put(answer)
+                self._cluster.configs.put(response)
             case "Lease":
-                self._cluster.leases.put(answer)
+                self._cluster.leases.put(response)
 
     def _check_owner(self, path: str, manifest: Manifest, *, may_be_missing: bool = False) -> None:
         """`may_be_missing`: it need not exist."""

@@ -145,7 +145,7 @@ class Leader:
             if before.holds:
                 logger.warning("the Lease could not be renewed: %s", _reason(error))
         else:
-            self._note_answer()
+            self._note_response()
         with self._lock:
             self._candidate = after
         self._announce(before, after)
@@ -163,7 +163,7 @@ class Leader:
         span = Span(began, self._clock())
         return before.after_read(None if raw is None else read_lease(raw), span)
 
-    def _note_answer(self) -> None:
+    def _note_response(self) -> None:
         since, self._unreachable_since = self._unreachable_since, None
         if since is not None and self._clock() - since > _OUTAGE_S:
             self._on_api_recovered()

@@ -115,7 +115,7 @@ class _Check:
         self._api = api
         self._cluster = cluster
         self._monotonic = monotonic
-        self._answered_at = monotonic()  # last response to any read; at first, the start
+        self._responded_at = monotonic()  # last response to any read; at first, the start
 
     def node(self, name: str, expected: NodeView | None) -> str | None:
         try:
@@ -178,14 +178,14 @@ class _Check:
         return version_of(raw) == action.version
 
     def _read(self, path: str, query: Iterable[tuple[str, str]] = ()) -> dict[str, Any] | None:
-        if self._monotonic() - self._answered_at >= _UNREACHABLE_S:
+        if self._monotonic() - self._responded_at >= _UNREACHABLE_S:
             raise ReadFailed(f"{path} cannot be read: the API server does not respond")
         try:
-            answer = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
+            response = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
         except ApiException as error:
-            self._answered_at = self._monotonic()
+            self._responded_at = self._monotonic()
             raise ReadFailed(f"{path} cannot be read: {error.status} {error.reason}") from error
         except HTTPError as error:
             raise ReadFailed(f"{path} cannot be read: the API server does not respond") from error
-        self._answered_at = self._monotonic()
-        return answer
+        self._responded_at = self._monotonic()
+        return response

@@ -92,15 +92,15 @@ def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], b
         def do_GET(self) -> None:
             match self.path:
                 case "/metrics":
-                    self._answer(200, generate_latest(), CONTENT_TYPE_LATEST)
+                    self._respond(200, generate_latest(), CONTENT_TYPE_LATEST)
                 case "/livez":
-                    self._answer(*((200, b"ok\n") if alive() else (503, b"stuck\n")))
+                    self._respond(*((200, b"ok\n") if alive() else (503, b"stuck\n")))
                 case "/readyz":
-                    self._answer(*((200, b"ok\n") if ready() else (503, b"not synced\n")))
+                    self._respond(*((200, b"ok\n") if ready() else (503, b"not synced\n")))
                 case _:
-                    self._answer(404, b"/metrics, /livez, /readyz\n")
+                    self._respond(404, b"/metrics, /livez, /readyz\n")
 
-        def _answer(self, code: int, body: bytes, kind: str = "text/plain") -> None:
+        def _respond(self, code: int, body: bytes, kind: str = "text/plain") -> None:
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

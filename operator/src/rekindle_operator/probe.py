@@ -1,10 +1,10 @@
 """Health probes of kubelets and pods: the I/O around `recovery.kubelets` and
 `recovery.unreported`.
 
-A pod is probed with a request for its /livez; any answer counts. A kubelet is probed with a TLS
+A pod is probed with a request for its /livez; any response counts. A kubelet is probed with a TLS
 handshake, which needs no permission in the cluster. The kernel of a frozen process accepts a
 connection but does not complete the handshake; a dead machine does neither. The certificate is not
-verified, since most kubelets sign their own: nothing is sent, and only the answer itself counts.
+verified, since most kubelets sign their own: nothing is sent, and only the response itself counts.
 
 Design: docs/design/recovery.md#loss.
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class KubeletProbe:
-    """Writes what kubelets answer into the probe state of `cluster`."""
+    """Writes the responses of kubelets into the probe state of `cluster`."""
 
     def __init__(self, cluster: ClusterCache, timing: Timing, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -82,22 +82,22 @@ class KubeletProbe:
 
     async def _probe_pod(self, pod: PodView) -> None:
         try:
-            if await pod_answers(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
-                self._cluster.pod_probes.answered(pod.uid)
+            if await pod_responds(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
+                self._cluster.pod_probes.responded(pod.uid)
         finally:
             self._cluster.pod_probes.ended(pod.uid)
 
     async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint) -> None:
         try:
-            # Longer than the timeout of silence: a late answer still counts.
-            if await answers(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
-                self._cluster.kubelet_probes.answered(node_uid)
+            # Longer than the timeout of silence: a late response still counts.
+            if await kubelet_responds(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
+                self._cluster.kubelet_probes.responded(node_uid)
         finally:
             self._cluster.kubelet_probes.ended(node_uid)
 
 
-async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:
-    """Whether a TLS server is there; a refused handshake is an answer too."""
+async def kubelet_responds(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:
+    """Whether a TLS server is there; a refused handshake is a response too."""
     try:
         async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(
@@ -113,8 +113,8 @@ async def answers(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bo
     return True
 
 
-async def pod_answers(host: str, port: int, within_s: float) -> bool:
-    """Whether its process answers: the kernel of a frozen process only accepts the connection."""
+async def pod_responds(host: str, port: int, within_s: float) -> bool:
+    """Whether its process responds: the kernel of a frozen process only accepts the connection."""
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,9 +1,9 @@
 """The clock of this process: seconds since 1970, without jumps.
 
-Ages of Leases, reports and answers are differences of two readings. The machine's clock may be set
-between them (NTP after a start, a virtual machine that moved): a step of six seconds forward makes
-every coordinator look silent, and after a step back lost ones look alive for as long. So this clock
-follows the monotonic clock, and only drifts towards the machine's.
+Ages of Leases, reports and responses are differences of two readings. The machine's clock may be
+set between them (NTP after a start, a virtual machine that moved): a step of six seconds forward
+makes every coordinator look silent, and after a step back lost ones look alive for as long. So this
+clock follows the monotonic clock, and only drifts towards the machine's.
 
 Design: docs/design/kubernetes.md#time.
 """

@@ -206,9 +206,9 @@ class Mirror(Generic[V]):
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _LIST_S))
         if response.status != 200:
             raise ApiException(status=response.status, reason=response.reason)
-        answer = json.loads(response.data)
-        version = str(answer["metadata"]["resourceVersion"])
-        items: Sequence[Json] = answer.get("items") or []
+        listed = json.loads(response.data)
+        version = str(listed["metadata"]["resourceVersion"])
+        items: Sequence[Json] = listed.get("items") or []
         self.replace(items, int(version))
         self._listed_at = self._heard_at = time.monotonic()
         return items, version

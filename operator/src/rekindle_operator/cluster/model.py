@@ -201,7 +201,7 @@ class ProbeResults:
     sent."""
 
     sent_at: float  # the last probe
-    answered_at: float | None = None  # the last probe that was answered
+    responded_at: float | None = None  # the last probe that got a response
     unanswered_since: float | None = None  # the first probe since then; it may still be in flight
 
 

@@ -68,16 +68,16 @@ class ProbeState:
             self._results[uid] = replace(known, sent_at=at, unanswered_since=first)
             self._open.add(uid)
 
-    def answered(self, uid: str) -> None:
+    def responded(self, uid: str) -> None:
         with self._lock:
             known = self._results.get(uid)
             if known is not None:
                 self._results[uid] = replace(
-                    known, answered_at=known.sent_at, unanswered_since=None
+                    known, responded_at=known.sent_at, unanswered_since=None
                 )
 
     def ended(self, uid: str) -> None:
-        """The probe was answered, was refused, or timed out."""
+        """The probe got a response, was refused, or timed out."""
         with self._lock:
             self._open.discard(uid)
 

@@ -84,8 +84,8 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """With its uid and resourceVersion as preconditions. Grace 0 is for pods whose node cannot
-    answer; None: its own. `frees`: its capacity is part of this pass's plan."""
+    """With its uid and resourceVersion as preconditions. `grace_s`: 0 for pods whose node cannot
+    respond; None: the pod's own. `frees`: its capacity is part of this pass's plan."""
 
     namespace: str
     name: str

@@ -39,7 +39,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, state.start_problem
             case Loss.SILENT if losses.is_cut_off(pod):
-                node, why = pod.node, "tasks on it are silent while its kubelet answers"
+                node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue
         lasts = bool(why) and not any(words in why for words in _PASSING)

@@ -158,7 +158,7 @@ def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
     inputs = context.inputs
     is_old = inputs.now - pod.created_at >= inputs.timing.unbound_s
     if inputs.losses.is_out_of_reach(pod) and is_old:
-        return f"the kubelet of its node {pod.node} neither accepts its pod nor answers"
+        return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
     return ""
 
 

@@ -34,7 +34,7 @@ class ReplicaState(IntEnum):
     LIVE = auto()
     CATCHING_UP = auto()
     RESTORING = auto()
-    STARTING = auto()  # it has a node, its task has not answered the coordinator yet
+    STARTING = auto()  # it has a node, its task has not responded to the coordinator yet
     FAILED = auto()
     UNKNOWN = auto()  # it ran when the coordinator reported last, which is too long ago
     WAITING = auto()  # for a node

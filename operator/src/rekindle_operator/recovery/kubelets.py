@@ -1,9 +1,9 @@
 """Kubelets as witnesses of their nodes, beside the tasks (docs/decisions/0025). Pure.
 
 A single silent task does not prove that its node is lost: it may have crashed, or wait for a core.
-A kubelet that used to answer the operator and is silent too proves the rest. It counts as silent
-only when another kubelet has answered a later probe: an operator that hears no kubelet is itself
-cut off, and one that is too slow to read one answer has not read the other either. The kubelet of
+A kubelet that used to respond the operator and is silent too proves the rest. It counts as silent
+only when another kubelet has responded a later probe: an operator that hears no kubelet is itself
+cut off, and one that is too slow to read one response has not read the other either. The kubelet of
 the operator's own node proves nothing: no network is between them.
 """
 
@@ -22,8 +22,8 @@ _MAX_AT_ONCE = 32  # probes in a tick; in a large cluster the others follow in t
 
 
 def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
-    """Names of the nodes whose kubelets used to answer, and are silent while others are heard."""
-    silent = unanswering_kubelets(snapshot, timing)
+    """Names of the nodes whose kubelets used to respond, and are silent while others are heard."""
+    silent = unresponsive_kubelets(snapshot, timing)
     return frozenset(
         n.name
         for n in snapshot.nodes
@@ -31,32 +31,32 @@ def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset
     )
 
 
-def unanswering_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
-    """The same, however long ago they answered: proof enough if the node is NotReady as well."""
+def unresponsive_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
+    """The same, however long ago they responded: proof enough if the node is NotReady as well."""
     known = [
         (n.name, snapshot.kubelet_probes[n.uid])
         for n in snapshot.nodes
         if n.uid in snapshot.kubelet_probes
     ]
-    elsewhere = [its.answered_at for name, its in known if name != snapshot.own_node]
+    elsewhere = [its.responded_at for name, its in known if name != snapshot.own_node]
     last_heard = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
         for name, its in known
-        if its.answered_at is not None
+        if its.responded_at is not None
         and its.unanswered_since is not None
-        # So it was another one that answered.
+        # So it was another one that responded.
         and last_heard - its.unanswered_since >= timing.kubelet_silent_s
     )
 
 
 def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
-    """Nodes that get no pods for now: their kubelets do not answer, and others do. A kubelet that
-    never answered may be one that the operator cannot reach: its node is avoided only for a
+    """Nodes that get no pods for now: their kubelets do not respond, and others do. A kubelet that
+    never responded may be one that the operator cannot reach: its node is avoided only for a
     while."""
     names = {n.uid: n.name for n in snapshot.nodes}
     elsewhere = (
-        its.answered_at
+        its.responded_at
         for uid, its in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
@@ -71,15 +71,17 @@ def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozen
     )
 
 
-def answers_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+def responds_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """Whether its kubelet works, even if the API server does not hear it."""
-    return now - last_answer(node, snapshot) <= 2 * timing.kubelet_silent_s
+    return now - last_response_at(node, snapshot) <= 2 * timing.kubelet_silent_s
 
 
-def last_answer(node: NodeView, snapshot: Snapshot) -> float:
-    """When its kubelet was sent the last probe that it answered; -inf if there was none."""
+def last_response_at(node: NodeView, snapshot: Snapshot) -> float:
+    """When its kubelet was sent the last probe that it responded to; -inf if there was none."""
     results = snapshot.kubelet_probes.get(node.uid)
-    return results.answered_at if results is not None and results.answered_at is not None else -inf
+    return (
+        results.responded_at if results is not None and results.responded_at is not None else -inf
+    )
 
 
 def kubelets_to_probe(
@@ -114,11 +116,11 @@ def kubelets_to_probe(
 def _controls(
     nodes: Iterable[NodeView], suspects: Set[str | None], snapshot: Snapshot
 ) -> list[NodeView]:
-    """First those that answered last and have no unanswered probe."""
+    """First those that responded last and have no unanswered probe."""
 
     def preference(node: NodeView) -> tuple[bool, float, str]:
         results = snapshot.kubelet_probes.get(node.uid, ProbeResults(0.0))
-        return results.unanswered_since is not None, -(results.answered_at or 0.0), node.name
+        return results.unanswered_since is not None, -(results.responded_at or 0.0), node.name
 
     others = (n for n in nodes if n.name not in suspects and n.name != snapshot.own_node)
     return sorted(others, key=preference)[:_CONTROLS]
@@ -140,7 +142,7 @@ def _has_unanswered(node: NodeView, snapshot: Snapshot, now: float, timing: Timi
 
 
 def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    """An answer ends that at once."""
+    """A response ends that at once."""
     results = snapshot.kubelet_probes.get(node.uid)
     if results is None or results.unanswered_since is None:
         return False
@@ -148,4 +150,6 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 
 
 def _can_be_probed(results: ProbeResults, now: float, timing: Timing) -> bool:
-    return results.answered_at is not None and now - results.answered_at <= timing.kubelet_memory_s
+    return (
+        results.responded_at is not None and now - results.responded_at <= timing.kubelet_memory_s
+    )

@@ -3,7 +3,7 @@
 Suspicion alone creates no pod. A task is lost when its pod is gone or failed; when its node is
 gone, or not Ready with tasks that are not heard; when every task of its node has been silent for
 3 s, or it alone for 10 s. One silent task does not prove that its node is lost: that takes two of
-them, or a silent kubelet as well. A kubelet that answers outweighs coordinators: then the node's
+them, or a silent kubelet as well. A kubelet that responds outweighs coordinators: then the node's
 silent tasks are lost and the node is not. Nothing waits for evictions or for the end of a
 Terminating pod (I7). A coordinator that hears none of its tasks is itself suspected: its reports of
 silence count only where the kubelet is silent too. A report counts while it is fresh
@@ -23,8 +23,8 @@ from rekindle.names import ROLE_TASK
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
 from rekindle_operator.recovery.kubelets import (
-    answers_now,
-    last_answer,
+    last_response_at,
+    responds_now,
     silent_kubelets,
     unresponsive_nodes,
 )
@@ -60,7 +60,7 @@ class Loss(StrEnum):
 class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady. `cut_off`: uid of a
-    topology and a node on which none of its tasks is heard while the kubelet answers. `problem`:
+    topology and a node on which none of its tasks is heard while the kubelet responds. `problem`:
     why NotReady nodes do not count as lost; empty: there are none of that kind."""
 
     lost_nodes: Mapping[str, str]
@@ -68,7 +68,7 @@ class LossAssessment:
     heard: frozenset[str]  # uids of topologies of which at least one task is heard
     usable: Mapping[str, NodeView]
     cut_off: frozenset[tuple[str, str]] = frozenset()
-    unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not answer now
+    unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
     problem: str = ""
 
@@ -86,7 +86,7 @@ class LossAssessment:
 
     def is_out_of_reach(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
-        does not answer. Nothing is lost with it."""
+        does not respond. Nothing is lost with it."""
         return pod.node in self.unresponsive and not pod.accepted
 
 
@@ -96,7 +96,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = collect_evidence(snapshot, bound, now, timing)
     quiet_kubelets = silent_kubelets(snapshot, now, timing)
-    answering = {n.name for n in snapshot.nodes if answers_now(n, snapshot, now, timing)}
+    responding = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
     occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in bound if p.node is not None and p.node not in nodes}
@@ -105,7 +105,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         name
         for name, at in snapshot.quarantined.items()
         if name in nodes and now - at < timing.quarantine_s and nodes[name].ready_since <= at
-    } - (evidence.heard_nodes | answering)
+    } - (evidence.heard_nodes | responding)
     credible = [
         p
         for p in running
@@ -115,8 +115,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     # A coordinator on the node that reports proves that the node works.
     silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.heard_nodes
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
-    cut_off = _cut_off(credible, silent & answering, evidence, snapshot, timing)
-    silent -= answering
+    cut_off = _cut_off(credible, silent & responding, evidence, snapshot, timing)
+    silent -= responding
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
@@ -162,18 +162,20 @@ def _cut_off(
     timing: Timing,
 ) -> frozenset[tuple[str, str]]:
     """Uid and node, of the silent ones, where two tasks of one topology are silent and the kubelet
-    has answered so long after the last word of any that it did not die with them."""
+    has responded so long after the last word of any that it did not die with them."""
     here: dict[tuple[str, str], list[PodView]] = defaultdict(list)
     for pod in pods:
         if pod.owner_uid is not None and pod.node is not None and pod.node in silent:
             here[pod.owner_uid, pod.node].append(pod)
     outlived = timing.kubelet_silent_s
-    answered = {n.name: last_answer(n, snapshot) for n in snapshot.nodes if n.name in silent}
+    responded_at = {
+        n.name: last_response_at(n, snapshot) for n in snapshot.nodes if n.name in silent
+    }
     return frozenset(
         (uid, node)
         for (uid, node), found in here.items()
         if _silent_nodes(found, frozenset(), evidence, timing)
-        and all(answered[node] - snapshot.silent_since[p.ref] >= outlived for p in found)
+        and all(responded_at[node] - snapshot.silent_since[p.ref] >= outlived for p in found)
     )
 
 

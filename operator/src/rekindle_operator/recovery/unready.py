@@ -1,7 +1,7 @@
 """Which nodes that Kubernetes calls NotReady are lost (docs/decisions/0027). Pure.
 
 NotReady means that the API server does not hear the kubelet: one witness. Tasks that their
-coordinator hears, or a kubelet that answers the operator, prove that the node works. When most
+coordinator hears, or a kubelet that responds the operator, prove that the node works. When most
 nodes turn NotReady and there is no second witness against them, the connection to the API server is
 the more likely reason, and nothing is deleted: no NotReady node could replace another anyway.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
-from rekindle_operator.recovery.kubelets import answers_now, unanswering_kubelets
+from rekindle_operator.recovery.kubelets import responds_now, unresponsive_kubelets
 from rekindle_operator.settings import Timing
 
 
@@ -39,13 +39,13 @@ def assess_unready(
         return Unready(
             frozenset(), f"{count} while tasks on {len(heard)} of them are heard: {reason}"
         )
-    silent = unanswering_kubelets(snapshot, timing)
+    silent = unresponsive_kubelets(snapshot, timing)
     witnessed = evidence.covered_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
         if node.name in evidence.heard_nodes:
             return False
-        return node.name in witnessed or not (most or answers_now(node, snapshot, now, timing))
+        return node.name in witnessed or not (most or responds_now(node, snapshot, now, timing))
 
     lost = frozenset(n.name for n in unready if is_lost(n))
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in heard]

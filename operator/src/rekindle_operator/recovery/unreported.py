@@ -1,11 +1,11 @@
 """Which nodes are lost while no coordinator reports on their tasks (docs/decisions/0030). Pure.
 
 If a coordinator is lost with the nodes of its tasks, nobody hears the others. Then the operator
-itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used to answer,
-both are silent now, and others have been heard since, these are two witnesses, as with a report.
-One pod of each node is probed at intervals all the time, since only one that has answered before
-can fall silent. Nobody reports on the operator's own replicas: their nodes are assessed in the same
-way.
+itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used to
+respond, both are silent now, and others have been heard since, these are two witnesses, as with a
+report. One pod of each node is probed at intervals all the time, since only one that has responded
+before can fall silent. Nobody reports on the operator's own replicas: their nodes are assessed in
+the same way.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def silent_unreported(
             continue
         if (
             results.unanswered_since is None
-            and now - (results.answered_at or 0.0) <= timing.pod_silent_s
+            and now - (results.responded_at or 0.0) <= timing.pod_silent_s
         ):
             heard.add(pod.node)
-        if results.answered_at is None or now - results.answered_at > timing.kubelet_memory_s:
+        if results.responded_at is None or now - results.responded_at > timing.kubelet_memory_s:
             continue
         first = results.unanswered_since
         if first is not None and heard_at - first >= timing.pod_silent_s:
@@ -78,30 +78,30 @@ def silent_unreported(
 
 
 def _last_heard(snapshot: Snapshot) -> float:
-    """When the last probe was sent that a kubelet or a pod of another node answered."""
+    """When the last probe was sent that a kubelet or a pod of another node responded to."""
     nodes = {node.uid: node.name for node in snapshot.nodes}
     pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_probes}
     heard = [(nodes.get(uid), results) for uid, results in snapshot.kubelet_probes.items()]
     heard += [(pods.get(uid), results) for uid, results in snapshot.pod_probes.items()]
     times = (
-        results.answered_at
+        results.responded_at
         for node, results in heard
-        if node is not None and node != snapshot.own_node and results.answered_at is not None
+        if node is not None and node != snapshot.own_node and results.responded_at is not None
     )
     return max(times, default=0.0)
 
 
 def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     results = snapshot.pod_probes.get(pod.uid)
-    if results is None or results.unanswered_since is None or results.answered_at is None:
+    if results is None or results.unanswered_since is None or results.responded_at is None:
         return False
-    return now - results.answered_at <= timing.kubelet_memory_s
+    return now - results.responded_at <= timing.kubelet_memory_s
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
-    """A pod that never answered comes last: anybody may label a pod."""
+    """A pod that never responded comes last: anybody may label a pod."""
     results = snapshot.pod_probes.get(pod.uid)
-    return results is not None and results.answered_at is None, pod.uid
+    return results is not None and results.responded_at is None, pod.uid
 
 
 def _probed_at(pod: PodView, snapshot: Snapshot) -> float:

@@ -19,7 +19,7 @@ from rekindle import names
 from rekindle_operator.election import Candidate, ElectionTiming, Span
 from rekindle_operator.lease import lease_path, read_lease
 from rekindle_operator.logs import set_up_logging
-from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_answers, pod_answers
+from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_responds, pod_responds
 from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming, read_pod
 
 _PROBE_TIMEOUT_S = 1.0
@@ -36,7 +36,7 @@ class Settings:
     release: str
     lease: str
     identity: str = "watchdog"
-    own_host: str = ""  # its own node, whose kubelet answers even without a network
+    own_host: str = ""  # its own node, whose kubelet responds even without a network
     kubelet_port: int = 10250
     pod_port: int = 8080
     timing: WatchdogTiming = field(default_factory=WatchdogTiming)
@@ -70,7 +70,7 @@ class Watchdog:
         self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.spread_s)
         self._observation = Observation()
         self._away = False
-        self._probes_work = False  # a kubelet of another node has answered
+        self._probes_work = False  # a kubelet of another node has responded
         self._routine_probe_at: float | None = None
 
     def run(self) -> None:
@@ -128,8 +128,8 @@ class Watchdog:
     def _check_pods(self) -> None:
         pods, hosts = self._list_pods()
         probed_at = self._clock()
-        answers = self._probe(pods, hosts)
-        self._observation = self._observation.seen(pods, answers, probed_at)
+        responses = self._probe(pods, hosts)
+        self._observation = self._observation.seen(pods, responses, probed_at)
         if self._lease.unchanged_s < self._delete_after_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
@@ -154,27 +154,27 @@ class Watchdog:
 
     def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
         """Probe in parallel, since probes of lost nodes last until their timeout. Until a kubelet
-        of another node has answered, some of `hosts` are probed too."""
-        answers = {pod.uid: False for pod in pods if pod.host_ip}
+        of another node has responded, some of `hosts` are probed too."""
+        responses = {pod.uid: False for pod in pods if pod.host_ip}
 
         def probe_kubelet(pod: OperatorPod) -> None:
-            if kubelet_answers(pod.host_ip, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
-                answers[pod.uid] = True
+            if kubelet_responds(pod.host_ip, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
+                responses[pod.uid] = True
                 self._probes_work |= pod.host_ip != self._settings.own_host
 
         def probe_pod(pod: OperatorPod) -> None:
-            if pod.pod_ip and pod_answers(pod.pod_ip, self._settings.pod_port, _PROBE_TIMEOUT_S):
-                answers[pod.uid] = True
+            if pod.pod_ip and pod_responds(pod.pod_ip, self._settings.pod_port, _PROBE_TIMEOUT_S):
+                responses[pod.uid] = True
 
         def probe_host(host: str) -> None:
-            if kubelet_answers(host, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
+            if kubelet_responds(host, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
                 self._probes_work = True
 
         threads = [
             threading.Thread(target=probe, args=(pod,), daemon=True)
             for pod in pods
             for probe in (probe_kubelet, probe_pod)
-            if pod.uid in answers
+            if pod.uid in responses
         ]
         if not self._probes_work:
             chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))
@@ -183,13 +183,13 @@ class Watchdog:
             thread.start()
         for thread in threads:
             thread.join(2 * _PROBE_TIMEOUT_S)
-        return dict(answers)
+        return dict(responses)
 
     def _delete(self, pod: OperatorPod) -> None:
         silence_s = self._lease.unchanged_s
         why = (
             f"the operator's Lease was not renewed for {silence_s:.0f} s, "
-            f"and node {pod.node} does not answer"
+            f"and node {pod.node} does not respond"
         )
         body = {
             "gracePeriodSeconds": 0,

@@ -70,7 +70,7 @@ class ApiServer:
         return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=self._access.tls)
 
 
-def kubelet_answers(host: str, port: int, within_s: float) -> bool:
+def kubelet_responds(host: str, port: int, within_s: float) -> bool:
     """Whether a TLS handshake works: the kernel accepts connections for a frozen process too, but
     it cannot do the handshake. The certificate is not verified, since nothing is sent."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -86,7 +86,7 @@ def kubelet_answers(host: str, port: int, within_s: float) -> bool:
         return False
 
 
-def pod_answers(host: str, port: int, within_s: float) -> bool:
+def pod_responds(host: str, port: int, within_s: float) -> bool:
     """Whether it responds to /livez, with any status."""
     connection = http.client.HTTPConnection(host, port, timeout=within_s)
     try:

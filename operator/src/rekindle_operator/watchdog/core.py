@@ -1,7 +1,7 @@
 """Which of the operator's pods are lost, while nobody renews its Lease. Pure.
 
 The watchdog acts only if the Lease was not renewed for longer than an election takes, while the API
-server responds. Even then it only deletes pods whose node does not answer: a pod that crashed on a
+server responds. Even then it only deletes pods whose node does not respond: a pod that crashed on a
 good node is restarted by its kubelet.
 
 Design: docs/decisions/0030.
@@ -21,12 +21,12 @@ class WatchdogTiming:
     longest_poll_s: float = 10.0  # if nobody takes the Lease for long
     probe_after_s: float = 2.5  # without renewal; from then on pods and kubelets are probed
     delete_after_s: float = 5.0  # a running replica takes the Lease after 2.5 s
-    silent_s: float = 2.0  # neither kubelet nor pod answers
+    silent_s: float = 2.0  # neither kubelet nor pod responds
     unproven_silent_s: float = (
-        180.0  # the same if no kubelet ever answered; longer than an operator's start
+        180.0  # the same if no kubelet ever responded; longer than an operator's start
     )
     routine_probe_s: float = (
-        300.0  # between two probes while the Lease is renewed, if none was answered yet
+        300.0  # between two probes while the Lease is renewed, if none got a response yet
     )
     accept_s: float = 5.0  # after binding, until the kubelet must have accepted the pod
     longest_accept_s: float = 30.0  # at most, as it grows with each deleted pod
@@ -55,7 +55,7 @@ class OperatorPod:
 @dataclass(frozen=True, slots=True)
 class PodHistory:
     """`first`: when this process first saw the pod bound. `silent_since`: the first probe without
-    an answer since the last answer."""
+    a response since the last response."""
 
     first: float
     silent_since: float | None = None
@@ -71,14 +71,14 @@ class Observation:
     checks: int = 0
 
     def seen(
-        self, pods: Iterable[OperatorPod], answers: Mapping[str, bool], now: float
+        self, pods: Iterable[OperatorPod], responses: Mapping[str, bool], now: float
     ) -> Observation:
-        """`answers`: whether the kubelet or the pod answered the probe of `now`. Pods without an
-        address are not probed and are left out."""
+        """`responses`: whether the kubelet or the pod responded to the probe of `now`. Pods without
+        an address are not probed and are left out."""
         histories = {}
         for pod in pods:
             known = self.histories.get(pod.uid, PodHistory(now))
-            match answers.get(pod.uid):
+            match responses.get(pod.uid):
                 case True:
                     known = PodHistory(known.first)
                 case False:
@@ -95,8 +95,8 @@ class Observation:
     def lost(
         self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, *, probes_work: bool
     ) -> list[str]:
-        """uids of the pods to delete. `probes_work`: a kubelet of another node has answered at some
-        time. Otherwise a network policy may block probes, and a starting pod looks like a lost
+        """uids of the pods to delete. `probes_work`: a kubelet of another node has responded at
+        some time. Otherwise a network policy may block probes, and a starting pod looks like a lost
         node, so silence must last longer."""
         silent_s = timing.silent_s if probes_work else timing.unproven_silent_s
         bound = (p for p in pods if not p.ended and p.node)
