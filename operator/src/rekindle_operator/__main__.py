@@ -60,7 +60,7 @@ def main() -> None:
     leader.start()
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
-    if settings.ask_kubelets:
+    if settings.probe_kubelets:
         probe = KubeletProbe(cluster, settings.timing, clock)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
     threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()

@@ -67,7 +67,7 @@ class Settings:
     pods: PodDefaults = field(default_factory=PodDefaults)
     limits: NamespaceLimits = field(default_factory=NamespaceLimits)
     namespace: str | None = None  # None: all namespaces
-    ask_kubelets: bool = True
+    probe_kubelets: bool = True
     own_node: str = ""  # the node of this replica
     release: str = ""  # label of the pods of its peers; empty: lost peers are not replaced
     http_bind: str = "0.0.0.0"
@@ -95,7 +95,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
         release=env.get("REKINDLE_RELEASE", ""),
-        ask_kubelets=_is_on(env, "REKINDLE_ASK_KUBELETS"),
+        probe_kubelets=_is_on(env, "REKINDLE_PROBE_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),
         log_level=env.get("REKINDLE_LOG_LEVEL", "INFO").upper(),
