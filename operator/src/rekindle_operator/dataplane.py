@@ -30,7 +30,7 @@ class TaskReport:
 
     @property
     def has_responded(self) -> bool:
-        """Whether it has responded this coordinator, which then knows an epoch of it."""
+        """Whether it has responded to this coordinator, which then knows an epoch of it."""
         return self.stable_epoch is not None
 
 

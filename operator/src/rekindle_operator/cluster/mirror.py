@@ -69,7 +69,7 @@ class Mirror(Generic[V]):
         # A list from before a deletion that is read after it must not restore the object.
         self._deleted: deque[str] = deque(maxlen=_MAX_DELETED)
         self._synced = threading.Event()
-        self._listed_at = self._heard_at = time.monotonic()
+        self._listed_at = self._last_response_at = time.monotonic()
         self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
         for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._remove)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class Mirror(Generic[V]):
     @property
     def age_s(self) -> float:
         """Since the last response or event of the API server."""
-        return time.monotonic() - self._heard_at
+        return time.monotonic() - self._last_response_at
 
     def start(self) -> None:
         self._informer.start()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class Mirror(Generic[V]):
         """Called by the informer, which has stored `raw` already."""
         if isinstance(raw, _Listed):
             return  # `replace` has stored it
-        self._heard_at = time.monotonic()
+        self._last_response_at = time.monotonic()
         try:
             self.put(raw)
         finally:
@@ -137,7 +137,7 @@ class Mirror(Generic[V]):
         self._changed()
 
     def _remove(self, raw: Json) -> None:
-        self._heard_at = time.monotonic()
+        self._last_response_at = time.monotonic()
         key, meta = _key(raw), raw["metadata"]
         with self._lock:
             # An object with finalizers still exists after the request to delete it.
@@ -194,7 +194,7 @@ class Mirror(Generic[V]):
         call["timeout_seconds"] = _WATCH_S
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
         if response.status == 200:
-            self._heard_at = time.monotonic()
+            self._last_response_at = time.monotonic()
         elif response.status != 410:
             time.sleep(_RETRY_S)
         return response
@@ -210,7 +210,7 @@ class Mirror(Generic[V]):
         version = str(listed["metadata"]["resourceVersion"])
         items: Sequence[Json] = listed.get("items") or []
         self.replace(items, int(version))
-        self._listed_at = self._heard_at = time.monotonic()
+        self._listed_at = self._last_response_at = time.monotonic()
         return items, version
 
 

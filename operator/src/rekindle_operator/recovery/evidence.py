@@ -17,18 +17,18 @@ from rekindle_operator.settings import Timing
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`fresh`, `heard`: uids of topologies whose report is fresh, and of those with a task that is
-    heard. `heard_nodes`: nodes with a task that is heard, or with a coordinator that reports.
-    `covered_nodes`: with a pod of a topology whose report is fresh."""
+    """`fresh`, `responding`: uids of topologies whose report is fresh, and of those with a task
+    that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a coordinator
+    that reports. `covered_nodes`: with a pod of a topology whose report is fresh."""
 
     fresh: frozenset[str]
-    heard: frozenset[str]
-    heard_nodes: frozenset[str]
+    responding: frozenset[str]
+    alive_nodes: frozenset[str]
     covered_nodes: frozenset[str]
     silences: Mapping[SlotRef, float]  # proven, in seconds
 
     def silence_s(self, pod: PodView) -> float:
-        """0 for a task that is heard or starting."""
+        """0 for a task that responds or starts."""
         return self.silences.get(pod.ref, 0.0)
 
 
@@ -49,7 +49,7 @@ def collect_evidence(
     reporting = {(uid, report.fence) for uid, report in reports.items()}
     covered = [p for p in bound if p.owner_uid in fresh]
     running = [p for p in covered if not p.terminating and not p.ended]
-    heard = [p for p in running if p.ref in responded and p.ref not in snapshot.silent_since]
+    responding = [p for p in running if p.ref in responded and p.ref not in snapshot.silent_since]
     reporters = [
         p
         for p in running
@@ -57,8 +57,8 @@ def collect_evidence(
     ]
     return Evidence(
         fresh=fresh,
-        heard=frozenset(p.owner_uid for p in heard if p.owner_uid),
-        heard_nodes=frozenset(p.node for p in [*heard, *reporters] if p.node),
+        responding=frozenset(p.owner_uid for p in responding if p.owner_uid),
+        alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         covered_nodes=frozenset(p.node for p in covered if p.node),
         silences={p.ref: proven_silence_s(p, snapshot) for p in covered},
     )

@@ -1,10 +1,11 @@
-"""Kubelets as witnesses of their nodes, beside the tasks (docs/decisions/0025). Pure.
+"""What probes of kubelets prove about their nodes (docs/decisions/0025). Pure.
 
 A single silent task does not prove that its node is lost: it may have crashed, or wait for a core.
-A kubelet that used to respond the operator and is silent too proves the rest. It counts as silent
-only when another kubelet has responded a later probe: an operator that hears no kubelet is itself
-cut off, and one that is too slow to read one response has not read the other either. The kubelet of
-the operator's own node proves nothing: no network is between them.
+It does together with the node's kubelet, if that used to respond to the operator and is silent too.
+A kubelet counts as silent only when another one has responded to a later probe: an operator that
+gets no response at all is itself cut off, and one that is too slow to read one response has not
+read the other either. The kubelet of the operator's own node proves nothing: no network is between
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_AT_ONCE = 32  # probes in a tick; in a large cluster the others follow in t
 
 
 def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
-    """Names of the nodes whose kubelets used to respond, and are silent while others are heard."""
+    """Names of the nodes whose kubelets used to respond, and are silent while others respond."""
     silent = unresponsive_kubelets(snapshot, timing)
     return frozenset(
         n.name
@@ -39,14 +40,14 @@ def unresponsive_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
         if n.uid in snapshot.kubelet_probes
     ]
     elsewhere = [its.responded_at for name, its in known if name != snapshot.own_node]
-    last_heard = max((at for at in elsewhere if at is not None), default=0.0)
+    last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
         for name, its in known
         if its.responded_at is not None
         and its.unanswered_since is not None
-        # So it was another one that responded.
-        and last_heard - its.unanswered_since >= timing.kubelet_silent_s
+        # The probe that got a response is later, so it was of another kubelet.
+        and last_response_at - its.unanswered_since >= timing.kubelet_silent_s
     )
 
 
@@ -60,19 +61,19 @@ def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozen
         for uid, its in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
-    last_heard = max((at for at in elsewhere if at is not None), default=0.0)
+    last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         names[uid]
         for uid, its in snapshot.kubelet_probes.items()
         if uid in names
         and its.unanswered_since is not None
-        and last_heard - its.unanswered_since >= timing.kubelet_silent_s
+        and last_response_at - its.unanswered_since >= timing.kubelet_silent_s
         and now - its.unanswered_since < timing.quarantine_s
     )
 
 
 def responds_now(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    """Whether its kubelet works, even if the API server does not hear it."""
+    """Whether its kubelet works, even if it does not reach the API server."""
     return now - last_response_at(node, snapshot) <= 2 * timing.kubelet_silent_s
 
 
@@ -132,7 +133,7 @@ def _probed_at(node: NodeView, snapshot: Snapshot) -> float:
 
 
 def _has_unanswered(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    """A probe may have got lost: a second one decides."""
+    """A single probe may be lost, so a second one is sent."""
     results = snapshot.kubelet_probes.get(node.uid)
     return (
         results is not None
@@ -142,7 +143,7 @@ def _has_unanswered(node: NodeView, snapshot: Snapshot, now: float, timing: Timi
 
 
 def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    """A response ends that at once."""
+    """Until its kubelet responds."""
     results = snapshot.kubelet_probes.get(node.uid)
     if results is None or results.unanswered_since is None:
         return False

@@ -1,14 +1,16 @@
 """Which nodes and pods are lost, and whether the losses are a burst. Pure.
 
 Suspicion alone creates no pod. A task is lost when its pod is gone or failed; when its node is
-gone, or not Ready with tasks that are not heard; when every task of its node has been silent for
+gone, or not Ready with tasks that do not respond; when every task of its node has been silent for
 3 s, or it alone for 10 s. One silent task does not prove that its node is lost: that takes two of
 them, or a silent kubelet as well. A kubelet that responds outweighs coordinators: then the node's
 silent tasks are lost and the node is not. Nothing waits for evictions or for the end of a
-Terminating pod (I7). A coordinator that hears none of its tasks is itself suspected: its reports of
-silence count only where the kubelet is silent too. A report counts while it is fresh
-(`recovery.evidence`). Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts. Paper:
-Progressive recovery (Su and Zhou 2017), section 4.
+Terminating pod (I7). A coordinator that gets no response from any of its tasks is itself suspected:
+its reports of silence count only where the kubelet is silent too. A report counts while it is fresh
+(`recovery.evidence`).
+
+Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts.
+Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
 
-_WITNESSES = 2
+_MIN_SIGNALS = 2
 
 
 class Loss(StrEnum):
@@ -60,12 +62,12 @@ class Loss(StrEnum):
 class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady. `cut_off`: uid of a
-    topology and a node on which none of its tasks is heard while the kubelet responds. `problem`:
+    topology and a node on which none of its tasks responds while the kubelet does. `problem`:
     why NotReady nodes do not count as lost; empty: there are none of that kind."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
-    heard: frozenset[str]  # uids of topologies of which at least one task is heard
+    responding: frozenset[str]  # uids of topologies with a task that responds
     usable: Mapping[str, NodeView]
     cut_off: frozenset[tuple[str, str]] = frozenset()
     unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
@@ -81,7 +83,7 @@ class LossAssessment:
         return pod.node is not None and pod.node in self.lost_nodes
 
     def is_cut_off(self, pod: PodView) -> bool:
-        """Its coordinator hears none of the topology's tasks there."""
+        """None of the topology's tasks there responds to the coordinator."""
         return (pod.owner_uid, pod.node) in self.cut_off
 
     def is_out_of_reach(self, pod: PodView) -> bool:
@@ -96,7 +98,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = collect_evidence(snapshot, bound, now, timing)
     quiet_kubelets = silent_kubelets(snapshot, now, timing)
-    responding = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
+    kubelet_responds = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
     occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in bound if p.node is not None and p.node not in nodes}
@@ -105,22 +107,22 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         name
         for name, at in snapshot.quarantined.items()
         if name in nodes and now - at < timing.quarantine_s and nodes[name].ready_since <= at
-    } - (evidence.heard_nodes | responding)
+    } - (evidence.alive_nodes | kubelet_responds)
     credible = [
         p
         for p in running
         if p.owner_uid in evidence.fresh
-        and (p.owner_uid in evidence.heard or p.node in quiet_kubelets)
+        and (p.owner_uid in evidence.responding or p.node in quiet_kubelets)
     ]
     # A coordinator on the node that reports proves that the node works.
-    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.heard_nodes
+    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.alive_nodes
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
-    cut_off = _cut_off(credible, silent & responding, evidence, snapshot, timing)
-    silent -= responding
+    cut_off = _cut_off(credible, silent & kubelet_responds, evidence, snapshot, timing)
+    silent -= kubelet_responds
     silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
-    unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.heard_nodes - lost.keys()
+    unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.alive_nodes - lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
@@ -129,7 +131,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     return LossAssessment(
         lost_nodes=lost,
         newly_silent=frozenset(silent),
-        heard=evidence.heard,
+        responding=evidence.responding,
         usable=usable,
         cut_off=cut_off,
         unresponsive=unresponsive,
@@ -141,8 +143,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
 def _silent_nodes(
     pods: Iterable[PodView], quiet_kubelets: Set[str], evidence: Evidence, timing: Timing
 ) -> set[str]:
-    """Nodes of which at least two witnesses are silent, the kubelet being one, and no task is
-    heard. A task that starts counts as heard: a node busy with starting is slow, not dead."""
+    """Nodes on which no task responds, and at least two of tasks and kubelet are silent. A task
+    that starts counts as responding: a node busy with starting is slow, not dead."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
         if pod.node is not None:
@@ -150,7 +152,7 @@ def _silent_nodes(
     return {
         node
         for node, flags in quiet.items()
-        if all(flags) and len(flags) + (node in quiet_kubelets) >= _WITNESSES
+        if all(flags) and len(flags) + (node in quiet_kubelets) >= _MIN_SIGNALS
     }
 
 
@@ -161,13 +163,13 @@ def _cut_off(
     snapshot: Snapshot,
     timing: Timing,
 ) -> frozenset[tuple[str, str]]:
-    """Uid and node, of the silent ones, where two tasks of one topology are silent and the kubelet
-    has responded so long after the last word of any that it did not die with them."""
+    """Uid of a topology and silent node, where two of its tasks are silent and the kubelet has
+    responded so long after the last response of any that it did not fail with them."""
     here: dict[tuple[str, str], list[PodView]] = defaultdict(list)
     for pod in pods:
         if pod.owner_uid is not None and pod.node is not None and pod.node in silent:
             here[pod.owner_uid, pod.node].append(pod)
-    outlived = timing.kubelet_silent_s
+    margin_s = timing.kubelet_silent_s
     responded_at = {
         n.name: last_response_at(n, snapshot) for n in snapshot.nodes if n.name in silent
     }
@@ -175,7 +177,7 @@ def _cut_off(
         (uid, node)
         for (uid, node), found in here.items()
         if _silent_nodes(found, frozenset(), evidence, timing)
-        and all(responded_at[node] - snapshot.silent_since[p.ref] >= outlived for p in found)
+        and all(responded_at[node] - snapshot.silent_since[p.ref] >= margin_s for p in found)
     )
 
 
@@ -196,7 +198,7 @@ def loss_of_pod(
     if pod.node is None:
         return _loss_of_open(pod, assessment, now, timing)
     patience_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
-    credible = pod.owner_uid in assessment.heard
+    credible = pod.owner_uid in assessment.responding
     if credible and proven_silence_s(pod, snapshot) >= patience_s:
         return Loss.SILENT
     return None

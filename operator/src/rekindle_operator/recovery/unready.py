@@ -1,9 +1,10 @@
 """Which nodes that Kubernetes calls NotReady are lost (docs/decisions/0027). Pure.
 
-NotReady means that the API server does not hear the kubelet: one witness. Tasks that their
-coordinator hears, or a kubelet that responds the operator, prove that the node works. When most
-nodes turn NotReady and there is no second witness against them, the connection to the API server is
-the more likely reason, and nothing is deleted: no NotReady node could replace another anyway.
+NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
+respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
+When most nodes become NotReady and there is no second signal against them, the connection to the
+API server is the more likely reason, and nothing is deleted: no NotReady node could replace another
+anyway.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ def assess_unready(
 ) -> Unready:
     """`occupied`: names of nodes with pods of topologies."""
     unready = [n for n in snapshot.nodes if not n.ready]
-    heard = [n for n in unready if n.name in evidence.heard_nodes]
+    alive = [n for n in unready if n.name in evidence.alive_nodes]
     most = 2 * len(unready) > len(snapshot.nodes)
     count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
     covered = [n for n in unready if n.name in evidence.covered_nodes]
-    if most and heard and 2 * len(heard) >= len(covered):
-        reason = "their kubelets do not reach the API server; no pods are deleted for that"
+    if most and alive and 2 * len(alive) >= len(covered):
+        reason = "their kubelets do not reach the API server; no pods are deleted"
         return Unready(
-            frozenset(), f"{count} while tasks on {len(heard)} of them are heard: {reason}"
+            frozenset(), f"{count} while tasks on {len(alive)} of them respond: {reason}"
         )
     silent = unresponsive_kubelets(snapshot, timing)
-    witnessed = evidence.covered_nodes | silent
+    confirmed = evidence.covered_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
-        if node.name in evidence.heard_nodes:
+        if node.name in evidence.alive_nodes:
             return False
-        return node.name in witnessed or not (most or responds_now(node, snapshot, now, timing))
+        return node.name in confirmed or not (most or responds_now(node, snapshot, now, timing))
 
     lost = frozenset(n.name for n in unready if is_lost(n))
-    unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in heard]
+    unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in alive]
     if most and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
         return Unready(lost, f"{count}; {reason}")

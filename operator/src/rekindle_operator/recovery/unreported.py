@@ -1,10 +1,10 @@
 """Which nodes are lost while no coordinator reports on their tasks (docs/decisions/0030). Pure.
 
-If a coordinator is lost with the nodes of its tasks, nobody hears the others. Then the operator
-itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used to
-respond, both are silent now, and others have been heard since, these are two witnesses, as with a
-report. One pod of each node is probed at intervals all the time, since only one that has responded
-before can fall silent. Nobody reports on the operator's own replicas: their nodes are assessed in
+If a coordinator is lost with the nodes of its tasks, no process polls the other tasks. Then the
+operator itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used
+to respond, both are silent now, and others have responded since, these are two signals, as with a
+report. One pod of each node is always probed at intervals, since only one that has responded before
+can fall silent. No coordinator reports on the operator's own replicas: their nodes are assessed in
 the same way.
 """
 
@@ -27,8 +27,8 @@ def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozense
 
 
 def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
-    """One of each node at intervals; at every tick those that nobody reports on, and those with an
-    unanswered probe. `busy`: uids with an open probe."""
+    """One of each node at intervals; at every tick those that no coordinator reports on, and those
+    with an unanswered probe. `busy`: uids with a probe in flight."""
     urgent = unreported_nodes(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
@@ -58,8 +58,8 @@ def silent_unreported(
     suspects = (unreported_nodes(snapshot, now, timing) | peers) & quiet_kubelets
     if not suspects:
         return frozenset()
-    heard_at = _last_heard(snapshot)
-    silent, heard = set(), set()
+    last_response_at = _last_response_at(snapshot)
+    silent, responding = set(), set()
     for pod in snapshot.pods:
         results = snapshot.pod_probes.get(pod.uid)
         if pod.node not in suspects or results is None:
@@ -68,24 +68,24 @@ def silent_unreported(
             results.unanswered_since is None
             and now - (results.responded_at or 0.0) <= timing.pod_silent_s
         ):
-            heard.add(pod.node)
+            responding.add(pod.node)
         if results.responded_at is None or now - results.responded_at > timing.kubelet_memory_s:
             continue
         first = results.unanswered_since
-        if first is not None and heard_at - first >= timing.pod_silent_s:
+        if first is not None and last_response_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
-    return frozenset(silent - heard)
+    return frozenset(silent - responding)
 
 
-def _last_heard(snapshot: Snapshot) -> float:
+def _last_response_at(snapshot: Snapshot) -> float:
     """When the last probe was sent that a kubelet or a pod of another node responded to."""
     nodes = {node.uid: node.name for node in snapshot.nodes}
     pods = {pod.uid: pod.node for pod in snapshot.pods if pod.uid in snapshot.pod_probes}
-    heard = [(nodes.get(uid), results) for uid, results in snapshot.kubelet_probes.items()]
-    heard += [(pods.get(uid), results) for uid, results in snapshot.pod_probes.items()]
+    probed = [(nodes.get(uid), results) for uid, results in snapshot.kubelet_probes.items()]
+    probed += [(pods.get(uid), results) for uid, results in snapshot.pod_probes.items()]
     times = (
         results.responded_at
-        for node, results in heard
+        for node, results in probed
         if node is not None and node != snapshot.own_node and results.responded_at is not None
     )
     return max(times, default=0.0)
@@ -99,7 +99,7 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
-    """A pod that never responded comes last: anybody may label a pod."""
+    """A pod that never responded comes last: any user may set its labels."""
     results = snapshot.pod_probes.get(pod.uid)
     return results is not None and results.responded_at is None, pod.uid
 
