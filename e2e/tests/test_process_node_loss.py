@@ -97,7 +97,7 @@ def answers(address: str, timeout_s: float = 1.0) -> bool:
 
 
 def kubelet_lives(node: ProcessNode, pods: Pods) -> bool:
-    """As the operator asks (docs/decisions/0025-kubelets-as-witnesses.md)."""
+    """As the operator probes (docs/decisions/0025-kubelets-as-signals.md)."""
     kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
     assert kubelet is not None
     return asyncio.run(probe.answers(kubelet, probe.unverified_tls(), within_s=2.0))

@@ -114,7 +114,7 @@ def test_a_coordinator_condemns_no_node_whose_kubelet_responds(running: ModelClu
     assert running.status()["redundancy"] == "8/8"
 
 
-def test_a_kubelet_that_stopped_with_its_tasks_is_no_witness(
+def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
@@ -268,7 +268,7 @@ def test_six_nodes_and_the_coordinator_are_lost_in_time(
 
 
 @pytest.mark.parametrize("silent", ["kubelets", "pods"])
-def test_one_witness_is_not_enough_without_reports(running: ModelCluster, silent: str) -> None:
+def test_one_signal_is_not_enough_without_reports(running: ModelCluster, silent: str) -> None:
     if silent == "kubelets":
         running.pods_respond = False
     else:
@@ -315,7 +315,7 @@ def test_an_isolated_operator_loses_no_node(
         assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
 
 
-# --- whatever the other witnesses say ---------------------------------------------
+# --- whatever the other signals are ---------------------------------------------
 
 _NODES = st.frozensets(st.sampled_from("abc"))
 

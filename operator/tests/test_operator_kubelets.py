@@ -1,4 +1,4 @@
-"""Kubelets as witnesses: whom the operator asks, and whose silence it believes."""
+"""Probes of kubelets: which the operator probes, and whose silence counts."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_tasks_lost_together_need_no_task_that_is_heard() -> None:
     assert watch.lost() == {"n1", "n2"}
 
 
-def test_a_kubelet_that_never_responded_is_no_witness() -> None:
+def test_a_kubelet_that_never_responded_is_no_signal() -> None:
     watch = Watch([0.0] * 3)
     watch.dead = {"n1"}
     watch.run(5.0)
@@ -193,7 +193,7 @@ def test_a_kubelet_that_never_responded_is_no_witness() -> None:
     assert watch.run(9.0) == set()
 
 
-def test_a_kubelet_silent_long_before_is_no_witness() -> None:
+def test_a_kubelet_silent_long_before_is_no_signal() -> None:
     watch = Watch([0.0] * 3)
     watch.run(2.0)
     watch.dead = {"n1"}

@@ -98,7 +98,7 @@ def test_most_nodes_may_be_lost_at_once() -> None:
     ],
     ids=["pod responds", "kubelet responds", "pod was never asked"],
 )
-def test_one_witness_is_not_enough(
+def test_one_signal_is_not_enough(
     kubelets: Mapping[str, ProbeResults], pods: Mapping[str, ProbeResults]
 ) -> None:
     assert lost(world(kubelets, pods)) == set()
