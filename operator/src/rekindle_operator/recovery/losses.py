@@ -191,15 +191,15 @@ def loss_of_pod(
         return Loss.FAILED
     if assessment.is_on_lost_node(pod):
         return Loss.NODE
-    if assessment.is_out_of_reach(pod) and _is_patience_over(pod, now, timing):
+    if assessment.is_out_of_reach(pod) and _has_timed_out(pod, now, timing):
         return Loss.UNBOUND
     if pod.ended:
-        return Loss.REFUSED if pod.attempt == 0 or _is_patience_over(pod, now, timing) else None
+        return Loss.REFUSED if pod.attempt == 0 or _has_timed_out(pod, now, timing) else None
     if pod.node is None:
         return _loss_of_open(pod, assessment, now, timing)
-    patience_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
+    timeout_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
     credible = pod.owner_uid in assessment.responding
-    if credible and proven_silence_s(pod, snapshot) >= patience_s:
+    if credible and proven_silence_s(pod, snapshot) >= timeout_s:
         return Loss.SILENT
     return None
 
@@ -213,17 +213,17 @@ def _loss_of_open(
         return None
     if pod.pinned not in assessment.usable:
         return Loss.UNBOUND
-    return Loss.UNBOUND if _is_patience_over(pod, now, timing) else None
+    return Loss.UNBOUND if _has_timed_out(pod, now, timing) else None
 
 
-def _is_patience_over(pod: PodView, now: float, timing: Timing) -> bool:
+def _has_timed_out(pod: PodView, now: float, timing: Timing) -> bool:
     """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
     less often."""
-    patience_s = patience(timing.unbound_s).wait_s(pod.attempt + 1)
-    return now - _opened_at(pod) >= patience_s
+    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.attempt + 1)
+    return now - _opened_at(pod) >= timeout_s
 
 
-def patience(first_s: float) -> BackoffPolicy:
+def growing_timeout(first_s: float) -> BackoffPolicy:
     """How long a pod may take until it is replaced: twice as long with each attempt."""
     return BackoffPolicy(first_s, longest_s=16 * first_s)
 

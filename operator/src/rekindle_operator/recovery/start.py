@@ -11,7 +11,7 @@ Design: docs/design/recovery.md#gates.
 from __future__ import annotations
 
 from rekindle_operator.cluster.model import PodView, Snapshot
-from rekindle_operator.recovery.losses import Loss, LossAssessment, patience
+from rekindle_operator.recovery.losses import Loss, LossAssessment, growing_timeout
 from rekindle_operator.settings import Timing
 
 _MAX_NODES = 3
@@ -31,7 +31,7 @@ class StartFailures:
 
     def loss_of(self, pod: PodView) -> Loss | None:
         """None: it runs, or may still start, or no other node is likely to start it."""
-        if pod.node is None or not pod.shape or not self._is_patience_over(pod):
+        if pod.node is None or not pod.shape or not self._has_timed_out(pod):
             return None
         if not self._may_start_elsewhere(pod, pod.node):
             return None
@@ -50,13 +50,13 @@ class StartFailures:
             f"containers: not created after {self._timing.container_error_s:.0f} s: {_SEE_EVENTS}"
         )
 
-    def _is_patience_over(self, pod: PodView) -> bool:
+    def _has_timed_out(self, pod: PodView) -> bool:
         if pod.container_error:
-            since, patience_s = self._snapshot.failing_since, self._timing.container_error_s
+            since, timeout_s = self._snapshot.failing_since, self._timing.container_error_s
         else:
-            since, patience_s = self._snapshot.preparing_since, self._timing.preparation_s
-        longest_s = patience(patience_s).wait_s(pod.attempt + 1)
-        return pod.uid in since and self._now - since[pod.uid] >= longest_s
+            since, timeout_s = self._snapshot.preparing_since, self._timing.preparation_s
+        limit_s = growing_timeout(timeout_s).wait_s(pod.attempt + 1)
+        return pod.uid in since and self._now - since[pod.uid] >= limit_s
 
     def _may_start_elsewhere(self, pod: PodView, node: str) -> bool:
         bad = self._snapshot.unsuitable.get(pod.shape, frozenset())

@@ -110,8 +110,8 @@ class Observation:
             return False
         if not pod.accepted:
             # The scheduler may choose a lost node for as long as it is reported Ready.
-            patience_s = timing.accept_s * _GROWTH**self.never_accepted
-            return now - seen.first >= min(patience_s, timing.longest_accept_s)
+            timeout_s = timing.accept_s * _GROWTH**self.never_accepted
+            return now - seen.first >= min(timeout_s, timing.longest_accept_s)
         return (
             seen.silent_since is not None
             and seen.unanswered >= _MIN_PROBES
