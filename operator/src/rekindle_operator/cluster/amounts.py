@@ -86,18 +86,18 @@ class Amounts:
             and (not requests.others or self._covers_others(requests.others))
         )
 
-    def _covers_others(self, asked: Iterable[tuple[str, int]]) -> bool:
+    def _covers_others(self, requested: Iterable[tuple[str, int]]) -> bool:
         have = dict(self.others)
-        return all(amount == 0 or amount <= have.get(name, 0) for name, amount in asked)
+        return all(amount == 0 or amount <= have.get(name, 0) for name, amount in requested)
 
     def restricted_to(self, requests: Amounts) -> Amounts:
         """Only the resources that are requested."""
-        asked = {name for name, amount in requests.others if amount}
+        requested = {name for name, amount in requests.others if amount}
         return Amounts(
             self.cpu_m if requests.cpu_m else 0,
             self.memory if requests.memory else 0,
             self.pods if requests.pods else 0,
-            tuple((name, amount) for name, amount in self.others if name in asked),
+            tuple((name, amount) for name, amount in self.others if name in requested),
         )
 
     def share_of(self, whole: Amounts) -> float:

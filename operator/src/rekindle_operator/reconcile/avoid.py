@@ -54,7 +54,7 @@ def still_avoided(
     """`nodes`, unless no other node could take the pod: then each is tried again in time."""
     others = (node for name, node in usable.items() if name not in nodes)
     takes = any(
-        node.allocatable.covers(pod.ask) and NodeCapacity(node, node.allocatable).admits(pod)
+        node.allocatable.covers(pod.requests) and NodeCapacity(node, node.allocatable).admits(pod)
         for node in others
     )
     return nodes if takes else frozenset()

@@ -50,13 +50,13 @@ def measure_capacity(
     nodes = {}
     for name, view in losses.usable.items():
         here = used.get(name, [])
-        holds = frozenset(
+        replicas = frozenset(
             (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica)
             for p in here
             if p.role == ROLE_TASK and p.slot is not None
         )
         free = view.allocatable - total(p.requests for p in here)
-        nodes[name] = NodeCapacity(view, free, holds)
+        nodes[name] = NodeCapacity(view, free, replicas)
     whole = total(n.allocatable for n in losses.usable.values())
     capacity = Capacity(nodes, whole, _left_of_shares(snapshot, used, whole, limits))
     for number, to_place in enumerate(unplaced):

@@ -84,7 +84,7 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
 def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
     return PodToPlace(
         key=f"{uid}/{state.slot.key}",
-        ask=pod.requests,
+        requests=pod.requests,
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
         selector=tuple(sorted(pod.selector.items())),
@@ -97,7 +97,7 @@ def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace
     spec = manifest["spec"]
     return PodToPlace(
         key=f"{uid}/{state.slot.key}",
-        ask=pod_requests(spec),
+        requests=pod_requests(spec),
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),

@@ -25,7 +25,7 @@ class PodToPlace:
     """A pod to place. `group` is its partition: two replicas of one group never share a node."""
 
     key: str
-    ask: Amounts
+    requests: Amounts
     group: str
     replica: int
     selector: tuple[tuple[str, str], ...] = ()
@@ -44,11 +44,11 @@ class PackingRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """A usable node, what it has left and which (group, replica) it holds."""
+    """A usable node, its free capacity, and the (group, replica) of the pods on it."""
 
     node: NodeView
     free: Amounts
-    holds: frozenset[tuple[str, int]] = frozenset()
+    replicas: frozenset[tuple[str, int]] = frozenset()
 
     def admits(self, pod: PodToPlace) -> bool:
         """Whether the pod may be on the node, whatever else is there."""
@@ -63,19 +63,21 @@ class NodeCapacity:
         selected = all(labels.get(k) == v for k, v in pod.selector)
         return tolerated and selected and matches(pod.affinity, self.node.name, labels)
 
-    def takes(self, pod: PodToPlace) -> bool:
+    def fits(self, pod: PodToPlace) -> bool:
         return (
-            self.free.covers(pod.ask)
-            and not any(g == pod.group and r != pod.replica for g, r in self.holds)
+            self.free.covers(pod.requests)
+            and not any(g == pod.group and r != pod.replica for g, r in self.replicas)
             and self.admits(pod)
         )
 
     def fits_when_empty(self, pod: PodToPlace) -> bool:
         """Whether the node would take the pod if nothing else were on it."""
-        return self.node.allocatable.covers(pod.ask) and self.admits(pod)
+        return self.node.allocatable.covers(pod.requests) and self.admits(pod)
 
     def with_pod(self, pod: PodToPlace) -> NodeCapacity:
-        return NodeCapacity(self.node, self.free - pod.ask, self.holds | {(pod.group, pod.replica)})
+        return NodeCapacity(
+            self.node, self.free - pod.requests, self.replicas | {(pod.group, pod.replica)}
+        )
 
 
 class Capacity:
@@ -97,21 +99,24 @@ class Capacity:
     def place(self, pod: PodToPlace, node: str) -> Capacity:
         left = self.share_left
         if pod.namespace in left:
-            left = {**left, pod.namespace: left[pod.namespace] - pod.ask}
+            left = {**left, pod.namespace: left[pod.namespace] - pod.requests}
         return Capacity(self.nodes | {node: self.nodes[node].with_pod(pod)}, self.whole, left)
 
     def is_within_shares(self, pods: Iterable[PodToPlace]) -> bool:
         """Whether they are within the shares of their namespaces."""
         if not self.share_left:
             return True
-        asked: dict[str, Amounts] = {}
+        requested: dict[str, Amounts] = {}
         for pod in pods:
             if pod.namespace in self.share_left:
-                asked[pod.namespace] = asked.get(pod.namespace, Amounts()) + pod.ask
-        return all(self.share_left[namespace].covers(ask) for namespace, ask in asked.items())
+                before = requested.get(pod.namespace, Amounts())
+                requested[pod.namespace] = before + pod.requests
+        return all(
+            self.share_left[namespace].covers(requests) for namespace, requests in requested.items()
+        )
 
-    def takes(self, pod: PodToPlace) -> bool:
-        return any(b.takes(pod) for b in self.nodes.values())
+    def fits(self, pod: PodToPlace) -> bool:
+        return any(b.fits(pod) for b in self.nodes.values())
 
     def fits_when_empty(self, pod: PodToPlace) -> bool:
         """Whether some usable node would take the pod if nothing else were on it."""
@@ -128,7 +133,7 @@ def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
     """All of the pods or nothing. Largest first; what the rule misses a bounded search finds."""
-    ordered = sorted(pods, key=lambda i: (-i.ask.share_of(capacity.whole), i.key))
+    ordered = sorted(pods, key=lambda i: (-i.requests.share_of(capacity.whole), i.key))
     if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None
     placement = _by_rule(ordered, capacity, rule)
@@ -143,16 +148,16 @@ def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
     """False if more is needed than all nodes have left, or no node takes one of the pods."""
     free = (b.free.clamped() for b in capacity.nodes.values())
     left = total(f for f in free if f.covers(Amounts(pods=1)))
-    return left.covers(total(i.ask for i in pods)) and all(capacity.takes(pod) for pod in pods)
+    return left.covers(total(i.requests for i in pods)) and all(capacity.fits(pod) for pod in pods)
 
 
 def _by_rule(pods: Sequence[PodToPlace], capacity: Capacity, rule: PackingRule) -> Placement | None:
     nodes: dict[str, str] = {}
     for pod in pods:
-        fits = [b for b in capacity.nodes.values() if b.takes(pod)]
-        if not fits:
+        candidates = [b for b in capacity.nodes.values() if b.fits(pod)]
+        if not candidates:
             return None
-        best = min(fits, key=lambda b: _preference(b, pod, capacity, rule))
+        best = min(candidates, key=lambda b: _preference(b, pod, capacity, rule))
         nodes[pod.key] = best.node.name
         capacity = capacity.place(pod, best.node.name)
     return Placement(capacity, nodes)
@@ -167,9 +172,9 @@ def _preference(
     same_zone = bool(zone) and any(
         other.node.zone == zone
         for other in capacity.nodes.values()
-        if any(g == pod.group and r != pod.replica for g, r in other.holds)
+        if any(g == pod.group and r != pod.replica for g, r in other.replicas)
     )
-    wasteful = b.free.devices_besides(pod.ask)
+    wasteful = b.free.devices_besides(pod.requests)
     left = b.free.basic_share_of(b.node.allocatable)
     return (
         int(same_zone),
@@ -191,10 +196,10 @@ def _by_search(pods: Sequence[PodToPlace], capacity: Capacity) -> Placement | No
         pod, tried = pods[index], set[tuple[object, ...]]()
         for name in sorted(current.nodes):
             b = current.nodes[name]
-            likeness = (b.free, b.holds, b.node.taints, tuple(sorted(b.node.labels.items())))
-            if likeness in tried or not b.takes(pod):
+            signature = (b.free, b.replicas, b.node.taints, tuple(sorted(b.node.labels.items())))
+            if signature in tried or not b.fits(pod):
                 continue
-            tried.add(likeness)
+            tried.add(signature)
             steps += 1
             if steps > _SEARCH_STEPS:
                 return None

@@ -77,7 +77,7 @@ def make_plan(
     """`pods`: what would meet each need. Placements never exceed the capacity (I6). No query that
     stays waiting fits into what remains (I8). Spares never change where the pods go, and a spare
     that finds no node does not change where the other spares go."""
-    possible = [d for d in queries if all(capacity.takes(pods[need]) for need in d.needs)]
+    possible = [d for d in queries if all(capacity.fits(pods[need]) for need in d.needs)]
     needed = {need: pods[need] for d in possible for need in sorted(d.needs)}
     if (placement := pack(needed.values(), capacity, PackingRule.SPREAD)) is not None:
         order = _rank_all(possible, needed, capacity)
@@ -165,7 +165,8 @@ def _ranked(
 ) -> list[RankedQuery]:
     """Densest first; equal ones by priority, then by name, so that every replica agrees."""
     cost = {
-        need: pods[need].ask.share_of(capacity.whole) if need in missing else 0.0 for need in pods
+        need: pods[need].requests.share_of(capacity.whole) if need in missing else 0.0
+        for need in pods
     }
     users = Counter(need for d in queries for need in d.needs)
     scored = [(density(d, cost, users), d) for d in queries]
@@ -221,33 +222,35 @@ class _Withheld:
         alike = Counter(replace(pod, key="", group="", replica=0) for pod in saved)
         by_node = {
             name: total(
-                pod.ask.scaled(number) for pod, number in alike.items() if b.fits_when_empty(pod)
+                pod.requests.scaled(number)
+                for pod, number in alike.items()
+                if b.fits_when_empty(pod)
             )
             for name, b in capacity.nodes.items()
         }
         by_namespace = {
-            name: total(pod.ask for pod in saved if pod.namespace == name)
+            name: total(pod.requests for pod in saved if pod.namespace == name)
             for name in capacity.share_left
         }
         return cls(
-            {name: ask for name, ask in by_node.items() if ask != Amounts()},
-            {name: ask for name, ask in by_namespace.items() if ask != Amounts()},
+            {name: requests for name, requests in by_node.items() if requests != Amounts()},
+            {name: requests for name, requests in by_namespace.items() if requests != Amounts()},
         )
 
     def excluded_nodes(self, spare: PodToPlace, capacity: Capacity) -> frozenset[str] | None:
         """Nodes on which it would take something of that; None: wherever it goes."""
         share = self.by_namespace.get(spare.namespace)
         if share is not None and not capacity.share_left[spare.namespace].covers(
-            _with(spare.ask, share)
+            _with(spare.requests, share)
         ):
             return None
         return frozenset(
             name
-            for name, ask in self.by_node.items()
-            if not capacity.nodes[name].free.covers(_with(spare.ask, ask))
+            for name, requests in self.by_node.items()
+            if not capacity.nodes[name].free.covers(_with(spare.requests, requests))
         )
 
 
-def _with(ask: Amounts, kept: Amounts) -> Amounts:
-    """Both, of the resources that `ask` takes."""
-    return ask + kept.restricted_to(ask)
+def _with(requests: Amounts, kept: Amounts) -> Amounts:
+    """Both, of the resources that `requests` takes."""
+    return requests + kept.restricted_to(requests)
