@@ -103,7 +103,7 @@ def test_a_blocking_topology_over_its_share_says_why() -> None:
 
 
 def shared(of: Capacity, **left: Amounts) -> Capacity:
-    return Capacity(of.nodes, of.whole, left)
+    return Capacity(of.nodes, of.allocatable, left)
 
 
 def test_a_used_up_share_delays_no_replicas_of_others() -> None:

@@ -120,7 +120,7 @@ class Amounts:
             + _share(self.pods, whole.pods)
         )
 
-    def devices_besides(self, requests: Amounts) -> bool:
+    def has_devices_besides(self, requests: Amounts) -> bool:
         """Whether there are devices (extended resources) that `requests` does not need."""
         if not self.others:
             return False

@@ -57,8 +57,8 @@ def measure_capacity(
         )
         free = view.allocatable - total(p.requests for p in here)
         nodes[name] = NodeCapacity(view, free, replicas)
-    whole = total(n.allocatable for n in losses.usable.values())
-    capacity = Capacity(nodes, whole, _left_of_shares(snapshot, used, whole, limits))
+    allocatable = total(n.allocatable for n in losses.usable.values())
+    capacity = Capacity(nodes, allocatable, _remaining_shares(snapshot, used, allocatable, limits))
     for number, to_place in enumerate(unplaced):
         key = f"coordinator {number}"
         placement = pack([replace(to_place, key=key, group=key)], capacity)
@@ -81,15 +81,15 @@ def _from_coordinator(spec: Manifest) -> PodToPlace:
     return PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, tolerations_of(spec), terms)
 
 
-def _left_of_shares(
+def _remaining_shares(
     snapshot: Snapshot,
     used: Mapping[str, Iterable[PodView]],
-    whole: Amounts,
+    allocatable: Amounts,
     limits: NamespaceLimits,
 ) -> dict[str, Amounts]:
     """By namespace with topologies and a limited share."""
     shares = {t.namespace: limits.max_share(t.namespace) for t in snapshot.topologies}
-    left = {name: whole.scaled(share) for name, share in shares.items() if share < 1.0}
+    left = {name: allocatable.scaled(share) for name, share in shares.items() if share < 1.0}
     if left:
         for pod in (pod for pods in used.values() for pod in pods):
             if pod.topology is not None and pod.namespace in left:

@@ -84,23 +84,23 @@ class Capacity:
     """The usable nodes, by name, and what namespaces with a limited share of them may still take.
     Immutable: packing gives a new one."""
 
-    __slots__ = ("nodes", "share_left", "whole")
+    __slots__ = ("allocatable", "nodes", "share_left")
 
     def __init__(
         self,
         nodes: Mapping[str, NodeCapacity],
-        whole: Amounts,
+        allocatable: Amounts,
         share_left: Mapping[str, Amounts] | None = None,
     ) -> None:
         self.nodes = dict(nodes)
-        self.whole = whole  # allocatable of all usable nodes: what costs are shares of
+        self.allocatable = allocatable  # of all usable nodes; costs are shares of it
         self.share_left = share_left or {}
 
     def place(self, pod: PodToPlace, node: str) -> Capacity:
         left = self.share_left
         if pod.namespace in left:
             left = {**left, pod.namespace: left[pod.namespace] - pod.requests}
-        return Capacity(self.nodes | {node: self.nodes[node].with_pod(pod)}, self.whole, left)
+        return Capacity(self.nodes | {node: self.nodes[node].with_pod(pod)}, self.allocatable, left)
 
     def is_within_shares(self, pods: Iterable[PodToPlace]) -> bool:
         """Whether they are within the shares of their namespaces."""
@@ -133,7 +133,7 @@ def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
     """All of the pods or nothing. Largest first; what the rule misses a bounded search finds."""
-    ordered = sorted(pods, key=lambda i: (-i.requests.share_of(capacity.whole), i.key))
+    ordered = sorted(pods, key=lambda i: (-i.requests.share_of(capacity.allocatable), i.key))
     if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None
     placement = _by_rule(ordered, capacity, rule)
@@ -174,7 +174,7 @@ def _preference(
         for other in capacity.nodes.values()
         if any(g == pod.group and r != pod.replica for g, r in other.replicas)
     )
-    wasteful = b.free.devices_besides(pod.requests)
+    wasteful = b.free.has_devices_besides(pod.requests)
     left = b.free.basic_share_of(b.node.allocatable)
     return (
         int(same_zone),
