@@ -18,8 +18,8 @@ def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -
     running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
     running.lose_node("a")
     decisions = reconcile_all(running.snapshot(), running.now)
-    assert [t.owner for t in decisions if t.fault is not None] == ["default/bad"]
-    (said,) = (a for t in decisions if t.fault is not None for a in t.actions)
+    assert [t.owner for t in decisions if t.error is not None] == ["default/bad"]
+    (said,) = (a for t in decisions if t.error is not None for a in t.actions)
     assert isinstance(said, WriteStatus)
     conditions = {c["type"]: c for c in said.status["conditions"]}
     assert conditions["Ready"]["status"] == "Unknown"
@@ -34,13 +34,13 @@ def test_a_failed_reconcile_leaves_no_query_live(
     running: ModelCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("an internal error")
 
     monkeypatch.setattr("rekindle_operator.reconcile.core.replace_coordinator", broken)
     running.settle()
     assert set(running.query_states().values()) == {"Unknown"}
     assert running.status()["queriesLive"] == "0/3"
-    assert "a fault of ours" in running.condition("Degraded")["message"]
+    assert "an internal error" in running.condition("Degraded")["message"]
     monkeypatch.undo()
     running.settle()
     assert running.status()["phase"] == "Running"

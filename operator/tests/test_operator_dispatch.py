@@ -151,7 +151,7 @@ def test_what_depends_on_a_failed_step_is_not_done(doer: Doer) -> None:
 
 def test_a_worker_that_fails_between_two_steps_ends_no_pass(doer: Doer) -> None:
     def skip(_: Step) -> None:
-        raise KeyError("a fault")
+        raise KeyError("an internal error")
 
     doing = Dispatcher(doer, skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 1)
     doing.run([step("fail"), step("child", after="fail"), step("other")])

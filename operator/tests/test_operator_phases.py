@@ -67,9 +67,9 @@ def test_an_invalid_decision_is_reported_with_its_story(
         return tuple(s.step(SlotEvent.POD_CREATED) for s in states)
 
     monkeypatch.setattr("rekindle_operator.reconcile.core.replacements", replace_all)
-    (failed,) = (d for d in reconcile_all(running.snapshot(), running.now) if d.fault is not None)
-    assert isinstance(failed.fault, InvalidTransition)
-    assert "incarnation 1 is reserved" in str(failed.fault)
+    (failed,) = (d for d in reconcile_all(running.snapshot(), running.now) if d.error is not None)
+    assert isinstance(failed.error, InvalidTransition)
+    assert "incarnation 1 is reserved" in str(failed.error)
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_a_history_without_a_start_stops_no_pass(running: ModelCluster) -> None:
     status = {**view.status, "recovery": {"history": [{"mode": "Direct"}]}}
     running.topologies["flights"] = replace(view, status=status)
     assert reconcile(running.snapshot(), running.now)
-    assert not any(d.fault for d in reconcile_all(running.snapshot(), running.now))
+    assert not any(d.error for d in reconcile_all(running.snapshot(), running.now))

@@ -95,7 +95,7 @@ class ControlLoop:
         self._standby_passes = StandbyPasses()
         self._finished: set[tuple[str, str]] = set()
         self._watching_recoveries = False
-        self._faults: dict[str, str] = {}  # topology -> fault that was logged last
+        self._errors: dict[str, str] = {}  # topology -> error that was logged last
 
     @property
     def alive(self) -> bool:
@@ -130,7 +130,7 @@ class ControlLoop:
                 return False
             self._term, self._passed_at = term, time.monotonic()
             self._cluster.forget_attempts()
-            self._faults.clear()
+            self._errors.clear()
         self._reset_timers_after_pause()
         return True
 
@@ -151,7 +151,7 @@ class ControlLoop:
                 snapshot, decisions = decide(
                     self._cluster.snapshot, self._live, self._clock, self._settings
                 )
-                self._log_faults(decisions)
+                self._log_errors(decisions)
                 self._executor.run(decisions)
             except Exception:
                 RECONCILE_ERRORS.inc()
@@ -166,16 +166,16 @@ class ControlLoop:
             RECONCILE_ERRORS.inc()
             logger.exception("the metrics of a reconcile pass are incomplete")
 
-    def _log_faults(self, decisions: Iterable[TopologyActions]) -> None:
+    def _log_errors(self, decisions: Iterable[TopologyActions]) -> None:
         """With its trace, and once for as long as it stays the same."""
-        faults = {
-            decision.owner: decision.fault for decision in decisions if decision.fault is not None
+        errors = {
+            decision.owner: decision.error for decision in decisions if decision.error is not None
         }
-        for owner, fault in faults.items():
+        for owner, error in errors.items():
             RECONCILE_ERRORS.inc()
-            if self._faults.get(owner) != repr(fault):
-                logger.error("reconcile of %s failed, no actions taken", owner, exc_info=fault)
-        self._faults = {owner: repr(fault) for owner, fault in faults.items()}
+            if self._errors.get(owner) != repr(error):
+                logger.error("reconcile of %s failed, no actions taken", owner, exc_info=error)
+        self._errors = {owner: repr(error) for owner, error in errors.items()}
 
     def _reset_timers_after_pause(self) -> None:
         if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:

@@ -107,8 +107,8 @@ class Mirror(Generic[V]):
         not affected."""
         try:
             return self._view(raw)
-        except Exception as fault:
-            logger.error("%s %s cannot be parsed: %r", self.name, "/".join(_key(raw)), fault)
+        except Exception as error:
+            logger.error("%s %s cannot be parsed: %r", self.name, "/".join(_key(raw)), error)
             return None
 
     def _seen(self, raw: dict[str, Any]) -> None:

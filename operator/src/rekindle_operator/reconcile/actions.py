@@ -176,10 +176,10 @@ query in the plan."""
 @dataclass(frozen=True, slots=True)
 class TopologyActions:
     """What one topology needs in this pass; `owner`: `namespace/name`, or a description of what
-    belongs to no topology. `ranks`: by pod name. `fault`: the error of the operator that stopped
+    belongs to no topology. `ranks`: by pod name. `error`: the error of the operator that stopped
     the decision; then it only reports."""
 
     owner: str
     actions: tuple[Action, ...]
-    fault: Exception | None = None
+    error: Exception | None = None
     ranks: Mapping[str, Rank] = field(default_factory=dict)

@@ -120,9 +120,9 @@ def reconcile_all(
 
     # 6. Report topologies for which a step failed. Accepting a newer generation may be the cure.
     failed = [
-        _report_failure(view, fault, observed.get(uid), now)
+        _report_failure(view, error, observed.get(uid), now)
         for uid, view in views.items()
-        if (fault := steps.faults.get(uid)) is not None
+        if (error := steps.errors.get(uid)) is not None
     ]
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
@@ -138,10 +138,10 @@ def reconcile_all(
 
 
 class IsolatedSteps:
-    """Runs a step for each topology apart from the others. `faults`: by uid."""
+    """Runs a step for each topology apart from the others. `errors`: by uid."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, Exception] = {}
+        self.errors: dict[str, Exception] = {}
 
     def run(self, step: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
         """The results of those for which the step did not fail."""
@@ -149,8 +149,8 @@ class IsolatedSteps:
         for uid, value in inputs.items():
             try:
                 results[uid] = step(value)
-            except Exception as fault:
-                self.faults[uid] = fault
+            except Exception as error:
+                self.errors[uid] = error
         return results
 
 
@@ -267,12 +267,12 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 
 
 def _report_failure(
-    view: TopologyView, fault: Exception, observed: ObservedTopology | None, now: float
+    view: TopologyView, error: Exception, observed: ObservedTopology | None, now: float
 ) -> TopologyActions:
-    problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {fault!r}")
+    problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
     accepting = observed.accepting if observed is not None else ()
     report = report_undecided(view, problem, now).actions
-    return TopologyActions(view.key, (*accepting, *report), fault)
+    return TopologyActions(view.key, (*accepting, *report), error)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:
