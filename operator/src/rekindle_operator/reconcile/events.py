@@ -191,9 +191,9 @@ def _queries(change: Change) -> Iterator[EventText]:
         if query.state is None or query.state is old_state:
             continue
         was_live = query.name not in known_down
-        story = f"{query.name} at {stamp}: {query.waiting_for or 'waits for nothing'}"
+        details = f"{query.name} at {stamp}: {query.waiting_for or 'waits for nothing'}"
         dedup_key = f"{stamp} {query.name} {_incarnations(change, query.name)}"
-        for announced in query_changes(old_state, query.state, was_live, story):
+        for announced in query_changes(old_state, query.state, was_live, details):
             yield _query_event(change, query, announced, dedup_key)
 
 

@@ -1,11 +1,11 @@
 """Which phase follows which: of a slot, of a query, of a topology. Pure.
 
-The tables are the whole rule. A transition that they do not name is a bug of the operator: it
-raises with what led there, the pass leaves that topology alone and reports `ReconcileFailed`.
+The tables are complete. A transition that they do not have is a bug of the operator: it raises an
+error with details, and the pass takes no action for that topology and reports `ReconcileFailed`.
 
 A pass samples the cluster, so it may find a slot or a query several steps further. The table of
-slots therefore holds what the operator itself decides: losing a slot, creating a pod, opening a
-gate. The table of queries holds what is announced about each change.
+slots therefore has what the operator itself decides: losing a slot, creating a pod, opening a gate.
+The table of queries has the Events of each change.
 
 Design: docs/design/recovery.md#phases.
 """
@@ -20,7 +20,7 @@ from rekindle_operator.topology_status import QueryState, TopologyPhase
 
 
 class InvalidTransition(RekindleError):
-    """A decision that the table does not allow. The message names what led there."""
+    """A decision that the table does not allow. The message has the details."""
 
 
 class SlotPhase(StrEnum):
@@ -62,16 +62,16 @@ SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
 }
 
 
-def next_slot_phase(phase: SlotPhase, event: SlotEvent, story: str) -> SlotPhase:
-    """`story`: what led to `phase`, for the error."""
+def next_slot_phase(phase: SlotPhase, event: SlotEvent, details: str) -> SlotPhase:
+    """`details`: how the slot got into `phase`, for the error."""
     after = SLOT_TRANSITIONS[phase].get(event)
     if after is None:
-        raise InvalidTransition(f"{event}, but the slot is {phase}; before that: {story}")
+        raise InvalidTransition(f"{event}, but the slot is {phase}: {details}")
     return after
 
 
 class QueryChange(StrEnum):
-    """What is announced about a query: the reason of an Event."""
+    """The reason of an Event about a query."""
 
     LOST = "QueryLost"
     RESTORING = "QueryRestoring"
@@ -102,7 +102,7 @@ _LIVE_TO: Mapping[QueryState, Changes] = {
     QueryState.UNKNOWN: (),
     QueryState.RESTORING: (QueryChange.LOST, QueryChange.RESTORING),
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
-    QueryState.LIVE: (QueryChange.LIVE,),  # after a time in which nobody knew
+    QueryState.LIVE: (QueryChange.LIVE,),  # after its state was unknown
 }
 
 QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
@@ -117,14 +117,14 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
 
 
 def query_changes(
-    before: QueryState | None, after: QueryState, was_live: bool, story: str
+    before: QueryState | None, after: QueryState, was_live: bool, details: str
 ) -> Changes:
     """`was_live`: whether an `Unknown` query was live when it was last known."""
     if before is after:
         return ()
     row = _LIVE_TO if before is QueryState.UNKNOWN and was_live else QUERY_TRANSITIONS.get(before)
     if row is None or after not in row:
-        raise InvalidTransition(f"a query that was {before} cannot become {after}: {story}")
+        raise InvalidTransition(f"a query that was {before} cannot become {after}: {details}")
     return row[after]
 
 
@@ -159,8 +159,8 @@ TOPOLOGY_TRANSITIONS: Mapping[TopologyPhase | None, frozenset[TopologyPhase]] = 
 
 
 def next_topology_phase(
-    before: TopologyPhase | None, after: TopologyPhase, story: str
+    before: TopologyPhase | None, after: TopologyPhase, details: str
 ) -> TopologyPhase:
     if after not in TOPOLOGY_TRANSITIONS[before]:
-        raise InvalidTransition(f"a topology that is {before} cannot become {after}: {story}")
+        raise InvalidTransition(f"a topology that is {before} cannot become {after}: {details}")
     return after

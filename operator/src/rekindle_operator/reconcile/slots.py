@@ -54,8 +54,8 @@ class SlotState:
         return f"{self.segment.name}/{self.slot.partition}/{self.slot.replica}"
 
     @property
-    def story(self) -> str:
-        """What led to its phase."""
+    def details(self) -> str:
+        """How it got into its phase."""
         pod = self.pod
         parts = [f"slot {self.name}: incarnation {self.reserved} is reserved"]
         if pod is not None:
@@ -94,7 +94,7 @@ class SlotState:
 
     def step(self, event: SlotEvent) -> SlotPhase:
         """The phase that follows. Raises InvalidTransition."""
-        return next_slot_phase(self.phase, event, self.story)
+        return next_slot_phase(self.phase, event, self.details)
 
     def lost(self, loss: Loss) -> SlotState:
         self.step(SlotEvent.LOSS_FOUND)

@@ -136,11 +136,11 @@ def without_fast_fields(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _phase(context: ReconcileContext, health: Health, recovery: RecoveryStatus) -> TopologyPhase:
     before = context.last_status.phase
-    story = (
+    details = (
         f"generation {context.view.generation}, {health.queries_live} of {len(health.queries)} "
         f"queries and {health.live} of {health.slots} replicas are live"
     )
-    return next_topology_phase(before, _observed_phase(context, health, recovery), story)
+    return next_topology_phase(before, _observed_phase(context, health, recovery), details)
 
 
 def _observed_phase(
