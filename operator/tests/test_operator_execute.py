@@ -95,7 +95,7 @@ def test_a_refused_pod_is_tried_again_after_the_clean_up() -> None:
     refusal = run(api).snapshot().refusals[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
     assert (refusal.message, refusal.lost_at) == ("exceeded quota: pods", 990.0)
-    assert refusal.again_at > 1000.0
+    assert refusal.retry_at > 1000.0
 
 
 def test_a_create_without_a_response_keeps_its_incarnation() -> None:

@@ -217,11 +217,11 @@ class DryRunResult:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
-    `tries` is 0 while there is no response to the first request."""
+    `attempts` is 0 while there is no response to the first request."""
 
     message: str
-    tries: int
-    again_at: float
+    attempts: int
+    retry_at: float
     lost_at: float | None  # when the pod that it was to replace was lost
 
 

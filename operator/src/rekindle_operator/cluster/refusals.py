@@ -27,16 +27,18 @@ class Refusals:
     def with_one(self, ref: SlotRef, message: str, now: float, lost_at: float | None) -> Refusals:
         """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
-        tries = known.tries + 1 if known is not None else 1
-        wait_s = _BACKOFF.wait_s(tries)
-        fresh = Refusal(message, tries, now + wait_s, lost_at)
+        attempts = known.attempts + 1 if known is not None else 1
+        wait_s = _BACKOFF.wait_s(attempts)
+        fresh = Refusal(message, attempts, now + wait_s, lost_at)
         return Refusals({**self.without(ref).by_ref, ref: fresh})
 
     def with_attempt(self, ref: SlotRef, now: float, lost_at: float | None) -> Refusals:
         """A request was sent; its result is not known. It may be sent again at once."""
         known = self.by_ref.get(ref)
-        tries, message = (known.tries, known.message) if known is not None else (0, _NO_RESPONSE)
-        fresh = Refusal(message, tries, now, lost_at)
+        attempts, message = (
+            (known.attempts, known.message) if known is not None else (0, _NO_RESPONSE)
+        )
+        fresh = Refusal(message, attempts, now, lost_at)
         return Refusals({**self.without(ref).by_ref, ref: fresh})
 
     def without_created(self, created: Container[SlotRef]) -> Refusals:

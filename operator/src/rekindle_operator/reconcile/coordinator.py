@@ -89,7 +89,7 @@ def _successor(
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
-    if refused is None or inputs.now >= refused.again_at:
+    if refused is None or inputs.now >= refused.retry_at:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
         create = (CreatePod(view.namespace, pod, ref),)
     return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)

@@ -29,7 +29,7 @@ from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.task import open_gate_patch
 
-_REFUSED_FOR_GOOD = 2  # tries; a quota may refuse the first until this pass has deleted pods
+_MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.refused is not None and state.refused.tries >= _REFUSED_FOR_GOOD:
+        if state.refused is not None and state.refused.attempts >= _MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif bad := unsuitable.get(shape):

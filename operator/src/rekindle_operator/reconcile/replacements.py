@@ -63,7 +63,7 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
     )
     ref = SlotRef(context.view.uid, state.slot.key, incarnation)
     create = CreatePod(context.view.namespace, manifest, ref, lost_at)
-    due = state.refused is None or now >= state.refused.again_at
+    due = state.refused is None or now >= state.refused.retry_at
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
 
 

@@ -62,7 +62,9 @@ class SlotState:
             node = f"on node {pod.node}" if pod.node else "without a node"
             parts.append(f"pod {pod.name} (incarnation {pod.incarnation}) is {pod.phase} {node}")
         if self.refused is not None:
-            parts.append(f"its pod was refused {self.refused.tries} times: {self.refused.message}")
+            parts.append(
+                f"its pod was refused {self.refused.attempts} times: {self.refused.message}"
+            )
         if self.loss is not None:
             parts.append(f"lost: {self.loss.value}")
         return "; ".join(parts)
