@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rekindle.backoff import BackoffPolicy
 
 POLICY = BackoffPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
-_MEMORY_S = 600.0  # a failure is forgotten when nobody has retried for so long
+_RETENTION_S = 600.0  # of a failure that is not retried any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Retries:
         self._failures.pop(key, None)
 
     def forget_old(self, now: float) -> None:
-        kept = {k: f for k, f in self._failures.items() if now - f.not_before < _MEMORY_S}
+        kept = {k: f for k, f in self._failures.items() if now - f.not_before < _RETENTION_S}
         self._failures = kept
 
     def __len__(self) -> int:

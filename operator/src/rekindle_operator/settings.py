@@ -20,7 +20,7 @@ class Timing:
     node_silent_s: float = 3.0  # all tasks of a node are silent
     kubelet_silent_s: float = 1.5  # a busy machine responds later than an idle one, but sooner
     kubelet_routine_s: float = 10.0  # between two probes, which show whether probes work at all
-    kubelet_memory_s: float = 30.0  # an older response does not show that probes work
+    kubelet_response_max_age_s: float = 30.0  # an older response does not show that probes work
     task_silent_s: float = 10.0  # one task on a good node: a stall is more likely than a loss
     report_late_s: float = 1.3  # a renewal is missing: the operator probes nodes and pods itself
     pod_silent_s: float = 2.0  # to probes of the operator, while its kubelet is silent as well

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _REPORTED_AFTER = 2  # failures
-_MEMORY_S = 90.0  # three times the longest wait between two tries
+_RETENTION_S = 90.0  # three times the longest wait between two attempts
 _MAX_ACTIONS = 1000
 
 
@@ -40,7 +40,7 @@ class ActionFailures:
 
     def by_owner(self, now: float) -> Mapping[str, str]:
         """One message for each topology; it does not change while the same action fails."""
-        self._by_key = {k: f for k, f in self._by_key.items() if now - f.at < _MEMORY_S}
+        self._by_key = {k: f for k, f in self._by_key.items() if now - f.at < _RETENTION_S}
         found: dict[str, str] = {}
         for key in sorted(self._by_key):
             failure = self._by_key[key]

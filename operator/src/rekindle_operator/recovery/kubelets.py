@@ -152,5 +152,6 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 
 def _can_be_probed(results: ProbeResults, now: float, timing: Timing) -> bool:
     return (
-        results.responded_at is not None and now - results.responded_at <= timing.kubelet_memory_s
+        results.responded_at is not None
+        and now - results.responded_at <= timing.kubelet_response_max_age_s
     )

@@ -69,7 +69,10 @@ def silent_unreported(
             and now - (results.responded_at or 0.0) <= timing.pod_silent_s
         ):
             responding.add(pod.node)
-        if results.responded_at is None or now - results.responded_at > timing.kubelet_memory_s:
+        if (
+            results.responded_at is None
+            or now - results.responded_at > timing.kubelet_response_max_age_s
+        ):
             continue
         first = results.unanswered_since
         if first is not None and last_response_at - first >= timing.pod_silent_s:
@@ -95,7 +98,7 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
     results = snapshot.pod_probes.get(pod.uid)
     if results is None or results.unanswered_since is None or results.responded_at is None:
         return False
-    return now - results.responded_at <= timing.kubelet_memory_s
+    return now - results.responded_at <= timing.kubelet_response_max_age_s
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
