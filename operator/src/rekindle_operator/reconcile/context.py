@@ -1,7 +1,7 @@
 """One topology in a reconcile pass: which generation runs, what is wrong with the newest. Pure.
 
-A generation is accepted by its ConfigMap. An edit that is refused changes nothing that runs: the
-newest accepted generation's record goes on.
+A generation is accepted when its ConfigMap (its record) is created. An edit that is refused changes
+no pods: the newest accepted generation stays in force.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -67,11 +67,13 @@ class ReconcileContext:
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
     is_validated: bool  # False while the dry run of its pods is pending
-    before: frozenset[str] = frozenset()  # slots of the newest generation that was accepted before
+    previous_slots: frozenset[str] = (
+        frozenset()
+    )  # of the generation that was accepted before this one
     # When the report was last known to be true, if that is too long ago to prove anything.
     stale_since: float | None = None
     max_priority: int | None = None  # that the administrator grants the namespace
-    newer_image: str = ""  # what an edit would make of the image; empty: it would stay
+    newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
 
     @property
     def report(self) -> DataPlane:
@@ -93,18 +95,18 @@ class ReconcileContext:
         return self.running is not None and self.running.topology.spec.suspend
 
     @property
-    def wants_pods(self) -> bool:
+    def needs_pods(self) -> bool:
         return self.running is not None and not self.suspended and not self.view.deleting
 
 
-def open_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
+def build_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
     """The context, and the actions that accept its newest generation."""
     snapshot, settings = inputs.snapshot, inputs.settings
     configs = sorted(
         (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
     )
     running = _newest_running(view, configs)
-    before = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
+    previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     accepted = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
         accepted = _accept(view, running, inputs)
@@ -115,7 +117,7 @@ def open_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileConte
         running=accepted.running,
         problems=accepted.problems,
         is_validated=accepted.is_validated,
-        before=before,
+        previous_slots=previous_slots,
         newer_image=_newer_image(view, accepted.running, settings.pods),
         stale_since=None if is_reported else snapshot.reports.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
@@ -125,7 +127,7 @@ def open_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileConte
 
 @dataclass(frozen=True, slots=True)
 class _Acceptance:
-    """What became of the newest generation; `running`: which one runs now."""
+    """Whether the newest generation was accepted; `running`: the generation that runs now."""
 
     running: Running | None
     problems: tuple[Problem, ...] = ()
@@ -134,8 +136,8 @@ class _Acceptance:
 
 
 def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> _Acceptance:
-    """Compile it, check it against the administrator's policy, have its pods checked by the API
-    server in a dry run; then record it."""
+    """Compile it, check it against the administrator's policy, check its pods by a dry run in the
+    API server; then record it."""
     defaults = inputs.settings.pods
     match compile_spec(view.name, view.spec):
         case Rejected(problems):
@@ -167,8 +169,8 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
 
 
 def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | None:
-    """None also where another version of the operator accepted what this one cannot compile: its
-    pods stay as they are. Taking an older record would delete them."""
+    """None also if another version of the operator accepted what this one cannot compile: its pods
+    stay unchanged. With an older record they would be deleted."""
     if not configs:
         return None
     accepted = as_of_generation(view, configs[-1])
@@ -203,9 +205,9 @@ def _unused_records(context: ReconcileContext, configs: list[ConfigView]) -> lis
 
 
 def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -> dict[str, int]:
-    """`status.slots` with the incarnations that this pass takes: they never fall.
+    """`status.slots` with the incarnations that this pass reserves: they never decrease.
 
-    Slots that an edit has removed, and that have no pod any more, are folded into one for each
+    Slots that an edit has removed, and that have no pod any more, are merged into one for each
     partition and replica, with the highest of their incarnations.
     """
     highest = dict(context.reserved)
@@ -216,9 +218,9 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
         kept = {names.COORDINATOR_SLOT, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
-            folded = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
+            merged = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
             incarnation = highest.pop(slot)
-            highest[folded] = max(incarnation, highest.get(folded, 0))
+            highest[merged] = max(incarnation, highest.get(merged, 0))
     return {slot: highest[slot] for slot in sorted(highest)}
 
 

@@ -46,7 +46,7 @@ class CoordinatorReplacement:
 
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     """Keep one coordinator for a topology that runs."""
-    if context.running is None or not context.wants_pods:
+    if context.running is None or not context.needs_pods:
         return CoordinatorReplacement()
     pods = _coordinator_pods(context)
     newest = max(pods, key=lambda p: p.incarnation, default=None)

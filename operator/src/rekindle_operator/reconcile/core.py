@@ -30,7 +30,7 @@ from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.context import (
     PassInputs,
     ReconcileContext,
-    open_context,
+    build_context,
     reserved_incarnations,
 )
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
@@ -164,7 +164,7 @@ def report_undecided(view: TopologyView, problem: OperatorProblem, now: float) -
 
 
 def _observe(view: TopologyView, inputs: PassInputs) -> ObservedTopology:
-    context, accepting = open_context(view, inputs)
+    context, accepting = build_context(view, inputs)
     return ObservedTopology(context, tuple(accepting), roll_next(context, observe_slots(context)))
 
 

@@ -40,7 +40,7 @@ def replacements(
     context: ReconcileContext, states: Iterable[SlotState]
 ) -> tuple[TaskReplacement, ...]:
     """For every slot that has no pod or is lost."""
-    if context.running is None or not context.wants_pods:
+    if context.running is None or not context.needs_pods:
         return ()
     replaced = (SlotPhase.NO_POD, SlotPhase.LOST)
     return tuple(_replacement(context, s) for s in states if s.phase in replaced)

@@ -113,7 +113,7 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
     """None while the topology is to have no pods."""
-    if context.running is None or not context.wants_pods:
+    if context.running is None or not context.needs_pods:
         return ()
     inputs = context.inputs
     start_failures = StartFailures(inputs.snapshot, inputs.losses, inputs.now, inputs.timing)
@@ -168,7 +168,7 @@ def _with_pod(
 def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
     """False for a slot that an edit brings (back), whose pod was refused, after a suspension, and
     while the topology starts: then its pod may never have been created."""
-    is_new = state.slot.key not in context.before
+    is_new = state.slot.key not in context.previous_slots
     is_unmade = is_new or state.refused is not None or was_suspended(context)
     return bool(state.reserved) and not is_unmade and _has_run(context, state)
 
