@@ -13,8 +13,8 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
-# Reasons that the plan knows too, or that pass: another pod took the capacity first.
-_PASSING = (
+# Reasons that the plan considers too, or that are temporary: another pod took the capacity first.
+_TRANSIENT = (
     "Insufficient",
     "Too many pods",
     "untolerated taint",
@@ -42,7 +42,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue
-        lasts = bool(why) and not any(words in why for words in _PASSING)
+        lasts = bool(why) and not any(words in why for words in _TRANSIENT)
         if node is not None and node in losses.usable and lasts:
             found.append(AvoidNode(pod.shape, node, losses.usable[node].uid, pod.uid, why))
     return found

@@ -62,8 +62,11 @@ def conditions_of(
     ]
 
 
-def dated(view: TopologyView, conditions: Iterable[Condition], now: float) -> list[ConditionEntry]:
-    """As the status has them; lastTransitionTime moves only when the condition's status does."""
+def condition_entries(
+    view: TopologyView, conditions: Iterable[Condition], now: float
+) -> list[ConditionEntry]:
+    """Entries of `status.conditions`; lastTransitionTime changes only with the condition's
+    status."""
     entries = []
     for condition in conditions:
         old = view.own_status.condition(condition.type)
@@ -109,13 +112,13 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:
         return Condition("Valid", "False", _REFUSED, refused)
-    remarks = _remarks(context, states)
-    message = "; ".join((f"generation {generation} is accepted", *remarks))
+    notes = _notes(context, states)
+    message = "; ".join((f"generation {generation} is accepted", *notes))
     return Condition("Valid", "True", "Accepted", message)
 
 
-def _remarks(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[str]:
-    """How what runs differs from the spec."""
+def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[str]:
+    """How the running pods differ from the spec."""
     if context.running is None:
         return
     if context.newer_image:

@@ -17,8 +17,8 @@ from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
     Condition,
     OperatorProblem,
+    condition_entries,
     conditions_of,
-    dated,
     degraded,
 )
 from rekindle_operator.reconcile.context import ReconcileContext
@@ -69,7 +69,7 @@ def build_status(
     """`recovery`: None keeps what is written."""
     kept = context.last_status.recovery if recovery is None else recovery
     conditions = conditions_of(context, states, health, kept, problem)
-    entries = dated(context.view, conditions, context.inputs.now)
+    entries = condition_entries(context.view, conditions, context.inputs.now)
     status = TopologyStatus(
         phase=_phase(context, health, kept),
         conditions={entry.type: entry for entry in entries},
@@ -108,7 +108,7 @@ def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> d
         for kind in ("Recovering", "Checkpointed")
         if (old := view.own_status.conditions.get(kind)) is not None
     ]
-    entries = dated(view, [*unknown, *kept, degraded(problem)], now)
+    entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
     queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
     changed = {
         "phase": TopologyPhase.UNKNOWN,

@@ -22,7 +22,7 @@ _INTERVAL_S = 1.0  # between two probes of a node that is not suspected
 _MAX_AT_ONCE = 32  # probes in a tick; in a large cluster the others follow in the next
 
 
-def silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+def find_silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Names of the nodes whose kubelets used to respond, and are silent while others respond."""
     silent = unresponsive_kubelets(snapshot, timing)
     return frozenset(

@@ -25,9 +25,9 @@ from rekindle.names import ROLE_TASK
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
 from rekindle_operator.recovery.kubelets import (
+    find_silent_kubelets,
     last_response_at,
     responds_now,
-    silent_kubelets,
     unresponsive_nodes,
 )
 from rekindle_operator.recovery.unready import assess_unready
@@ -97,7 +97,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     bound = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
     running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = collect_evidence(snapshot, bound, now, timing)
-    quiet_kubelets = silent_kubelets(snapshot, now, timing)
+    silent_kubelets = find_silent_kubelets(snapshot, now, timing)
     kubelet_responds = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
     occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
@@ -112,14 +112,14 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         p
         for p in running
         if p.owner_uid in evidence.fresh
-        and (p.owner_uid in evidence.responding or p.node in quiet_kubelets)
+        and (p.owner_uid in evidence.responding or p.node in silent_kubelets)
     ]
     # A coordinator on the node that reports proves that the node works.
-    silent = _silent_nodes(credible, quiet_kubelets, evidence, timing) - evidence.alive_nodes
+    silent = _silent_nodes(credible, silent_kubelets, evidence, timing) - evidence.alive_nodes
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
     cut_off = _cut_off(credible, silent & kubelet_responds, evidence, snapshot, timing)
     silent -= kubelet_responds
-    silent |= silent_unreported(snapshot, quiet_kubelets, now, timing) - evidence.covered_nodes
+    silent |= silent_unreported(snapshot, silent_kubelets, now, timing) - evidence.covered_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
     unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.alive_nodes - lost.keys()
@@ -141,7 +141,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
 
 
 def _silent_nodes(
-    pods: Iterable[PodView], quiet_kubelets: Set[str], evidence: Evidence, timing: Timing
+    pods: Iterable[PodView], silent_kubelets: Set[str], evidence: Evidence, timing: Timing
 ) -> set[str]:
     """Nodes on which no task responds, and at least two of tasks and kubelet are silent. A task
     that starts counts as responding: a node busy with starting is slow, not dead."""
@@ -152,7 +152,7 @@ def _silent_nodes(
     return {
         node
         for node, flags in quiet.items()
-        if all(flags) and len(flags) + (node in quiet_kubelets) >= _MIN_SIGNALS
+        if all(flags) and len(flags) + (node in silent_kubelets) >= _MIN_SIGNALS
     }
 
 

@@ -51,11 +51,11 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
 
 
 def silent_unreported(
-    snapshot: Snapshot, quiet_kubelets: Set[str], now: float, timing: Timing
+    snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pod are silent."""
     peers = {p.node for p in snapshot.pods if p.node and p.release}
-    suspects = (unreported_nodes(snapshot, now, timing) | peers) & quiet_kubelets
+    suspects = (unreported_nodes(snapshot, now, timing) | peers) & silent_kubelets
     if not suspects:
         return frozenset()
     last_response_at = _last_response_at(snapshot)
