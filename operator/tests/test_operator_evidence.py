@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.model import LeaseView, ProbeResults, TopologyView
-from rekindle_operator.cluster.reports import FOUND_AGE_S, ReportAges
+from rekindle_operator.cluster.reports import PREEXISTING_AGE_S, ReportAges
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, QuarantineNode
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
@@ -432,7 +432,7 @@ def watching() -> ReportAges:
 def test_a_report_found_at_the_start_proves_nothing() -> None:
     ages, view, now = ReportAges(), topology(2, 7), 1000.0
     ages.read(view, now)
-    stale = {"uid": now - FOUND_AGE_S}
+    stale = {"uid": now - PREEXISTING_AGE_S}
     assert ages.as_of([view], []) == stale
     assert ages.as_of([view], [lease(2, 7, now)]) == stale, "the Lease was found as well"
     assert ages.as_of([view], [lease(2, 7, now + 1.0)]) == stale, "it is the same version"

@@ -19,17 +19,18 @@ from rekindle.names import coordinator_name
 from rekindle_operator.cluster.model import LeaseView, TopologyView
 from rekindle_operator.dataplane import report_number
 
-FOUND_AGE_S = 60.0
+PREEXISTING_AGE_S = 60.0
 """Assumed age of a report that existed when this process started."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`found`: it existed at the start, and was neither changed nor confirmed since."""
+    """`preexisting`: it existed when this process started, and was neither changed nor confirmed
+    since."""
 
     content: Mapping[str, Any]
     as_of: float
-    found: bool = False
+    preexisting: bool = False
 
 
 class ReportAges:
@@ -37,7 +38,7 @@ class ReportAges:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._found_leases: dict[str, int] = {}  # versions, by the topology's uid
+        self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
 
     def read(self, view: TopologyView, now: float) -> None:
         """Take note of the report in the newest version of the topology."""
@@ -45,13 +46,15 @@ class ReportAges:
         if not view.data_plane:
             self._known.setdefault(view.uid, _Known({}, now))
         elif known is None:
-            self._known[view.uid] = _Known(view.data_plane, now - FOUND_AGE_S, found=True)
+            self._known[view.uid] = _Known(
+                view.data_plane, now - PREEXISTING_AGE_S, preexisting=True
+            )
         elif known.content != view.data_plane:
             self._known[view.uid] = _Known(view.data_plane, now)
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
-        self._found_leases.pop(uid, None)
+        self._preexisting_leases.pop(uid, None)
 
     def as_of(
         self, topologies: Iterable[TopologyView], leases: Iterable[LeaseView]
@@ -63,7 +66,7 @@ class ReportAges:
             lease = by_name.get((view.namespace, coordinator_name(view.name)))
             if known is None or lease is None or lease.seen_at <= known.as_of:
                 continue
-            if known.found and lease.version == self._found_leases.setdefault(
+            if known.preexisting and lease.version == self._preexisting_leases.setdefault(
                 view.uid, lease.version
             ):
                 continue
