@@ -281,7 +281,7 @@ def test_a_longer_lease_of_the_holder_is_respected() -> None:
 
 def test_a_holder_of_the_same_name_is_another_process() -> None:
     other = LeaseRecord("a", "an earlier process", 2.0, 0, "1")
-    assert not candidate("a", other).holds
+    assert not candidate("a", other).is_holder
 
 
 def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
@@ -289,7 +289,7 @@ def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
     leader = leader.after_failure(Span(0.5, 1.5))
     assert leader.leads(1.5)
     assert not leader.leads(TIMING.act_s)
-    assert leader.holds
+    assert leader.is_holder
     again = leader.after_write(record("a", "3"), Span(5.0, 5.1))
     assert again.leads(5.2)
     assert again.term == leader.term, "nobody led in between"

@@ -5,13 +5,13 @@ paused, if all clocks run at about the same rate:
 
 - A leader leads for `act_s` after its last successful renewal *began*.
 - Another candidate takes the Lease only after it has itself seen the same version of it for
-  `lease_s`, which is longer than `act_s`, and only if the version is still the same.
-- A deleted Lease tells nothing about the leader. A candidate that creates a new one leads only by a
-  renewal that begins `lease_s` after it first knew of the new Lease. By then, a leader by the
-  deleted one has stopped.
+`lease_s`, which is longer than `act_s`, and only if the version is still the same. - A deleted
+Lease proves nothing about the leader. A candidate that creates a new one leads only by a renewal
+that begins `lease_s` after it first saw the new Lease. By then, a leader by the deleted one has
+stopped.
 
-A read that is slow or fails tells nothing about the leader, so its time does not count as silence:
-while the API server is slow or away, the leader does not change.
+A read that is slow or fails proves nothing about the leader, so its time does not count as silence:
+while the API server is slow or unavailable, the leader does not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ElectionTiming:
     act_s: float = 1.6  # shorter than `lease_s` by the time of one call
     renew_s: float = 0.4
     retry_s: float = 0.25
-    slow_call_s: float = 0.5  # a longer call tells about the API server, not about the leader
+    slow_call_s: float = 0.5  # a longer call is a sign of a slow API server, not of a lost leader
 
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.act_s < self.lease_s:
@@ -82,18 +82,18 @@ class Candidate:
         return self.renewed_at is not None and now - self.renewed_at < self.timing.act_s
 
     @property
-    def holds(self) -> bool:
+    def is_holder(self) -> bool:
         """It is the holder in the Lease that it saw last; its renewal may be too old to act."""
         return self.seen is not None and self._is_mine(self.seen)
 
     @property
     def has_led(self) -> bool:
         """It was the leader by the Lease that it holds."""
-        return self.holds and self.led_uid == self.known_uid
+        return self.is_holder and self.led_uid == self.known_uid
 
     def wants_to_write(self) -> bool:
         """Whether the next call is a write: to renew the Lease, or to take a free one."""
-        return self.holds or self.absent or self._is_free()
+        return self.is_holder or self.absent or self._is_free()
 
     def _is_free(self) -> bool:
         if self.seen is None:
@@ -106,13 +106,13 @@ class Candidate:
     def record_to_write(self) -> LeaseRecord:
         """`version`: the version to be replaced; empty if the Lease is to be created."""
         found = self.seen
-        changes = found.transitions + (not self.holds) if found is not None else 0
+        changes = found.transitions + (not self.is_holder) if found is not None else 0
         version = found.version if found is not None else ""
         return LeaseRecord(self.identity, self.process, self.timing.lease_s, changes, version)
 
     def pause_s(self) -> float:
         """Until the next call."""
-        return self.timing.renew_s if self.holds else self.timing.retry_s
+        return self.timing.renew_s if self.is_holder else self.timing.retry_s
 
     # --- results of calls -------------------------------------------------------
 

@@ -142,7 +142,7 @@ class Leader:
             if self._unreachable_since is None:
                 self._unreachable_since = began
             after = before.after_failure(Span(began, self._clock()))
-            if before.holds:
+            if before.is_holder:
                 logger.warning("the Lease could not be renewed: %s", _reason(error))
         else:
             self._note_response()
@@ -152,7 +152,7 @@ class Leader:
 
     def _call(self, before: Candidate) -> Candidate:
         began = self._clock()
-        if before.wants_to_write() and self._healthy() and (before.holds or self._ready()):
+        if before.wants_to_write() and self._healthy() and (before.is_holder or self._ready()):
             wanted = before.record_to_write()
             raw = self._put(wanted) if wanted.version else self._create(wanted)
             span = Span(began, self._clock())
@@ -183,7 +183,7 @@ class Leader:
             logger.warning(
                 "%s is no longer the leader: %s",
                 after.identity,
-                _why_not(after, self._unreachable_since),
+                _why_not_leading(after, self._unreachable_since),
             )
 
     # --- the API --------------------------------------------------------------------
@@ -221,9 +221,9 @@ class Leader:
         return dict(json.loads(text))
 
 
-def _why_not(candidate: Candidate, unreachable_since: float | None) -> str:
+def _why_not_leading(candidate: Candidate, unreachable_since: float | None) -> str:
     if candidate.seen is not None and candidate.seen.holder != candidate.identity:
-        return f"{candidate.seen.holder or 'nobody'} holds the Lease"
+        return f"{candidate.seen.holder or 'no replica'} holds the Lease"
     if unreachable_since is not None:
         return "the API server does not respond"
     return "its Lease was not renewed in time"
