@@ -295,4 +295,4 @@ def test_replacements_are_begun_before_clean_up(operator: ModelOperator) -> None
     created, deleted = operator.api.made("POST", "/pods"), operator.api.made("DELETE", "/pods/")
     assert len(created) == len(deleted) > 1
     before = operator.api.calls[: operator.api.calls.index(deleted[0])]
-    assert sum(call in created for call in before) >= len(created) - 2, "those are under way"
+    assert sum(call in created for call in before) >= len(created) - 2, "those are in progress"

@@ -111,7 +111,7 @@ class Leader:
         self._leading_event.clear()
         LEADER.set(0)
         if self._thread is not None:
-            self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be under way
+            self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be in progress
         # A new Lease by which nobody has led must not be released: an earlier leader may still act.
         if self._candidate.seen is None or not self._candidate.has_led:
             return

@@ -129,8 +129,8 @@ class RecoveryEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStatus:
-    """`history`: newest first. While a recovery is under way its first entry is the active one, and
-    `plan` names queries in the order in which they come back."""
+    """`history`: newest first. While a recovery is in progress its first entry is the active one,
+    and `plan` names queries in the order in which they come back."""
 
     is_active: bool = False
     plan: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ _DELETE_TRIES = 60
 
 
 class Injector:
-    """`keep_addresses`: a new node never gets a dead one's. `healed` waits for what is under way;
+    """`keep_addresses`: a new node never gets a dead one's. `healed` waits for what is in progress;
     leaving the context takes back what still holds, so that the cluster can be stopped."""
 
     def __init__(self, cluster: EmbeddedCluster, sampler: Sampler, *, keep_addresses: bool) -> None:

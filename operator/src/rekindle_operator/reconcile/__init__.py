@@ -1,1 +1,1 @@
-"""The operator's decisions: pure functions from what is to what to do; `core` joins them."""
+"""The operator's decisions: pure functions from a snapshot to actions; `core` combines them."""

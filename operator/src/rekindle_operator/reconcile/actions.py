@@ -52,8 +52,8 @@ class EnsureLease:
 
 @dataclass(frozen=True, slots=True)
 class CreateToken:
-    """Create the Secret of the topology's token unless it exists. Its value is drawn on creation
-    and kept nowhere else."""
+    """Create the Secret of the topology's token unless it exists. Its value is generated at
+    creation and stored nowhere else."""
 
     namespace: str
     manifest: Manifest
@@ -134,7 +134,7 @@ class EmitEvent:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineNode:
-    """Remember a node that is lost because it is silent, while Kubernetes still calls it Ready."""
+    """Remember a node that is lost because it is silent, while its status still says Ready."""
 
     node: str
     at: float
@@ -142,7 +142,7 @@ class QuarantineNode:
 
 @dataclass(frozen=True, slots=True)
 class AvoidNode:
-    """Remember that a node would not bind, admit or start a pod of this shape."""
+    """Remember that a node did not bind, admit or start a pod of this shape."""
 
     shape: str
     node: str

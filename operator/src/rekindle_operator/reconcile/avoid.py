@@ -51,7 +51,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
 def still_avoided(
     pod: PodToPlace, nodes: frozenset[str], usable: Mapping[str, NodeView]
 ) -> frozenset[str]:
-    """`nodes`, unless no other node could take the pod: then each is tried again in time."""
+    """`nodes`, unless no other node could run the pod: then none of them is avoided."""
     others = (node for name, node in usable.items() if name not in nodes)
     takes = any(
         node.allocatable.covers(pod.requests) and NodeCapacity(node, node.allocatable).admits(pod)

@@ -29,7 +29,7 @@ def measure_capacity(
     """Bound pods of any owner count until they are gone, opened ones until they are bound, and
     coordinators that the scheduler has yet to place.
 
-    `withdrawn`: uids of pods whose reservation this pass withdraws. `coordinators`: those that this
+    `withdrawn`: uids of pods whose reservation this pass cancels. `coordinators`: those that this
     pass creates.
     """
     used: dict[str, list[PodView]] = defaultdict(list)
@@ -67,8 +67,8 @@ def measure_capacity(
 
 
 def _capacity_of(pod: PodView) -> str | None:
-    """The node whose capacity it takes. A required node alone reserves nothing: any author may
-    write one into a pod that waits for its gate, or that the scheduler has refused."""
+    """The node whose capacity it uses. A required node alone reserves nothing: any user may write
+    one into a pod that is gated, or that the scheduler has refused."""
     if pod.node is not None or pod.pinned is None:
         return pod.node
     waits = GATE in pod.gates if pod.topology is not None else bool(pod.gates or pod.refusal)

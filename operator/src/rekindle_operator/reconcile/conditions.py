@@ -200,7 +200,7 @@ def _consistent(context: ReconcileContext) -> Condition:
 
 def _recovering(recovery: RecoveryStatus) -> Condition:
     if (active := recovery.active) is None:
-        return Condition("Recovering", "False", "Idle", "no recovery is under way")
+        return Condition("Recovering", "False", "Idle", "no recovery is in progress")
     plan = ", ".join(recovery.plan) or "redundancy only"
     return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
 

@@ -75,7 +75,7 @@ def _replaces(action: Action) -> bool:
 def _lease(
     view: TopologyView | None, decision: TopologyActions, snapshot: Snapshot
 ) -> LeaseView | None:
-    """Whoever follows a coordinator fences it."""
+    """A new coordinator fences the old one."""
     if view is None or not any(
         isinstance(a, CreatePod) and a.is_coordinator and _replaces(a) for a in decision.actions
     ):

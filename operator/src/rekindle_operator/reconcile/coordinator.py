@@ -1,4 +1,4 @@
-"""Keeps one coordinator for each topology, before anything else and outside the plan. Pure.
+"""Keeps one coordinator for each topology, before all other actions and outside the plan. Pure.
 
 Design: docs/design/recovery.md#replacement.
 """
@@ -186,7 +186,7 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
 
 
 def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
-    """A pod that would be made in the same way waits: the scheduler keeps trying."""
+    """A pod whose template has not changed waits: the scheduler keeps trying."""
     assert context.running is not None
     inputs = context.inputs
     template = coordinator_template(
@@ -194,5 +194,5 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     )
     is_old = inputs.now - pod.created_at >= inputs.timing.unbound_s
     if pod.node is None and pod.template != template and is_old:
-        return "its pod was not scheduled, and would be made differently now"
+        return "its pod was not scheduled, and its template has changed"
     return ""

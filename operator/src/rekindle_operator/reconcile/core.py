@@ -73,7 +73,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
-    """A topology, the actions that accept its newest generation, and what its slots have."""
+    """A topology, the actions that accept its newest generation, and the state of its slots."""
 
     context: ReconcileContext
     accepting: tuple[Action, ...]
@@ -82,7 +82,7 @@ class ObservedTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopologyNeeds:
-    """What a topology brings to the plan, and what it needs whatever the plan is."""
+    """A topology's input to the plan, and what it needs independently of the plan."""
 
     accepting: tuple[Action, ...]
     plan_input: PlanInput
@@ -97,7 +97,7 @@ def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) 
 def reconcile_all(
     snapshot: Snapshot, now: float, settings: Settings | None = None
 ) -> list[TopologyActions]:
-    """The same, by topology. One that cannot be decided delays no other."""
+    """The same, by topology. An error of one does not affect the others."""
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or Settings()
     snapshot = without_forged(snapshot)
@@ -118,7 +118,7 @@ def reconcile_all(
     # 5. Decide the actions of each topology: status, Events, pods, gates.
     decisions = steps.run(lambda found: _decide(found, plan), needs)
 
-    # 6. Report topologies for which a step failed. Accepting a newer generation may be the cure.
+    # 6. Report topologies for which a step failed. Accepting a newer generation may correct it.
     failed = [
         _report_failure(view, error, observed.get(uid), now)
         for uid, view in views.items()
@@ -138,7 +138,7 @@ def reconcile_all(
 
 
 class IsolatedSteps:
-    """Runs a step for each topology apart from the others. `errors`: by uid."""
+    """Runs a step for each topology in isolation. `errors`: by uid."""
 
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
@@ -232,7 +232,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     if coordinator.incarnation is not None:
         taken[COORDINATOR_SLOT] = coordinator.incarnation
     health = health_of(context, states, plan_input.surplus, plan.over_share_of(view.key))
-    # What another version of the operator has accepted keeps its record.
+    # The recovery status of a generation that only another version can compile is kept.
     running = context.running is not None
     recovery = update_recovery(context, states, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)

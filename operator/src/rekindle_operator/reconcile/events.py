@@ -1,4 +1,4 @@
-"""What a person needs to know of a pass, as Events with stable reasons. Pure.
+"""Events of a pass, for users, with stable reasons. Pure.
 
 Events are the difference between the last status and the one that is about to be written, so
 another operator, or this one after a restart, emits nothing twice. An Event's name contains its
@@ -33,7 +33,7 @@ _NO_ENTRY = RecoveryEntry(started_at="")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One pass over one topology: what was, what is, and what was decided."""
+    """One pass over one topology: the status before and after, and the decisions."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
@@ -147,7 +147,7 @@ def _recovery(change: Change) -> Iterator[EventText]:
     is_new = old.active is None or old.active.started_at != active.started_at
     old_mode = old.active.mode if old.active is not None else ""
     if active.mode == "Progressive" and (is_new or old_mode != "Progressive"):
-        nodes = ", ".join(active.lost_nodes) or "none that is known"
+        nodes = ", ".join(active.lost_nodes) or "none known"
         note = f"correlated failure (lost nodes: {nodes}): queries recover by profit density"
         yield EventText(True, "BurstDetected", "Assess", note, f"{active.started_at} burst")
     if new.plan and (is_new or old.plan != new.plan):
@@ -156,7 +156,7 @@ def _recovery(change: Change) -> Iterator[EventText]:
 
 
 def _explain(change: Change, order: Sequence[str]) -> str:
-    """The order, and why: profit density = priority / cost of what is missing, shared."""
+    """The order, and the reason: profit density, priority / (shared) cost of what is missing."""
     key = change.context.view.key
     now = {r.key[1]: r.density for r in change.plan.order if r.key[0] == key}
     later = {r.key[1]: r.density for r in change.plan.waiting if r.key[0] == key}
@@ -165,11 +165,11 @@ def _explain(change: Change, order: Sequence[str]) -> str:
     parts = []
     for name in order:
         if name in now:
-            parts.append(f"{name} now (profit density {readable(now[name])})")
+            parts.append(f"{name} starts now (profit density {readable(now[name])})")
         elif name in later:
             parts.append(f"{name} waits for capacity (profit density {readable(later[name])})")
         else:
-            parts.append(f"{name} under way")
+            parts.append(f"{name} is in progress")
     return "; ".join(parts)
 
 
@@ -234,7 +234,7 @@ def _start_problems(change: Change) -> Iterator[EventText]:
 
 
 def _incarnations(change: Change, query: str) -> int:
-    """Tells one loss of a query from the next: the sum of the incarnations that it runs on."""
+    """Distinguishes one loss of a query from the next: the sum of its slots' incarnations."""
     if change.context.running is None:
         return 0
     topology = change.context.running.topology

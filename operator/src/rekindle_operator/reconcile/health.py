@@ -29,7 +29,8 @@ _OVER_SHARE = "the namespace has used its share of the cluster; the administrato
 
 
 class ReplicaState(IntEnum):
-    """Best first: a partition is as well as its best replica, a query as its worst partition."""
+    """Best first: a partition has the state of its best replica, a query that of its worst
+    partition."""
 
     LIVE = auto()
     CATCHING_UP = auto()
@@ -195,7 +196,7 @@ def _live_within_s(context: ReconcileContext, query: str) -> float:
 
 
 def report_age(context: ReconcileContext) -> str:
-    """In words that stay the same while nothing changes."""
+    """A text that does not change while the report stays outdated."""
     if context.stale_since is None:
         return "the coordinator's report is fresh"
     return f"no report from the coordinator since {rfc3339(context.stale_since)}"
@@ -206,7 +207,7 @@ def _is_of(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:
 
 
 def _reason(context: ReconcileContext, state: SlotState) -> str:
-    """Who refuses its pod and why, or what its task reports as wrong."""
+    """Why its pod was refused, or the problem that its task reports."""
     task = context.report.task(state.slot.key, state.pod.incarnation) if state.pod else None
     return state.refusal or (task.problem if task is not None else "")
 

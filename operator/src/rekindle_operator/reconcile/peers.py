@@ -1,8 +1,8 @@
 """The operator's own replicas on lost nodes (docs/decisions/0030). Pure.
 
 Kubernetes evicts nothing while most nodes of a zone are NotReady, so a Deployment counts the pods
-on them as running and makes no new ones. The leader deletes them, as it does with tasks. A replica
-that is cut off and lives on holds no Lease, and so changes nothing.
+on them as running and creates no new ones. The leader deletes them, as it does with tasks. A
+replica that is cut off and still runs holds no Lease, and so changes nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.settings import Settings
 
-# The scheduler may choose a dead node again for as long as Kubernetes calls it Ready. Nothing is
-# known of a node that never had a task or a replica, but that its kubelet does not accept the pod.
-_YOUNG_S = 5.0
+# The scheduler may choose a dead node again for as long as its status says Ready. The only sign of
+# a node that never had a task or a replica is that its kubelet does not accept the pod.
+_MIN_AGE_S = 5.0
 _NOT_ACCEPTED_S = 10.0
 
 
 def lost_peers(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
-    """For the Deployment to make new ones. Ages are by this process's clock where it has seen the
-    pod get its node: a skew of seconds would have each new replica deleted at once."""
+    """To be deleted, so that the Deployment creates new ones. Ages are by this process's clock
+    where it has seen the pod get its node: with a skew of seconds each new replica would be deleted
+    at once."""
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
@@ -32,7 +33,7 @@ def lost_peers(
 
 
 def _why_lost(pod: PodView, losses: LossAssessment, age_s: float) -> str:
-    if losses.is_on_lost_node(pod) and age_s >= _YOUNG_S:
+    if losses.is_on_lost_node(pod) and age_s >= _MIN_AGE_S:
         return "this replica's node is lost"
     if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
         return "its node's kubelet does not accept this replica"

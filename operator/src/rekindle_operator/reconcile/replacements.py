@@ -27,7 +27,8 @@ _FAILED_ATTEMPTS = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING
 
 @dataclass(frozen=True, slots=True)
 class TaskReplacement:
-    """Not `due`: the API server refused it a moment ago. It takes part in the plan all the same."""
+    """Not `due`: its creation was refused and waits for its back-off. The plan includes it
+    anyway."""
 
     state: SlotState
     incarnation: int
@@ -68,7 +69,7 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
 
 
 def _lost_at(state: SlotState, now: float) -> float | None:
-    """When the partition's replica was lost. A replacement that found no node passes it on."""
+    """When the partition's replica was lost. A replacement without a node hands it to the next."""
     if state.refused is not None:
         return state.refused.lost_at
     if state.loss is None:
@@ -135,7 +136,7 @@ def unneeded_pods(
 
 
 def suspend_pods(context: ReconcileContext) -> list[Action]:
-    """Tasks first. The coordinator last: it commits what they saved."""
+    """Tasks first, then the coordinator, which commits the checkpoints that they saved."""
     pods = [p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid]
     tasks = [p for p in pods if p.role == names.ROLE_TASK]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
@@ -144,7 +145,7 @@ def suspend_pods(context: ReconcileContext) -> list[Action]:
 
 
 def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Sequence[DeletePod]:
-    """Pods that nobody confirms the end of: Terminating ones on a lost node, and pods there of a
+    """Pods whose end no kubelet confirms: Terminating ones on a lost node, and pods there of a
     topology that is being deleted."""
     deleted = {t.uid for t in snapshot.topologies if t.deleting}
     return [

@@ -1,4 +1,4 @@
-"""The slots of one topology: what each one has, and which ones are lost. Pure.
+"""The slots of one topology: the phase of each one, and which ones are lost. Pure.
 
 Design: docs/design/recovery.md#loss, docs/design/fencing.md#incarnations.
 """
@@ -33,7 +33,7 @@ class SlotState:
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
     refused: Refusal | None = None  # of the reserved incarnation, which was never created
-    outdated: bool = False  # its pod would be made differently today
+    outdated: bool = False  # its template has changed since it was created
 
     @property
     def phase(self) -> SlotPhase:
@@ -50,7 +50,7 @@ class SlotState:
 
     @property
     def name(self) -> str:
-        """For people: segment name, partition, replica."""
+        """For users: segment name, partition, replica."""
         return f"{self.segment.name}/{self.slot.partition}/{self.slot.replica}"
 
     @property
@@ -77,7 +77,7 @@ class SlotState:
 
     @property
     def refusal(self) -> str:
-        """Who refuses its pod or cannot run it, and why."""
+        """What refuses its pod or cannot run it, and why."""
         if self.refused is not None:
             return f"API server: {self.refused.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
@@ -112,7 +112,7 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
 
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
-    """None while the topology is to have no pods."""
+    """None while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
     inputs = context.inputs
@@ -166,15 +166,15 @@ def _with_pod(
 
 
 def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
-    """False for a slot that an edit brings (back), whose pod was refused, after a suspension, and
-    while the topology starts: then its pod may never have been created."""
+    """False for a slot that an edit adds, whose pod was refused, after a suspension, and while the
+    topology starts: then its pod may never have been created."""
     is_new = state.slot.key not in context.previous_slots
-    is_unmade = is_new or state.refused is not None or was_suspended(context)
-    return bool(state.reserved) and not is_unmade and _has_run(context, state)
+    may_be_missing = is_new or state.refused is not None or was_suspended(context)
+    return bool(state.reserved) and not may_be_missing and _has_run(context, state)
 
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
-    """As the status tells: before every query was live once, only slots of those that were."""
+    """According to the status: before every query was live once, only slots of those that were."""
     assert context.running is not None
     if context.last_status.phase not in BEFORE_RUNNING:
         return True
@@ -202,7 +202,7 @@ def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[st
 def _templates(
     running: Running, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
-    """Digest of what a segment's pods are made from today; computed where it is needed."""
+    """Template digest of pods of a segment that would be created now; computed on demand."""
 
     @cache
     def template(segment: str) -> str:
@@ -221,7 +221,7 @@ def _has_started(context: ReconcileContext, pod: PodView) -> bool:
 
 
 def has_diverged(context: ReconcileContext, slot: Slot, pod: PodView) -> bool:
-    """Only of the incarnation that the coordinator reports, not of its successor."""
+    """Only of the incarnation that the coordinator reports, not of the next one."""
     if context.stale_since is not None:
         return False
     reported = context.report.task(slot.key, pod.incarnation)

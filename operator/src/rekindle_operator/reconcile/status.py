@@ -1,4 +1,4 @@
-"""The operator's part of `status`, whole, as server-side apply needs it. Pure.
+"""The operator's complete part of `status`, as server-side apply needs it. Pure.
 
 Built anew in each pass and written only when it differs. Fields that change with every epoch are
 written less often.
@@ -52,7 +52,7 @@ _FAST = ("lag", "checkpoint")  # they change with every epoch
 
 @dataclass(frozen=True, slots=True)
 class BuiltStatus:
-    """`status`: as Events need it; `written`: the same and more, as JSON."""
+    """`status`: for Events; `written`: the same and more, as JSON."""
 
     status: TopologyStatus
     written: Mapping[str, Any]
@@ -96,8 +96,8 @@ def build_status(
 
 
 def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> dict[str, Any]:
-    """Of a topology for which nothing can be decided: what was written last, and that nobody knows
-    whether it is still true."""
+    """Of a topology for which nothing can be decided: the last status, with its states and
+    conditions unknown."""
     status = owned(view.status)
     unknown = [
         Condition(kind, "Unknown", problem.reason, problem.message)
@@ -119,7 +119,7 @@ def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> d
 
 
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator wrote of a status; absent and empty are the same."""
+    """The fields of a status that the operator owns; absent and empty are the same."""
     return {key: status[key] for key in OWNED if status.get(key) not in (None, {}, [])}
 
 
