@@ -1,8 +1,8 @@
-"""Executes actions. The only module that writes to Kubernetes.
+"""Executes actions. The only module that writes to Kubernetes. Decides nothing.
 
 Order and retries are in `dispatch`. A pod that is refused (a full quota), or of which it is not
-known whether it was created, is remembered with its incarnation, so that the same one is tried
-again. Decides nothing.
+known whether it was created, is remembered with its incarnation, so that the next attempt uses the
+same one.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -106,7 +106,7 @@ class Executor:
         return Outcome.DONE
 
     def _skipped(self, step: Step) -> None:
-        """Its status may have been written: then its incarnation is still unused."""
+        """The status may have been written: then the incarnation is reserved and still unused."""
         if isinstance(step.action, CreatePod):
             self._cluster.remember_attempt(step.action.ref, step.action.lost_at)
 
@@ -168,7 +168,7 @@ class Executor:
         )
 
     def _create_token(self, action: CreateToken) -> None:
-        """Comes with every pod; calls the API server at most once a minute."""
+        """This action accompanies each pod; it calls the API server at most once a minute."""
         key, now = (action.namespace, action.name), self._clock()
         if now - self._tokens.get(key, float("-inf")) < _TOKEN_AGAIN_S:
             return
@@ -224,7 +224,7 @@ class Executor:
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
-                self._cluster.remove_topology(action.uid)  # its watch reports it later
+                self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
             raise
         self._status_at[action.uid] = now
         if response is not None:

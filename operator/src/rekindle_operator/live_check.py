@@ -62,7 +62,8 @@ class LiveCheck:
     def unconfirmed(
         self, decisions: Iterable[TopologyActions], snapshot: Snapshot
     ) -> Mapping[str, str]:
-        """Owners of decisions whose preconditions do not hold ("") or cannot be read (why)."""
+        """Owners of decisions whose preconditions do not hold (""), or cannot be read (the
+        reason)."""
         preconditions = preconditions_of(decisions, snapshot)
         check = _Check(self._api, self._cluster, self._monotonic)
         nodes = {name: node for p in preconditions for name, node in p.nodes.items()}

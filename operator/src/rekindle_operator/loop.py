@@ -53,8 +53,8 @@ def decide(
     """The decisions, and the snapshot that they are made from.
 
     A decision that deletes or replaces something for a reason that the API server does not confirm
-    is made again, and left to the next pass if that does not help. Where the API server cannot be
-    read, the topology is left alone, and its status says so.
+    is made again, and postponed to the next pass if that does not help. Where the API server cannot
+    be read, no actions are taken for the topology, and its status has the reason.
     """
     unread: dict[str, str] = {}  # owner -> why
     for _ in range(_MAX_DECISIONS):
@@ -121,11 +121,11 @@ class ControlLoop:
 
     def _begin_pass(self) -> bool:
         """False: this replica has just become the leader, and cannot list objects."""
-        if self._passed_at is None:  # from now on it is to make progress
+        if self._passed_at is None:  # from now on `alive` expects passes
             self._passed_at = time.monotonic()
         term = self._leader.begin_pass()
         if term != self._term:
-            # Its caches may have stalled while nobody used them.
+            # Its caches may have stalled while it was not the leader.
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
             self._term, self._passed_at = term, time.monotonic()
@@ -167,7 +167,7 @@ class ControlLoop:
             logger.exception("the metrics of a reconcile pass are incomplete")
 
     def _log_errors(self, decisions: Iterable[TopologyActions]) -> None:
-        """With its trace, and once for as long as it stays the same."""
+        """With the traceback; an error that repeats is logged once."""
         errors = {
             decision.owner: decision.error for decision in decisions if decision.error is not None
         }

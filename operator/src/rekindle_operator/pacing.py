@@ -21,8 +21,8 @@ def wait_s(snapshot: Snapshot, now: float, timing: Timing) -> float:
 
 @dataclass(slots=True)
 class StandbyPasses:
-    """A replica that does not lead makes passes too, and executes nothing: its first pass as the
-    leader must not be the one that compiles all topologies."""
+    """A replica that does not lead makes passes too, without executing actions: so all topologies
+    are compiled before its first pass as the leader."""
 
     next_at: float = 0.0
 

@@ -65,7 +65,7 @@ def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
     )
 
 
-def refused_by_size(tasks: int, policy: PodPolicy) -> list[Problem]:
+def refused_by_task_limit(tasks: int, policy: PodPolicy) -> list[Problem]:
     """`tasks`: of the whole topology, replicas included."""
     if tasks <= policy.max_tasks:
         return []

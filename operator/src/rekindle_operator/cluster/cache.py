@@ -1,4 +1,4 @@
-"""The operator's cache of the API, and what it remembers; both make up a snapshot.
+"""The operator's cache of the API, and its memory of earlier passes; a snapshot has both.
 
 Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and from a
 periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time of
@@ -178,7 +178,8 @@ class ClusterCache:
         self.mark_dirty()
 
     def replace_topologies(self, items: list[Json], version: int) -> None:
-        """A complete list: topologies that it lacks are deleted, unless they are newer."""
+        """With a complete list: topologies that it does not have are deleted, unless they are
+        newer."""
         for raw in items:
             self.put_topology(raw)
         listed = {raw["metadata"]["uid"] for raw in items}
@@ -205,7 +206,7 @@ class ClusterCache:
             r: self._silent_since.get(r, at) for r, at in suspected.items()
         }
 
-    # --- memory ---------------------------------------------------------------
+    # --- kept between passes --------------------------------------------------
 
     def quarantine(self, node: str, at: float) -> None:
         with self._lock:
@@ -249,7 +250,8 @@ class ClusterCache:
             self._refusals = self._refusals.without(ref)
 
     def reset_timers(self) -> None:
-        """The API server or this process was away, so silence until now proves nothing."""
+        """The API server did not respond or this process was paused: silence until now proves
+        nothing."""
         with self._lock:
             self._timers_reset_at = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, self._timers_reset_at)

@@ -12,7 +12,7 @@ _MESSAGE_LIMIT = 300
 
 
 def container_error(status: Mapping[str, Any]) -> str:
-    """Names a container that waits with an error, or that failed and has not restarted yet. Empty
+    """Error of a container that waits with one, or that failed and has not restarted yet. Empty
     while all run, or start for the first time."""
     if status.get("phase") in ("Succeeded", "Failed"):
         return ""
@@ -44,8 +44,9 @@ def _failure(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
 
 
 def is_preparing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """The node has created no container yet: volumes, network or image are missing, and only
-    Events tell which. False if an init container runs, or a container reports an error."""
+    """The node has created no container yet (ContainerCreating): volumes, network or image are
+    missing, and only Events say which. False if an init container runs, or a container reports an
+    error."""
     if not spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
         return False
     sidecars = {

@@ -1,4 +1,4 @@
-"""Parsing JSON objects of the API into the views of a snapshot. Only what decisions need. Pure."""
+"""Parses JSON objects of the API into the views of a snapshot. Only what decisions need. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 _INTEGER = re.compile(r"[0-9]{1,18}")
 
-_FIRST_REPORT_S = 5.0  # of a kubelet about a pod; no task becomes ready and fails so soon
+_FIRST_REPORT_S = 5.0  # until a kubelet first reports a pod; no task is ready and fails so soon
 
 
 def version_of(raw: Json) -> int:
@@ -287,8 +287,8 @@ def _failure_message(status: Json) -> str:
 
 
 def _integer(text: str | None, otherwise: int = 0) -> int:
-    """`otherwise`: for what is no number. Anyone may write annotations, so `str.isdigit` does not
-    do: it accepts `²` and 5,000 digits, and `int` accepts neither."""
+    """`otherwise`: for what is not a number. Any user may write annotations, so `str.isdigit` is
+    not enough: it accepts `²` and 5,000 digits, and `int` accepts neither."""
     return int(text) if text is not None and _INTEGER.fullmatch(text) else otherwise
 
 

@@ -128,7 +128,7 @@ class Mirror(Generic[V]):
         self._remove(raw)
 
     def drop(self, namespace: str, name: str, uid: str | None = None) -> None:
-        """A read got 404. With `uid`, an object of another uid under that name stays."""
+        """A read got 404. With `uid`, an object of that name with another uid stays."""
         with self._lock:
             known = self._views.get((namespace, name))
             if known is None or (uid is not None and getattr(known, "uid", uid) != uid):

@@ -1,4 +1,4 @@
-"""Since when pods of coordinators and of the operator are in their phase. Pure.
+"""Timestamps of the phases of pods of coordinators and of the operator. Pure.
 
 The clock is this process's: timestamps of other machines (a pod's creation, its binding) would make
 a new coordinator look late if clocks differ by a minute.

@@ -18,7 +18,7 @@ from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
 from rekindle_operator.dataplane import DataPlane
-from rekindle_operator.pod_policy import refused_by_policy, refused_by_size
+from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import generation_record
@@ -144,7 +144,7 @@ def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> 
             return _Acceptance(running, problems)
         case Compiled(topology):
             fresh = Running(view, topology)
-    refused = refused_by_policy(view.spec, defaults.policy) or refused_by_size(
+    refused = refused_by_policy(view.spec, defaults.policy) or refused_by_task_limit(
         len(tuple(topology.slots())), defaults.policy
     )
     if refused:

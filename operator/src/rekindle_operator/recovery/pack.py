@@ -1,7 +1,7 @@
 """Packing tasks onto nodes: several resources, anti-affinity, taints, selectors. Pure.
 
-The scheduler has the last word, but a gate is opened for one node only, so what is packed here must
-be what the scheduler accepts: its rules for taints, selectors, node affinity and requests.
+The scheduler makes the final decision, but a gate is opened for one node only, so packing follows
+the scheduler's rules for taints, selectors, node affinity and requests.
 
 Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
@@ -31,12 +31,12 @@ class PodToPlace:
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     affinity: tuple[Term, ...] | None = None  # required terms
-    avoid: frozenset[str] = frozenset()  # nodes that would not run its like
+    avoid: frozenset[str] = frozenset()  # nodes that did not run pods of its shape
     namespace: str = ""  # whose share of the cluster it takes
 
 
 class PackingRule(Enum):
-    """SPREAD when there is capacity for all; TIGHT when capacity is what is short."""
+    """SPREAD when there is capacity for all pods; TIGHT when there is not."""
 
     SPREAD = auto()
     TIGHT = auto()
@@ -81,8 +81,8 @@ class NodeCapacity:
 
 
 class Capacity:
-    """The usable nodes, by name, and what namespaces with a limited share of them may still take.
-    Immutable: packing gives a new one."""
+    """The usable nodes, by name, and what namespaces with a limited share of them may still use.
+    Immutable: packing returns a new one."""
 
     __slots__ = ("allocatable", "nodes", "share_left")
 
@@ -132,7 +132,7 @@ class Placement:
 def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
-    """All of the pods or nothing. Largest first; what the rule misses a bounded search finds."""
+    """All of the pods, or None. Largest first; if the rule fails, by a bounded search."""
     ordered = sorted(pods, key=lambda i: (-i.requests.share_of(capacity.allocatable), i.key))
     if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None

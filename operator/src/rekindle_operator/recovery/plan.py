@@ -87,14 +87,14 @@ def make_plan(
         order, waiting, placement = _best_greedy(queries, pods, capacity)
     nodes = dict(placement.nodes)
     over = frozenset(d.key for d in waiting if not _is_within_shares(d, pods, placement))
-    saving = [d for d in waiting if d.key not in over and not d.has_waited_long]
-    missing = {n for d in saving if _lacks_only_capacity(d, pods, capacity) for n in d.needs}
-    saved = [pods[n] for n in sorted(missing) if pods[n].key not in nodes]
+    reserving = [d for d in waiting if d.key not in over and not d.has_waited_long]
+    missing = {n for d in reserving if _lacks_only_capacity(d, pods, capacity) for n in d.needs}
+    reserved_pods = [pods[n] for n in sorted(missing) if pods[n].key not in nodes]
     met = {need for d in queries if d not in waiting for need in d.needs}
-    nodes = _with_spares(placement, spares, met, saved)
+    nodes = _with_spares(placement, spares, met, reserved_pods)
     tight = pack(needed.values(), capacity) if len(met) == len(needed) else None
     if tight is not None and len(nodes) < len(met) + len(spares):
-        closer = _with_spares(tight, spares, met, saved)
+        closer = _with_spares(tight, spares, met, reserved_pods)
         nodes = closer if len(closer) > len(nodes) else nodes
     short = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
     return Plan(tuple(order), tuple(_ranked(waiting, short, pods, capacity)), nodes, over)
@@ -117,8 +117,8 @@ def _rank_all(
 def _best_greedy(
     queries: Sequence[DownQuery], pods: Mapping[str, PodToPlace], capacity: Capacity
 ) -> tuple[list[RankedQuery], list[DownQuery], Placement]:
-    """The greedy result, or what begins with the best single query where that alone is worth more:
-    density by itself can end arbitrarily far below the optimum of a knapsack."""
+    """The greedy result, or the one that begins with the best single query, if that query alone is
+    worth more: greedy by density can be arbitrarily far below the optimum of a knapsack."""
     greedy = _greedy(queries, pods, capacity, [])
     waiting = greedy[1]
     profit = sum(d.priority for d in queries) - sum(d.priority for d in waiting)
@@ -136,7 +136,7 @@ def _greedy(
     capacity: Capacity,
     first: Sequence[DownQuery],
 ) -> tuple[list[RankedQuery], list[DownQuery], Placement]:
-    """`first`: what is taken before the densest."""
+    """`first`: queries to start before those of the highest density."""
     missing, remaining, order = set(pods), list(queries), list[RankedQuery]()
     nodes: dict[str, str] = {}
     while remaining:
@@ -186,20 +186,23 @@ def _is_within_shares(
 def _lacks_only_capacity(
     query: DownQuery, pods: Mapping[str, PodToPlace], capacity: Capacity
 ) -> bool:
-    """For such a query capacity that returns bit by bit must add up: spares would use it up."""
+    """For such a query, capacity that returns in small parts is reserved: spares would use it."""
     return all(capacity.fits_when_empty(pods[need]) for need in query.needs)
 
 
 def _with_spares(
-    placement: Placement, spares: Sequence[SpareReplica], met: set[str], saved: Sequence[PodToPlace]
+    placement: Placement,
+    spares: Sequence[SpareReplica],
+    met: set[str],
+    reserved_pods: Sequence[PodToPlace],
 ) -> dict[str, str]:
-    """`saved`: what waiting queries miss; no spare takes what one of them may need."""
+    """`reserved_pods`: what waiting queries miss; no spare takes what one of them may need."""
     capacity, nodes = placement.capacity, dict(placement.nodes)
-    withheld = _Withheld.of(saved, capacity)
+    reserved = _Reserved.of(reserved_pods, capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):
         if spare.needs and spare.needs not in met:
             continue  # a second replica of what has no first
-        if (excluded := withheld.excluded_nodes(spare.pod, capacity)) is None:
+        if (excluded := reserved.excluded_nodes(spare.pod, capacity)) is None:
             continue
         pod = replace(spare.pod, avoid=spare.pod.avoid | excluded) if excluded else spare.pod
         placed = pack([pod], capacity, PackingRule.SPREAD)
@@ -209,7 +212,7 @@ def _with_spares(
 
 
 @dataclass(frozen=True, slots=True)
-class _Withheld:
+class _Reserved:
     """What is kept for queries that wait: by node all of it that the node could ever hold, and by
     namespace all of it that counts to the share of one. Where a spare leaves so much of each
     resource that it takes, it is never the reason that such a query has no capacity."""
@@ -218,8 +221,8 @@ class _Withheld:
     by_namespace: Mapping[str, Amounts]
 
     @classmethod
-    def of(cls, saved: Sequence[PodToPlace], capacity: Capacity) -> _Withheld:
-        alike = Counter(replace(pod, key="", group="", replica=0) for pod in saved)
+    def of(cls, reserved_pods: Sequence[PodToPlace], capacity: Capacity) -> _Reserved:
+        alike = Counter(replace(pod, key="", group="", replica=0) for pod in reserved_pods)
         by_node = {
             name: total(
                 pod.requests.scaled(number)
@@ -229,7 +232,7 @@ class _Withheld:
             for name, b in capacity.nodes.items()
         }
         by_namespace = {
-            name: total(pod.requests for pod in saved if pod.namespace == name)
+            name: total(pod.requests for pod in reserved_pods if pod.namespace == name)
             for name in capacity.share_left
         }
         return cls(

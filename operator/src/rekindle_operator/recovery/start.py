@@ -3,7 +3,7 @@
 A node that refused a shape of pod is avoided by pods of that shape for a while. Once three nodes
 could not start it, the pod itself is the reason (a bad image, too little memory): it stays where it
 is, with the kubelet's back-off. While a node prepares a pod (volumes, network, image) no container
-status tells why it does not start, and a large image takes long: that has a longer timeout.
+status has a reason, and a large image takes long to pull: that has a longer timeout.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -19,15 +19,15 @@ _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say
 
 
 class StartFailures:
-    """For one topology in one pass: it gives up at most one more node for each shape, so that not
-    all pods of a bad image are replaced at once."""
+    """For one topology in one pass. At most one more node for each shape becomes unsuitable, so
+    that not all pods of a bad image are replaced at once."""
 
     def __init__(self, snapshot: Snapshot, assessment: LossAssessment, now: float, timing: Timing):
         self._snapshot = snapshot
         self._assessment = assessment
         self._now = now
         self._timing = timing
-        self._given_up: dict[str, str] = {}  # shape -> node
+        self._unsuitable: dict[str, str] = {}  # shape -> node
 
     def loss_of(self, pod: PodView) -> Loss | None:
         """None: it runs, or may still start, or no other node is likely to start it."""
@@ -62,6 +62,6 @@ class StartFailures:
         bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
         if node not in bad:
             bad |= {node}
-            if self._given_up.setdefault(pod.shape, node) != node:
+            if self._unsuitable.setdefault(pod.shape, node) != node:
                 return False
         return len(bad) <= _MAX_NODES and not self._assessment.usable.keys() <= bad

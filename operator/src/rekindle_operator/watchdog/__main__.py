@@ -64,12 +64,11 @@ class Watchdog:
         self._settings = settings
         timing = settings.timing
         # It never writes the Lease; the candidate measures how long it was not renewed.
-        pace = ElectionTiming(retry_s=timing.poll_s)
-        self._lease = Candidate(settings.identity, "", pace)
+        self._lease = Candidate(settings.identity, "", ElectionTiming(retry_s=timing.poll_s))
         # Not all watchdogs delete at the same moment.
         self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.spread_s)
         self._observation = Observation()
-        self._away = False
+        self._api_unreachable = False
         self._probes_work = False  # a kubelet of another node has responded
         self._routine_probe_at: float | None = None
 
@@ -88,9 +87,9 @@ class Watchdog:
             elif not self._probes_work:
                 self._probe_routinely()
         except (OSError, http.client.HTTPException) as error:
-            if not self._away:
+            if not self._api_unreachable:
                 logger.warning("the API server does not respond: %s", error)
-            self._away = True
+            self._api_unreachable = True
         quiet = self._lease.unchanged_s == 0
         return timing.poll_s if quiet else self._observation.pause_s(timing)
 
@@ -109,7 +108,7 @@ class Watchdog:
             logger.warning("the Lease cannot be read: HTTP %d %s", status, raw.get("message", ""))
             self._lease = self._lease.after_failure(span)
             return
-        self._away = False
+        self._api_unreachable = False
         before = self._lease.unchanged_s
         self._lease = self._lease.after_read(read_lease(raw) if status == 200 else None, span)
         if self._lease.unchanged_s == 0:

@@ -1,4 +1,4 @@
-"""Which of the operator's pods are lost, while nobody renews its Lease. Pure.
+"""Which of the operator's pods are lost, while no replica renews its Lease. Pure.
 
 The watchdog acts only if the Lease was not renewed for longer than an election takes, while the API
 server responds. Even then it only deletes pods whose node does not respond: a pod that crashed on a
@@ -18,7 +18,7 @@ from typing import Any
 class WatchdogTiming:
     poll_s: float = 3.0  # there are many watchdogs; the read is served from the API server's cache
     quick_poll_s: float = 0.5  # after the Lease was unchanged between two reads; then growing
-    longest_poll_s: float = 10.0  # if nobody takes the Lease for long
+    longest_poll_s: float = 10.0  # if no replica takes the Lease for long
     probe_after_s: float = 2.5  # without renewal; from then on pods and kubelets are probed
     delete_after_s: float = 5.0  # a running replica takes the Lease after 2.5 s
     silent_s: float = 2.0  # neither kubelet nor pod responds
