@@ -10,7 +10,6 @@ from rekindle_testing.chaos.plan import (
     HEALED_BY_S,
     MAX_API_PAUSE_S,
     AddNode,
-    BringStoreBack,
     CutOff,
     DeleteNodeObject,
     Fault,
@@ -19,10 +18,11 @@ from rekindle_testing.chaos.plan import (
     PauseApiServer,
     Plan,
     Reconnect,
+    RemoveStore,
+    RestoreStore,
     ResumeApiServer,
     Round,
     Step,
-    TakeStoreAway,
     Thaw,
     make_plan,
 )
@@ -106,9 +106,9 @@ def test_every_fault_is_healed_in_its_round() -> None:
                     del open_[node]
                 case KillNodes(nodes):
                     open_ = {k: v for k, v in open_.items() if k not in nodes}
-                case TakeStoreAway(name):
+                case RemoveStore(name):
                     open_["store", name] = step.at_s
-                case BringStoreBack(name):
+                case RestoreStore(name):
                     del open_["store", name]
                 case _:
                     pass

@@ -1,8 +1,8 @@
-"""Chaos runs: what the sinks' files say, against what the status claims."""
+"""Chaos runs: the sinks' files compared with the states in the status."""
 
 from __future__ import annotations
 
-from rekindle_testing.chaos.progress import Progress, StaleClaim, percentile
+from rekindle_testing.chaos.progress import Progress, StaleLive, percentile
 
 
 def _progress() -> Progress:
@@ -23,18 +23,18 @@ def test_a_partition_without_files_has_written_nothing() -> None:
     assert progress.complete == -1
 
 
-def test_live_though_the_sink_is_silent_is_a_stale_claim() -> None:
+def test_live_while_the_sink_is_silent_is_stale() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     progress.observe(15, {"a": {0: 6, 1: 6}, "b": {0: 8}})
     states = {"a": "Live", "b": "Live"}
-    assert progress.stale_claims(15, states) == [StaleClaim("a", 15, 3)]
+    assert progress.find_stale_live(15, states) == [StaleLive("a", 15, 3)]
 
 
-def test_a_query_that_is_said_to_wait_makes_no_claim() -> None:
+def test_a_waiting_query_is_not_stale() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
-    assert progress.stale_claims(60, {"a": "Waiting", "b": "Unknown"}) == []
+    assert progress.find_stale_live(60, {"a": "Waiting", "b": "Unknown"}) == []
 
 
 def test_percentiles_are_values_that_occurred() -> None:

@@ -17,7 +17,7 @@ def test_the_summary_has_percentiles_over_all_seeds() -> None:
     second = SeedResult(2, (_round(1, 20.0),))
     lines = summary([first, second])
     assert lines[0] == "2 seeds, 3 rounds passed, failed seeds: none"
-    assert lines[1] == "time to all advanced, s: p50 6, p95 20, max 20"
+    assert lines[1] == "until all queries advance, s: p50 6, p95 20, max 20"
 
 
 def test_the_summary_names_the_seeds_that_failed() -> None:

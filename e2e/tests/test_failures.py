@@ -88,7 +88,7 @@ class TestProcesses:
         run.verify(reference)
 
     def test_a_failing_store_loses_nothing(self, run: Run, reference: Reference) -> None:
-        _take_store_away(run, seconds=10)
+        _remove_store(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_advanced()
         run.verify(reference)
@@ -139,24 +139,24 @@ def _end_of_torn(run: Run, segment: str, name: str) -> str | None:
     return "cut" if "output log cut" in text else None
 
 
-def _take_store_away(run: Run, seconds: float) -> None:
-    """Writes to the checkpoint store fail for a while, until it is said at least; root ignores
-    permissions, so it moves."""
+def _remove_store(run: Run, seconds: float) -> None:
+    """Writes to the checkpoint store fail for so long, at least until the status reports it. The
+    directory is renamed, since root ignores permissions."""
     store = run.cluster.shared / run.name / "checkpoints"
-    away = store.with_name("checkpoints-away")
+    removed = store.with_name("checkpoints-removed")
 
-    def is_said() -> bool:
+    def is_reported() -> bool:
         text = json.dumps(run.observer.status["dataPlane"])
         return re.search(r"checkpoint store: (?!clean-up)|cannot be saved: ", text) is not None
 
-    assert not is_said()
-    store.rename(away)
+    assert not is_reported()
+    store.rename(removed)
     until = run.observer.now() + seconds
     try:
-        wait_for("a write that failed to be said", is_said, 30)
+        wait_for("the failed write in the status", is_reported, 30)
         wait_for(f"{seconds} s without a store", lambda: run.observer.now() > until, seconds + 5)
     finally:
-        away.rename(store)
+        removed.rename(store)
 
 
 class TestNodes:

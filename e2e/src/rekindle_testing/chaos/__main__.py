@@ -37,14 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def summary(results: list[SeedResult]) -> list[str]:
-    """What a run says in the end."""
+    """The last lines of a run."""
     rounds = [r for result in results for r in result.rounds]
     failed = [result.seed for result in results if result.failure]
     lines = [f"{len(results)} seeds, {len(rounds)} rounds passed, failed seeds: {failed or 'none'}"]
     if rounds:
         for what, values in (
-            ("time to all advanced, s", [r.advanced_s for r in rounds]),
-            ("time to all Live, s", [r.live_s for r in rounds]),
+            ("until all queries advance, s", [r.advanced_s for r in rounds]),
+            ("until all queries are Live, s", [r.live_s for r in rounds]),
             ("longest stale Live of a round, s", [r.stale_live_s for r in rounds]),
         ):
             p50, p95 = percentile(values, 0.5), percentile(values, 0.95)
@@ -57,7 +57,7 @@ def _print(text: str) -> None:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
-    """An end by SIGTERM takes the same way out as one by Ctrl-C."""
+    """SIGTERM cleans up and exits like Ctrl-C."""
     sys.exit(128 + number)
 
 

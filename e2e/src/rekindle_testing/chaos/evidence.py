@@ -1,4 +1,4 @@
-"""What a failed chaos run leaves behind: everything that was said, and both outputs."""
+"""Collects the logs, API objects and outputs of a failed chaos run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def keep_evidence(
     texts: Mapping[str, str],
 ) -> None:
     """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, and
-    what the topologies wrote. What cannot be had stops nothing else."""
+    what the topologies wrote. A step that fails does not stop the others."""
     for name, text in texts.items():
         (directory / name).write_text(text + "\n")
     kubectl = cluster.control_plane.kubectl

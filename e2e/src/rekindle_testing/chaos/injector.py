@@ -1,5 +1,6 @@
-"""Does to an embedded cluster what a plan's steps say. Nothing here waits for the API server, which
-may be paused: pods are those that were seen last, and what needs it is done by a thread."""
+"""Executes the steps of a plan on an embedded cluster. Nothing here waits for the API server, which
+may be paused: pods are those of the last sample, and calls to the API server are made by a
+thread."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from rekindle import names
 from rekindle_testing.chaos.plan import (
     Action,
     AddNode,
-    BringStoreBack,
     CutOff,
     DeleteNodeObject,
     Freeze,
@@ -25,8 +25,9 @@ from rekindle_testing.chaos.plan import (
     KillTask,
     PauseApiServer,
     Reconnect,
+    RemoveStore,
+    RestoreStore,
     ResumeApiServer,
-    TakeStoreAway,
     Thaw,
 )
 from rekindle_testing.chaos.sampler import Sampler
@@ -35,19 +36,19 @@ from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.run import pod_processes
 
-_DELETE_TRIES = 60
+_DELETE_ATTEMPTS = 60
 
 
 class Injector:
-    """`keep_addresses`: a new node never gets a dead one's. `healed` waits for what is in progress;
-    leaving the context takes back what still holds, so that the cluster can be stopped."""
+    """`keep_addresses`: a new node never gets the address of a dead one. Leaving the context
+    resumes the API server, so that the cluster can be stopped."""
 
     def __init__(self, cluster: EmbeddedCluster, sampler: Sampler, *, keep_addresses: bool) -> None:
         self._cluster = cluster
         self._sampler = sampler
         self._keep_addresses = keep_addresses
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="node-objects")
-        self._under_way: list[Future[None]] = []
+        self._deletions: list[Future[None]] = []
         self._added: list[str] = []
         self._paused = False
 
@@ -64,17 +65,17 @@ class Injector:
             self._cluster.control_plane.resume_api_server()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def healed(self) -> None:
+    def wait_healed(self) -> None:
         """Return when the round's new nodes are Ready and its Node objects deleted."""
         for name in self._added:
             self._cluster.nodes[name].wait_ready(60)
         self._added.clear()
-        for deleting in self._under_way:
-            deleting.result(60)
-        self._under_way.clear()
+        for deletion in self._deletions:
+            deletion.result(60)
+        self._deletions.clear()
 
     def apply(self, action: Action) -> str:
-        """Do it; returns what was done, in words."""
+        """Execute it; returns a description."""
         match action:
             case KillTask(topology, index):
                 return self._kill_one(self._pods(topology, "task"), index)
@@ -87,44 +88,44 @@ class Injector:
                 )
             case KillNodes(nodes):
                 self._cluster.kill_nodes(list(nodes), keep_addresses=self._keep_addresses)
-                return f"{', '.join(nodes)} died"
+                return f"killed {', '.join(nodes)}"
             case AddNode(node):
                 started = self._cluster.launch_node().name
                 assert started == node, f"{started} was started, and the plan says {node}"
                 self._added.append(node)
-                return f"{node} starts"
+                return f"starting {node}"
             case DeleteNodeObject(node):
                 api = NodeInApi(node, self._cluster.control_plane.kubeconfig)
-                self._under_way.append(self._pool.submit(_delete, api))
-                return f"Node {node} is deleted"
+                self._deletions.append(self._pool.submit(_delete, api))
+                return f"deleting Node {node}"
             case Freeze(node):
                 self._cluster.nodes[node].freeze()
-                return f"{node} is frozen"
+                return f"froze {node}"
             case Thaw(node):
                 self._cluster.nodes[node].thaw()
-                return f"{node} goes on"
+                return f"thawed {node}"
             case CutOff(node):
                 self._cluster.nodes[node].partition()
-                return f"{node} is cut off"
+                return f"cut off {node}"
             case Reconnect(node):
                 self._cluster.nodes[node].heal()
-                return f"{node} is connected again"
-            case TakeStoreAway(topology):
+                return f"reconnected {node}"
+            case RemoveStore(topology):
                 store = self._cluster.shared / topology / "checkpoints"
-                store.rename(store.with_name("checkpoints-away"))
-                return f"the checkpoint store of {topology} is away"
-            case BringStoreBack(topology):
+                store.rename(store.with_name("checkpoints-removed"))
+                return f"removed the checkpoint store of {topology}"
+            case RestoreStore(topology):
                 store = self._cluster.shared / topology / "checkpoints"
-                store.with_name("checkpoints-away").rename(store)
-                return f"the checkpoint store of {topology} is back"
+                store.with_name("checkpoints-removed").rename(store)
+                return f"restored the checkpoint store of {topology}"
             case PauseApiServer():
                 self._cluster.control_plane.pause_api_server()
                 self._paused = True
-                return "the API server stands still"
+                return "paused the API server"
             case ResumeApiServer():
                 self._paused = False
                 self._cluster.control_plane.resume_api_server()
-                return "the API server goes on"
+                return "resumed the API server"
             case _:
                 assert_never(action)
 
@@ -143,22 +144,22 @@ class Injector:
 
     def _kill_one(self, pods: list[dict[str, Any]], index: int) -> str:
         if not pods:
-            return "nobody to kill"
+            return "no pod to kill"
         pod = pods[index % len(pods)]
         name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
         if node not in self._cluster.nodes:
-            return f"{name} died with {node} before"
+            return f"{name}: its node {node} was killed before"
         found = pod_processes(node, pod["status"].get("podIP", "none"), self._cluster)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return f"{name} on {node}: {len(found)} processes killed"
+        return f"killed {len(found)} processes of {name} on {node}"
 
 
 def _delete(node: NodeInApi) -> None:
-    for _ in range(_DELETE_TRIES):
+    for _ in range(_DELETE_ATTEMPTS):
         try:
-            # `missing_ok` would also take a silent API server for a success.
+            # With `missing_ok`, no response of the API server would count as success.
             if not node.exists():
                 return
             node.delete()

@@ -1,4 +1,4 @@
-"""What a chaos run does to the cluster, and when: pure data, drawn from a seed.
+"""The faults of a chaos run and their times: pure data, generated from a seed.
 
 The same seed gives the same plan, and a round is the same however many rounds follow it, so that
 `SEED= ROUNDS=` of a failure replays it. Nodes are named in advance: the cluster numbers them in the
@@ -68,7 +68,7 @@ class Thaw:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A network partition: the node's processes go on and still reach the shared volume."""
+    """A network partition: the node's processes continue and still reach the shared volume."""
 
     node: str
 
@@ -79,20 +79,20 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStoreAway:
+class RemoveStore:
     """The checkpoint store's directory is gone for a while."""
 
     topology: str
 
 
 @dataclass(frozen=True, slots=True)
-class BringStoreBack:
+class RestoreStore:
     topology: str
 
 
 @dataclass(frozen=True, slots=True)
 class PauseApiServer:
-    """SIGSTOP: connections stay open and nothing answers."""
+    """SIGSTOP: connections stay open and there are no responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ Action = (
     | Thaw
     | CutOff
     | Reconnect
-    | TakeStoreAway
-    | BringStoreBack
+    | RemoveStore
+    | RestoreStore
     | PauseApiServer
     | ResumeApiServer
 )
@@ -129,8 +129,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Steps in the order of their times; after the last one every fault is healed and the cluster
-    has as many nodes as at the start."""
+    """Steps by time; after the last one every fault has ended and the cluster has as many nodes as
+    at the start."""
 
     number: int
     steps: tuple[Step, ...]
@@ -147,21 +147,21 @@ class Fault(Enum):
     API_SERVER = "api-server"
 
 
-# How often each is drawn: losses above all, since they are what recovery is for.
+# Relative frequencies (default 1): losses most often, since recovery is for them.
 _WEIGHTS = {Fault.NODES: 4.0, Fault.TASK: 2.0, Fault.FREEZE: 1.5, Fault.CUT_OFF: 1.5}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`node_objects_stay`: Node objects of dead nodes are never deleted, as on premises; else they
-    are deleted after a while, and new nodes may get their addresses, as in a cloud."""
+    """`node_objects_stay`: Node objects of dead nodes are never deleted, as on premises; otherwise
+    they are deleted after some seconds, and new nodes may get their addresses, as in a cloud."""
 
     seed: int
     node_objects_stay: bool
     rounds: tuple[Round, ...]
 
     def __str__(self) -> str:
-        stay = "stay" if self.node_objects_stay else "are deleted after a while"
+        stay = "stay" if self.node_objects_stay else "are deleted after some seconds"
         lines = [f"seed {self.seed}: Node objects of dead nodes {stay}"]
         for round in self.rounds:
             lines.append(f"round {round.number}")
@@ -183,18 +183,18 @@ def make_plan(
     next_number = nodes + 1
     made = []
     for number in range(1, rounds + 1):
-        drawing = _Drawing(random.Random(f"{seed}/{number}"), alive, topologies, stay)
-        steps = drawing.draw(faults, next_number)
+        generator = _RoundGenerator(random.Random(f"{seed}/{number}"), alive, topologies, stay)
+        steps = generator.generate(faults, next_number)
         made.append(Round(number, steps))
         added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
         next_number += len(added)
-        alive = [n for n in alive if n not in drawing.dead] + added
+        alive = [n for n in alive if n not in generator.dead] + added
     return Plan(seed, stay, tuple(made))
 
 
-class _Drawing:
-    """One round. One node is never touched; no node is touched twice, but that a frozen or cut off
-    one may die; a store or the API server is taken away once."""
+class _RoundGenerator:
+    """Generates one round. One node has no fault; no other node has two, except that a frozen or
+    cut off one may be killed; a store is removed, and the API server is paused, at most once."""
 
     def __init__(
         self, rng: random.Random, alive: Sequence[str], topologies: Sequence[str], stay: bool
@@ -202,14 +202,14 @@ class _Drawing:
         self._rng = rng
         self._topologies = topologies
         self._stay = stay
-        self._spared = rng.choice(alive)
-        self._untouched = [n for n in alive if n != self._spared]
+        self._healthy = rng.choice(alive)
+        self._untouched = [n for n in alive if n != self._healthy]
         self._silent: dict[str, tuple[float, float]] = {}
-        self._taken: set[str] = set()
+        self._interrupted: set[str] = set()
         self._steps: list[Step] = []
         self.dead: set[str] = set()
 
-    def draw(self, faults: Sequence[Fault], next_number: int) -> tuple[Step, ...]:
+    def generate(self, faults: Sequence[Fault], next_number: int) -> tuple[Step, ...]:
         count = self._rng.randint(_MIN_FAULTS, _MAX_FAULTS)
         weights = [_WEIGHTS.get(fault, 1.0) for fault in faults]
         for fault in self._rng.choices(faults, weights, k=count):
@@ -229,25 +229,25 @@ class _Drawing:
             case Fault.NODES:
                 self._kill_nodes(at_s)
             case Fault.FREEZE:
-                self._silence(at_s, Freeze, Thaw)
+                self._make_silent(at_s, Freeze, Thaw)
             case Fault.CUT_OFF:
-                self._silence(at_s, CutOff, Reconnect)
+                self._make_silent(at_s, CutOff, Reconnect)
             case Fault.STORE:
                 name = self._rng.choice(self._topologies)
-                self._take(at_s, 12, TakeStoreAway(name), BringStoreBack(name))
+                self._interrupt(at_s, 12, RemoveStore(name), RestoreStore(name))
             case Fault.API_SERVER:
-                self._take(at_s, MAX_API_PAUSE_S, PauseApiServer(), ResumeApiServer())
+                self._interrupt(at_s, MAX_API_PAUSE_S, PauseApiServer(), ResumeApiServer())
 
     def _step(self, at_s: float, action: Action) -> None:
         self._steps.append(Step(round(at_s, 1), action))
 
-    def _take(self, at_s: float, longest_s: float, away: Action, back: Action) -> None:
-        if str(away) not in self._taken:
-            self._taken.add(str(away))
-            self._step(at_s, away)
-            self._step(at_s + self._rng.uniform(2, longest_s), back)
+    def _interrupt(self, at_s: float, longest_s: float, begin: Action, end: Action) -> None:
+        if str(begin) not in self._interrupted:
+            self._interrupted.add(str(begin))
+            self._step(at_s, begin)
+            self._step(at_s + self._rng.uniform(2, longest_s), end)
 
-    def _silence(
+    def _make_silent(
         self, at_s: float, begin: type[Freeze | CutOff], end: type[Thaw | Reconnect]
     ) -> None:
         if self._untouched:
@@ -259,11 +259,13 @@ class _Drawing:
 
     def _kill_nodes(self, at_s: float) -> None:
         """One node, two, or most of them."""
-        mortal = self._untouched + [n for n, (since_s, _) in self._silent.items() if since_s < at_s]
-        if not mortal:
+        candidates = self._untouched + [
+            n for n, (since_s, _) in self._silent.items() if since_s < at_s
+        ]
+        if not candidates:
             return
-        wanted = self._rng.choices((1, 2, len(mortal)), (4, 2, 4))[0]
-        victims = self._rng.sample(mortal, min(wanted, len(mortal)))
+        wanted = self._rng.choices((1, 2, len(candidates)), (4, 2, 4))[0]
+        victims = self._rng.sample(candidates, min(wanted, len(candidates)))
         for node in victims:
             if node in self._untouched:
                 self._untouched.remove(node)

@@ -1,7 +1,7 @@
-"""How far the sinks are, and what the status claimed meanwhile: pure, no I/O, no clock.
+"""Progress of the sinks, compared with the states in the status: pure, no I/O, no clock.
 
-The sinks' files are the truth: a partition's files appear in the order of their epochs, so the
-newest one says that all before it are written. Times are seconds on the caller's clock.
+The sinks' files show the real progress: a partition's files appear in the order of their epochs, so
+if the newest one exists, all before it are written. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Newest = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class StaleClaim:
-    """The status said Live though the query's sink had been silent for so long."""
+class StaleLive:
+    """The status said Live although the query's sink had written nothing for so long."""
 
     query: str
     at_s: float
@@ -26,7 +26,7 @@ class StaleClaim:
 @dataclass(slots=True)
 class Progress:
     """`partitions`: query -> how many its sink has; `window_s`: the time between two of its files
-    when all is well."""
+    without failures."""
 
     partitions: Mapping[str, int]
     window_s: float
@@ -61,10 +61,10 @@ class Progress:
         """Queries that are not written through `epoch`, and how far they are."""
         return {q: self.written(q) for q in self.partitions if self.written(q) < epoch}
 
-    def stale_claims(self, at_s: float, states: Mapping[str, str]) -> list[StaleClaim]:
-        """Of queries that are said to be Live: since when their next file is overdue."""
+    def find_stale_live(self, at_s: float, states: Mapping[str, str]) -> list[StaleLive]:
+        """Of queries that are reported as Live: since when their next file is overdue."""
         return [
-            StaleClaim(query, at_s, silent_s)
+            StaleLive(query, at_s, silent_s)
             for query in self.partitions
             if states.get(query) == "Live"
             and (since_s := self._advanced_s.get(query)) is not None

@@ -1,7 +1,7 @@
 """One seed: a cluster, two topologies, and rounds of faults; after each one the sinks are compared.
 
-A round fails if the queries do not all advance again, and are not all said to be Live, within a
-bound, or if any sink differs from the reference execution.
+A round fails if not all queries advance and are reported as Live within a time limit, or if any
+sink differs from the reference execution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle_testing.chaos import topologies
 from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.chaos.injector import Injector
 from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
-from rekindle_testing.chaos.progress import Progress, StaleClaim
+from rekindle_testing.chaos.progress import Progress, StaleLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import Supervisor
 from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster, NodeShape
@@ -36,20 +36,20 @@ ADVANCE_WITHIN_S = 120.0
 START_WITHIN_S = 180.0
 _START_S = 90  # of input, before the first round
 _ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
-_NO_CLAIM = StaleClaim("", 0.0, 0.0)
+_NO_STALE_LIVE = StaleLive("", 0.0, 0.0)
 _END_S = 20  # of input that must be left, or an advance would have to stop
 
 Report = Callable[[str], None]
 
 
 class RoundFailure(AssertionError):
-    """What a round shows to be wrong, for people."""
+    """A failed round; the message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """Times are seconds since the round's last fault was healed. `stale_live_s`: the longest time
-    that a query, `stale_query`, was said to be Live while its sink was silent."""
+    """Times are seconds since the end of the round's last fault. `stale_live_s`: the longest time
+    that a query, `stale_query`, was reported as Live while its sink wrote nothing."""
 
     number: int
     advanced_s: float
@@ -68,7 +68,7 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """`failure` is empty where all rounds passed; else `evidence` is where it lies."""
+    """`failure` is empty if all rounds passed; otherwise `evidence` is its directory."""
 
     seed: int
     rounds: tuple[RoundResult, ...]
@@ -84,7 +84,7 @@ def run_seed(
     faults: Sequence[Fault] = tuple(Fault),
     build: Path = BUILD,
 ) -> SeedResult:
-    """Run it on a cluster of its own, all of which is gone afterwards but the evidence."""
+    """Run it on its own cluster, which is deleted afterwards except for the evidence."""
     plan = make_plan(seed, rounds, nodes=NODES, topologies=topologies.NAMES, faults=faults)
     evidence = build / str(seed)
     shutil.rmtree(evidence, ignore_errors=True)
@@ -137,7 +137,7 @@ class _Run:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """The cluster with both topologies applied; all of it is ended afterwards."""
+        """The cluster with both topologies applied; it is stopped afterwards."""
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             # Left before the pool, which would wait for the end of the reference execution.
@@ -147,7 +147,7 @@ class _Run:
             stack.enter_context(self.cluster)
             self.cluster.make_volume("rekindle")
             self.cluster.install()
-            reference.result()  # to have the cores
+            reference.result()  # so that it does not compete for the cores
             self._sampler = stack.enter_context(self._make_sampler())
             self._injector = stack.enter_context(
                 Injector(self.cluster, self._sampler, keep_addresses=self.plan.node_objects_stay)
@@ -174,10 +174,15 @@ class _Run:
     # -- rounds -------------------------------------------------------------------------------
 
     def failure_of_all_rounds(self) -> str:
-        """Run them; the failure that ended it, or nothing."""
+        """Run them; returns the first failure, or an empty string."""
         try:
             began = time.monotonic()
-            wait_for("all queries to be Live at first", self._all_live, START_WITHIN_S, 0.25)
+            wait_for(
+                "all queries to be Live before the first round",
+                self._all_live,
+                START_WITHIN_S,
+                0.25,
+            )
             wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
             self._say(f"all queries are Live after {time.monotonic() - began:.1f} s")
             for round in self.plan.rounds:
@@ -188,24 +193,26 @@ class _Run:
             self._compare_whole()
         except (RoundFailure, DeadlineError) as error:
             return str(error)
-        except Exception as error:  # of the harness or the cluster: no less worth its evidence
+        except Exception as error:  # of the harness or the cluster: its evidence is kept too
             return f"{type(error).__name__}: {error}"
         return ""
 
     def _run_round(self, round: Round) -> RoundResult:
-        claims = len(self._sampler.claims)
+        seen = len(self._sampler.stale_live)
         began = time.monotonic()
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
             self._say(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
-        self._injector.healed()
+        self._injector.wait_healed()
         healed = time.monotonic()
         self._wait_advanced(round, healed + ADVANCE_WITHIN_S)
         advanced_s = time.monotonic() - healed
-        self._wait(round, "said to be Live", self._sampler.not_live, healed + ADVANCE_WITHIN_S)
+        self._wait(round, "reported as Live", self._sampler.not_live, healed + ADVANCE_WITHIN_S)
         live_s = time.monotonic() - healed
         rows = self._compare_new(round)
-        stale = max(self._sampler.claims[claims:], key=lambda c: c.silent_s, default=_NO_CLAIM)
+        stale = max(
+            self._sampler.stale_live[seen:], key=lambda c: c.silent_s, default=_NO_STALE_LIVE
+        )
         return RoundResult(
             number=round.number,
             advanced_s=_rounded(advanced_s),
@@ -216,7 +223,8 @@ class _Run:
         )
 
     def _wait_advanced(self, round: Round, until: float) -> None:
-        """Until every query is beyond all that any query of its topology had written by now."""
+        """Until every query has passed the newest epoch that any query of its topology has written
+        now."""
         goals = {name: progress.head + 1 for name, progress in self._progress.items()}
         late = max(goals.values()) + _END_S - self._input_s
         if late > 0:
@@ -237,13 +245,13 @@ class _Run:
             self._sampler.check()
             if time.monotonic() > until:
                 raise RoundFailure(
-                    f"round {round.number}: {ADVANCE_WITHIN_S:g} s after its faults were healed "
+                    f"round {round.number}: {ADVANCE_WITHIN_S:g} s after the end of its faults "
                     f"not all queries are {what}: {left}"
                 )
             time.sleep(0.1)
 
     def _compare_new(self, round: Round) -> int:
-        """What was written since the last comparison; returns the rows."""
+        """Compare what was written since the last comparison; returns the number of rows."""
         total = 0
         for name, progress in self._progress.items():
             through = progress.complete
@@ -252,7 +260,7 @@ class _Run:
         return total
 
     def _compare_whole(self) -> None:
-        """All of it once more: what was compared must not have changed since."""
+        """Compare everything once more: what was compared must not have changed since."""
         for name, through in self._compared.items():
             self._compare(name, 0, through, len(self.plan.rounds))
 

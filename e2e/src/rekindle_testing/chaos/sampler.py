@@ -1,7 +1,7 @@
-"""Watches a chaos run from outside: the sinks' files, and what the API says.
+"""Samples a chaos run from outside: the sinks' files, and objects of the API.
 
-Two threads, since the API server may not answer for a while and the sinks go on. Whoever reads an
-attribute gets what was seen last.
+Two threads, since the API server may not respond while the sinks continue. Attributes have the last
+sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
-from rekindle_testing.chaos.progress import Progress, StaleClaim
+from rekindle_testing.chaos.progress import Progress, StaleLive
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import JsonApi
 from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_LEASE, SYSTEM
@@ -31,8 +31,8 @@ _LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR_LEA
 
 
 class Sampler:
-    """`sinks`: topology -> query -> the directory of its sink; `history`: where each change that
-    the API told of is appended, one JSON object a line."""
+    """`sinks`: topology -> query -> the directory of its sink; `history`: the file to which each
+    change of the API's objects is appended, one JSON object a line."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Sampler:
         self.pods: list[Json] = []
         self.leader = ""
         self.statuses: dict[str, Json] = {}
-        self.claims: list[StaleClaim] = []
+        self.stale_live: list[StaleLive] = []
         self._api = JsonApi(kubeconfig)
         self._progress = progress
         self._sinks = sinks
@@ -84,7 +84,7 @@ class Sampler:
         return {q["name"]: q.get("state", "") for q in queries}
 
     def not_live(self) -> dict[str, str]:
-        """Queries of all topologies that are not said to be Live."""
+        """Queries of all topologies that are not reported as Live."""
         return {
             query: self.states(name).get(query, "")
             for name, progress in self._progress.items()
@@ -93,12 +93,12 @@ class Sampler:
         }
 
     def check(self) -> None:
-        """Raise what ended one of the threads: what it saw last would seem to last for ever."""
+        """Raise the error that ended one of the threads, whose samples are then outdated."""
         if self._error is not None:
             raise self._error
 
     def note(self, text: str) -> None:
-        """Something that was done, among what was seen."""
+        """Add an action of the run to the history."""
         self._append({"note": text})
 
     def _run(self, watch: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ class Sampler:
         while not self._stop.wait(_API_EVERY_S):
             try:
                 self._read_api()
-            except (EmbeddedError, OSError, ValueError):  # it is away; the next read tells
+            except (EmbeddedError, OSError, ValueError):  # unavailable; read again later
                 continue
 
     def _read_api(self) -> None:
@@ -126,7 +126,7 @@ class Sampler:
         at_s = self.now()
         self.statuses = {t["metadata"]["name"]: t.get("status") or {} for t in found}
         for name, progress in self._progress.items():
-            self.claims += progress.stale_claims(at_s, self.states(name))
+            self.stale_live += progress.find_stale_live(at_s, self.states(name))
         self.pods = self._api.call("GET", "/api/v1/pods")["items"]
         lease = self._api.call("GET", _LEASE).get("spec") or {}
         self.leader = lease.get("holderIdentity") or ""

@@ -1,7 +1,7 @@
 """The two topologies of a chaos run: one reads a generator, one files; small enough for two cores.
 
-Every partition of every query gets rows in each window, so that the newest file of a partition says
-how far its sink is, whatever the status says.
+Every partition of every query gets rows in each window, so that the newest file of a partition
+shows the progress of its sink independently of the status.
 """
 
 from __future__ import annotations
