@@ -78,7 +78,7 @@ def test_what_cannot_be_done_says_what_can(line: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [("thaw", "frozen"), ("heal", "cut off")])
-def test_nothing_to_undo_is_said(line: str, message: str) -> None:
+def test_nothing_to_undo_is_an_error(line: str, message: str) -> None:
     with pytest.raises(CommandError, match=f"no node is {message}"):
         parse_command(line, Machines(("node-1",)))
 

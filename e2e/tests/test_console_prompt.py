@@ -12,13 +12,13 @@ from rekindle_testing.console.__main__ import hints, prompt
 from rekindle_testing.console.commands import CommandError
 
 
-def session(answers: dict[str, str]) -> Any:
+def session(responses: dict[str, str]) -> Any:
     made = SimpleNamespace(ended=False)
 
     def execute(line: str) -> str:
         made.ended = line == "quit"
-        if line in answers:
-            return answers[line]
+        if line in responses:
+            return responses[line]
         raise CommandError(f"unknown command {line!r}")
 
     made.execute = execute
@@ -41,8 +41,8 @@ def test_a_wrong_command_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     type_lines(monkeypatch, "kil", "", "status", "quit", "never read")
-    prompt(session({"status": "fine", "quit": "the cluster ends"}))
-    assert capsys.readouterr().out == "unknown command 'kil'\nfine\nthe cluster ends\n"
+    prompt(session({"status": "fine", "quit": "stopping the cluster"}))
+    assert capsys.readouterr().out == "unknown command 'kil'\nfine\nstopping the cluster\n"
 
 
 def test_the_end_of_input_ends_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from rekindle_testing.console import client
 from rekindle_testing.console.sockets import (
     DIRECTORY_VARIABLE,
     NoCluster,
-    ask,
     choose_cluster,
     running_clusters,
     runtime_directory,
+    send_command,
     serve,
 )
 
@@ -35,17 +35,19 @@ def shout(line: str) -> str:
     return line.strip().upper()
 
 
-def test_a_command_is_answered(directory: Path) -> None:
-    answered: list[bool] = []
-    with serve(directory, shout, lambda: answered.append(True)):
+def test_a_command_gets_a_response(directory: Path) -> None:
+    responded: list[bool] = []
+    with serve(directory, shout, lambda: responded.append(True)):
         assert running_clusters(directory) == [HERE]
-        assert ask(directory, HERE, "kill node-1") == (True, "KILL NODE-1")
-        assert ask(directory, HERE, "bad") == (False, "it is bad")
+        assert send_command(directory, HERE, "kill node-1") == (True, "KILL NODE-1")
+        assert send_command(directory, HERE, "bad") == (False, "it is bad")
     assert running_clusters(directory) == []
-    assert len(answered) >= 2
+    assert len(responded) >= 2
 
 
-def test_the_client_prints_the_answer(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_client_prints_the_response(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serve(directory, shout, lambda: None):
         assert client.main(["add-node", "2"]) == 0
         assert client.main(["bad"]) == 1

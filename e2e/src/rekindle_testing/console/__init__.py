@@ -1,1 +1,1 @@
-"""`make cluster`: an embedded cluster with Rekindle that stays, and takes commands."""
+"""`make cluster`: an embedded cluster with Rekindle that keeps running and executes commands."""

@@ -27,12 +27,12 @@ from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.waiting import DeadlineError
 
 _PROMPT = "rekindle-cluster> "
-_VOLUME = "rekindle"  # which the example's checkpoint store asks for
+_VOLUME = "rekindle"  # the claim of the example's checkpoint store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=5, help="machines to begin with")
+    parser.add_argument("--nodes", type=int, default=5, help="number of nodes at the start")
     options = parser.parse_args(arguments)
     ready = threading.Event()
     try:
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 end_children()
     except Interrupted as interrupted:
-        print("\nthe cluster has ended", flush=True)
-        # It was meant to stay until then, so it is no failure.
+        print("\nthe cluster has stopped", flush=True)
+        # It runs until a signal, so this is no failure.
         return 0 if ready.is_set() else 128 + interrupted.number
     except (EmbeddedError, DeadlineError, RuntimeError) as error:
         print(f"rekindle-cluster: {error}", file=sys.stderr)
         return 1
-    print("the cluster has ended", flush=True)
+    print("the cluster has stopped", flush=True)
     return 0
 
 
@@ -64,11 +64,11 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
         programs = _link_programs(directory / "bin")
         session = Session(cluster)
 
-        def end_if_asked() -> None:
+        def stop_if_requested() -> None:
             if session.ended:
                 interrupt_main_thread()
 
-        with serve(runtime, session.execute, end_if_asked):
+        with serve(runtime, session.execute, stop_if_requested):
             print(
                 hints(cluster.control_plane.kubeconfig, programs, list(cluster.nodes)), flush=True
             )
@@ -81,7 +81,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
 
 
 def _link_programs(directory: Path) -> Path:
-    """A folder for PATH with the programs that a person needs, and no others."""
+    """A folder for PATH with the programs that a user needs, and no others."""
     directory.mkdir()
     (directory / "kubectl").symlink_to(ensure_control_plane().kubectl)
     (directory / "helm").symlink_to(ensure_helm())
@@ -91,13 +91,13 @@ def _link_programs(directory: Path) -> Path:
 
 
 def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
-    """What to do next."""
+    """The commands to try next."""
     steps = (
         (f"kubectl apply -f {_shown(flights.TOPOLOGY)}", "a year of flights, a day each second"),
         ("kubectl get topo -w", "its queries: how many are Live"),
         ("rekindle status flights --watch", "queries and tasks, with phases and lag"),
         ("rekindle-cluster status", "nodes and topologies"),
-        (f"rekindle-cluster kill {' '.join(nodes[:2])}", "lose machines: any, as many as you like"),
+        (f"rekindle-cluster kill {' '.join(nodes[:2])}", "kill machines: any, as many as you like"),
         ("kubectl describe topo flights", "what is lost, the recovery plan, Events"),
         ("rekindle-cluster add-node 2", "capacity returns"),
         ("rekindle-cluster help", "freeze, thaw, cut, heal"),
@@ -110,7 +110,7 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
             "",
             f"  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH",
             "",
-            *(f"  {step:<{width}}  # {said}" for step, said in steps),
+            *(f"  {step:<{width}}  # {text}" for step, text in steps),
             "",
             "The commands of rekindle-cluster work here, too. Ctrl-C ends everything.",
             "",
@@ -119,12 +119,12 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
 
 
 def _shown(path: Path) -> str:
-    """From the current folder, if it is below that."""
+    """Relative to the current folder, if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _has_terminal() -> bool:
-    """Whether a person types here: not for a pipe, nor for a job in the background."""
+    """Whether input is from a terminal: not for a pipe, nor for a job in the background."""
     return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
 
 
@@ -143,7 +143,7 @@ def prompt(session: Session) -> None:
             print(session.execute(line))
         except CommandError as error:
             print(error)
-        except Exception as error:  # of the cluster, which goes on
+        except Exception as error:  # of the cluster, which keeps running
             print(f"failed: {error}")
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from rekindle_testing.console.commands import usage
 from rekindle_testing.console.sockets import (
     NoCluster,
-    ask,
     choose_cluster,
     running_clusters,
     runtime_directory,
+    send_command,
 )
 
 _EXAMPLES = """
@@ -39,13 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         directory = runtime_directory()
         cluster = choose_cluster(running_clusters(directory), options.cluster)
-        done, said = ask(directory, cluster, " ".join(options.command))
+        ok, text = send_command(directory, cluster, " ".join(options.command))
     except (NoCluster, OSError) as error:
-        done, said = False, str(error)
-    if done:
-        print(said)
+        ok, text = False, str(error)
+    if ok:
+        print(text)
         return 0
-    print(f"rekindle-cluster: {said}", file=sys.stderr)
+    print(f"rekindle-cluster: {text}", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,6 @@
-"""What a person may ask of a running cluster: from a line of text to a command that can be done.
+"""Commands for a running cluster: parses and validates a line of text.
 
-Pure: knows the names of the machines and what was done to them, not the machines.
+Pure: knows the names and states of the machines, not the machines.
 """
 
 from __future__ import annotations
@@ -62,26 +62,26 @@ Command = AddNodes | Kill | Freeze | Thaw | Cut | Heal | Status | Help | Quit
 # Command, arguments, meaning.
 USAGE = (
     ("add-node", "[COUNT]", "start machines; returns when they are Ready"),
-    ("kill", "NODE...", "as if the power went: all processes and the disk are gone"),
-    ("freeze", "NODE...", "connections stay open, nothing answers"),
-    ("thaw", "[NODE...]", "go on after a freeze; all frozen nodes if none is named"),
+    ("kill", "NODE...", "like a power failure: all processes and the disk are lost"),
+    ("freeze", "NODE...", "stop all processes (SIGSTOP): connections stay open"),
+    ("thaw", "[NODE...]", "resume frozen nodes; all of them if none is named"),
     ("cut", "NODE...", "drop all packets between these nodes and everything else"),
-    ("heal", "[NODE...]", "end a cut; all nodes that are cut off if none is named"),
+    ("heal", "[NODE...]", "end the partition; of all nodes that are cut off if none is named"),
     ("status", "", "nodes, and topologies"),
     ("help", "", "this list"),
-    ("quit", "", "end the cluster and everything on it"),
+    ("quit", "", "stop the cluster and everything on it"),
 )
 _NAMES = tuple(name for name, _, _ in USAGE)
 _PLAIN: dict[str, Command] = {"status": Status(), "help": Help(), "quit": Quit()}
 
 
 class CommandError(ValueError):
-    """A line that cannot be done; the message says why and what can."""
+    """A line that cannot be executed; the message has the reason and what is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The cluster's nodes: those that run, and what was done to them."""
+    """The cluster's nodes by state."""
 
     running: tuple[str, ...]
     killed: frozenset[str] = frozenset()
@@ -94,12 +94,12 @@ def usage() -> str:
     left = [f"{name} {arguments}".rstrip() for name, arguments, _ in USAGE]
     width = max(map(len, left))
     return "\n".join(
-        f"{row:<{width}}  {said}" for row, (_, _, said) in zip(left, USAGE, strict=True)
+        f"{row:<{width}}  {text}" for row, (_, _, text) in zip(left, USAGE, strict=True)
     )
 
 
 def parse_command(line: str, machines: Machines) -> Command:
-    """Raises `CommandError` for what is no command, or cannot be done to these machines."""
+    """Raises `CommandError` for an unknown command, or one that these machines do not allow."""
     name, *arguments = line.split() or [""]
     match name:
         case "add-node":
@@ -151,19 +151,19 @@ def _nodes(command: str, names: Sequence[str], machines: Machines) -> tuple[str,
 
 
 def _affected(
-    command: str, names: Sequence[str], machines: Machines, affected: frozenset[str], said: str
+    command: str, names: Sequence[str], machines: Machines, affected: frozenset[str], text: str
 ) -> tuple[str, ...]:
     """Those of `affected` that are named; all of them if none is."""
     if not affected:
-        raise CommandError(f"no node is {said}")
+        raise CommandError(f"no node is {text}")
     nodes = _nodes(command, names or sorted(affected), machines)
     for node in nodes:
         if node not in affected:
-            raise CommandError(f"{node} is not {said}; {said}: {', '.join(sorted(affected))}")
+            raise CommandError(f"{node} is not {text}; {text}: {', '.join(sorted(affected))}")
     return nodes
 
 
-def _refuse(nodes: Sequence[str], affected: frozenset[str], said: str) -> None:
+def _refuse(nodes: Sequence[str], affected: frozenset[str], text: str) -> None:
     for node in nodes:
         if node in affected:
-            raise CommandError(f"{node} is {said}")
+            raise CommandError(f"{node} is {text}")

@@ -1,4 +1,4 @@
-"""The end of a program by Ctrl-C or a signal: once, at any moment, with nothing left running."""
+"""Stops a program on Ctrl-C or a signal: once, at any time, with no processes left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Interruption:
         self._ends = False
 
     def ignore(self) -> None:
-        """From now on signals do nothing: what goes on is the clean-up."""
+        """From now on signals are ignored: the clean-up has begun."""
         self._ends = True
 
     def handle(self, number: int, _: FrameType | None) -> None:
@@ -58,7 +58,7 @@ def interrupt_main_thread() -> None:
 
 
 def end_children() -> None:
-    """Kill what an interrupted start had not handed to anyone yet.
+    """Kill child processes that an interrupted start has left.
 
     Launchers of process nodes are left: they clear up after their node once this process is gone.
     """

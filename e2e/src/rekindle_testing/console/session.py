@@ -1,4 +1,4 @@
-"""Does commands to an embedded cluster. Any thread may ask; one command changes it at a time."""
+"""Executes commands on an embedded cluster. Thread-safe: one command changes it at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _API_S = 5.0
 
 
 class Session:
-    """`execute` returns what was done, in words. `ended` is true after `quit`."""
+    """`execute` returns a description of the result. `ended` is true after `quit`."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -43,13 +43,13 @@ class Session:
         """Raises `CommandError`, and errors of the cluster."""
         with self._lock:
             command = parse_command(line, self._machines())
-            said, joining = self._do(command)
-        # Without the lock: what is slow must not hold up the next command.
+            text, joining = self._do(command)
+        # Without the lock: a slow start must not delay the next command.
         for name in joining:
             node = self._cluster.nodes.get(name)
             if node is not None:
                 node.wait_ready(_READY_S)
-        return said if not isinstance(command, Status) else self._status()
+        return text if not isinstance(command, Status) else self._status()
 
     def _machines(self) -> Machines:
         return Machines(
@@ -60,7 +60,7 @@ class Session:
         )
 
     def _do(self, command: Command) -> tuple[str, list[str]]:
-        """What was done, and the nodes that join."""
+        """Description of the result, and the nodes that join."""
         nodes = self._cluster.nodes
         match command:
             case AddNodes(count):
@@ -98,7 +98,7 @@ class Session:
                 return usage(), []
             case Quit():
                 self.ended = True
-                return "the cluster ends", []
+                return "stopping the cluster", []
             case _:
                 assert_never(command)
 
@@ -125,8 +125,8 @@ class Session:
         if name in self._killed:
             return "killed"
         done = [
-            said
-            for said, names in (("frozen", self._frozen), ("cut off", self._cut))
+            text
+            for text, names in (("frozen", self._frozen), ("cut off", self._cut))
             if name in names
         ]
         return ", ".join(done) or "running"

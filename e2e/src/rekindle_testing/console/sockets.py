@@ -20,7 +20,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 
 DIRECTORY_VARIABLE = "REKINDLE_CLUSTER_DIR"
 _LINE_BYTES = 4096
-_ANSWER_S = 180.0  # longer than any command takes
+_RESPONSE_TIMEOUT_S = 180.0  # longer than any command takes
 
 Execute = Callable[[str], str]
 
@@ -47,23 +47,24 @@ def runtime_directory(environment: Mapping[str, str] | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def serve(directory: Path, execute: Execute, on_answer: Callable[[], None]) -> Iterator[Path]:
-    """Answer in threads until the end of the context. `on_answer` is called after each answer."""
+def serve(directory: Path, execute: Execute, on_response: Callable[[], None]) -> Iterator[Path]:
+    """Serve in threads until the end of the context. `on_response` is called after each
+    response."""
     path = directory / f"{os.getpid()}.sock"
     path.unlink(missing_ok=True)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             line = self.rfile.readline(_LINE_BYTES).decode(errors="replace")
-            answer = _answer(execute, line)
-            with contextlib.suppress(OSError):  # who asked is gone
-                self.wfile.write(json.dumps(answer).encode() + b"\n")
+            response = _respond(execute, line)
+            with contextlib.suppress(OSError):  # the client has disconnected
+                self.wfile.write(json.dumps(response).encode() + b"\n")
                 self.wfile.flush()
-            on_answer()
+            on_response()
 
     class Server(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
-        block_on_close = False  # a command that takes long holds up no end
+        block_on_close = False  # a slow command must not delay the end
 
     with Server(str(path), Handler) as server:
         try:
@@ -74,15 +75,15 @@ def serve(directory: Path, execute: Execute, on_answer: Callable[[], None]) -> I
             server.shutdown()
 
 
-def _answer(execute: Execute, line: str) -> dict[str, object]:
+def _respond(execute: Execute, line: str) -> dict[str, object]:
     try:
         return {"ok": True, "text": execute(line)}
-    except Exception as error:  # said to who asked; the cluster goes on
+    except Exception as error:  # sent to the client; the cluster keeps running
         return {"ok": False, "text": str(error) or repr(error)}
 
 
 def running_clusters(directory: Path) -> list[str]:
-    """The process ids of clusters that listen. What an ended one left behind is removed."""
+    """The process ids of clusters that listen. Sockets of stopped ones are removed."""
     found = []
     for path in sorted(directory.glob("*.sock")):
         try:
@@ -97,7 +98,7 @@ def running_clusters(directory: Path) -> list[str]:
 
 
 def choose_cluster(running: list[str], wanted: str | None) -> str:
-    """The one that is meant; raises `NoCluster`."""
+    """The only one, or the one that is wanted; raises `NoCluster`."""
     if wanted is not None and wanted not in running:
         raise NoCluster(f"no cluster {wanted} is running; running: {', '.join(running) or 'none'}")
     if not running:
@@ -110,17 +111,17 @@ def choose_cluster(running: list[str], wanted: str | None) -> str:
     return wanted or running[0]
 
 
-def ask(directory: Path, cluster: str, line: str) -> tuple[bool, str]:
-    """Whether it was done, and what the cluster says."""
+def send_command(directory: Path, cluster: str, line: str) -> tuple[bool, str]:
+    """Whether the command succeeded, and the cluster's response."""
     with _connect(directory / f"{cluster}.sock") as connection:
-        connection.settimeout(_ANSWER_S)
+        connection.settimeout(_RESPONSE_TIMEOUT_S)
         connection.sendall(line.encode() + b"\n")
         with connection.makefile("rb") as stream:
             raw = stream.readline()
     if not raw:
-        raise NoCluster(f"cluster {cluster} ended before it answered")
-    answer = json.loads(raw)
-    return cast(bool, answer["ok"]), cast(str, answer["text"])
+        raise NoCluster(f"cluster {cluster} stopped before it responded")
+    response = json.loads(raw)
+    return cast(bool, response["ok"]), cast(str, response["text"])
 
 
 def _connect(path: Path) -> socket.socket:
