@@ -1,4 +1,4 @@
-"""Pauses in a query's output, as the demo's verdict measures them."""
+"""Pauses in a query's output, as the demo checks them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`make demo`: runs the story on a fresh embedded cluster; exit 0 means every row was equal."""
+"""`make demo`: runs the scenario on a fresh embedded cluster; exit 0 means every row was equal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rekindle_testing.demo.scenario import Scenario
 from rekindle_testing.demo.screen import Screen
-from rekindle_testing.demo.story import Story
 from rekindle_testing.harness.cluster import EmbeddedCluster, NodeShape
 from rekindle_testing.paths import ROOT
 
@@ -25,19 +25,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as directory:
         # Room for one task on each node, so that every node that returns brings back one.
         shape = NodeShape(cpu="800m", memory="2Gi")
-        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.say)
-        story = Story(cluster, screen, build)
+        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.print)
+        scenario = Scenario(cluster, screen, build)
         with ThreadPoolExecutor(1) as pool:
-            reference = pool.submit(story.execute_reference)
+            reference = pool.submit(scenario.execute_reference)
             with cluster, contextlib.ExitStack() as on_failure:
                 on_failure.callback(cluster.keep_logs, build / "logs")
-                wrong = story.run(reference)
+                wrong = scenario.run(reference)
                 if not wrong:
                     on_failure.pop_all()
     for sentence in wrong:
-        screen.say(f"[red]failed[/] {sentence}")
+        screen.print(f"[red]failed[/] {sentence}")
     took = time.monotonic() - began
-    screen.say(f"{'[red]failed[/]' if wrong else '[green]succeeded[/]'} after {took:.0f} s")
+    screen.print(f"{'[red]failed[/]' if wrong else '[green]succeeded[/]'} after {took:.0f} s")
     return 1 if wrong else 0
 
 

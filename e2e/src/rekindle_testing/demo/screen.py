@@ -1,6 +1,6 @@
-"""What the person at the terminal sees: progress lines, then a table that updates.
+"""The output of the demo: progress lines, then a table that updates.
 
-Without a terminal (CI, a pipe) the table is printed anew whenever a state changes.
+Without a terminal (CI, a pipe) a line is printed whenever a state changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Screen:
         self._live: Live | None = None
         self._last: tuple[Any, ...] = ()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(f"[bold cyan]rekindle[/] {text}")
 
     def begin_table(self) -> None:
@@ -43,7 +43,7 @@ class Screen:
             self._live = None
 
     def update(self, at_s: float, status: dict[str, Any], nodes: list[str]) -> None:
-        """Show one reading of the topology's status."""
+        """Show one sample of the topology's status."""
         queries = status.get("queries", [])
         seen = tuple((q["name"], q.get("state")) for q in queries), tuple(nodes)
         if self._live:

@@ -1,4 +1,4 @@
-"""Judges a finished demo from its history and the row comparison: pure, so it can be tested."""
+"""Checks a finished demo by its history and the row comparison: pure, so it can be tested."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rekindle.connectors.compare import Difference
 from rekindle.timeline.history import History
 
 LONGEST_PAUSE_S = 4.0
-"""What a query that has replicas left may be silent: three epochs more than its one, since all
-nodes of the demo share the cores on which six of them die and others start."""
+"""Maximum pause of the output of a query that has replicas left: three epochs more than one, since
+all nodes of the demo share the cores on which six of them die and others start."""
 
 
 def failures(
@@ -27,8 +27,8 @@ def failures(
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
-    `plan` is the order in force when the first query returned, `last_epoch` that in which the
-    input ends, `pauses` the longest silences of the survivors' sinks in seconds.
+    `plan` is the order when the first query recovered, `last_epoch` the epoch in which the input
+    ends, `pauses` the longest pauses of the survivors' sinks in seconds.
     """
     found = []
     if (newest := history.newest_epoch(lost_at_s)) >= last_epoch:
@@ -37,14 +37,14 @@ def failures(
         if pauses[query] > LONGEST_PAUSE_S:
             found.append(f"{query} had replicas left and paused for {pauses[query]:.1f} s")
         if outage := history.outage(query, lost_at_s):
-            found.append(f"{query} had replicas left and still stopped at {outage.lost_s:.1f} s")
+            found.append(f"{query} had replicas left and still was down at {outage.lost_s:.1f} s")
     returns: list[tuple[float, str]] = []
     for query in expected_lost:
         outage = history.outage(query, lost_at_s)
         if outage is None:
-            found.append(f"{query} lost its only task, and the status never said so")
+            found.append(f"{query} lost its only task, and the status did not report it")
         elif outage.live_s is None:
-            found.append(f"{query} never came back")
+            found.append(f"{query} did not recover")
         else:
             returns.append((outage.live_s, query))
         if restored_from.get(query, -1) < 0:
@@ -54,7 +54,7 @@ def failures(
     if sorted(planned) != sorted(order):
         found.append(f"the plan {list(plan)} does not name all that were lost: {order}")
     elif planned != order:
-        found.append(f"queries came back as {order}, planned was {planned}")
+        found.append(f"queries recovered in the order {order}, the plan was {planned}")
     for query, comparison in comparisons.items():
         if comparison:
             found.append(f"{query}: {comparison}")
@@ -73,7 +73,7 @@ def result(
     pauses: Mapping[str, float],
     failed: Sequence[str],
 ) -> dict[str, Any]:
-    """What `build/demo/result.json` holds. Times are seconds since `kubectl apply`."""
+    """The content of `build/demo/result.json`. Times are seconds since `kubectl apply`."""
     queries = []
     for name in history.queries():
         outage = history.outage(name, lost_at_s)

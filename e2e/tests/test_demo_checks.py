@@ -4,7 +4,7 @@ import pytest
 
 from rekindle.connectors.compare import Difference
 from rekindle.timeline.history import History
-from rekindle_testing.demo.verdict import failures, result
+from rekindle_testing.demo.checks import failures, result
 
 SAME = {q: Difference(10, 10) for q in ("keep", "first", "second")}
 
@@ -41,21 +41,21 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
 
 
 @pytest.mark.parametrize(
-    ("history", "changed", "said"),
+    ("history", "changed", "part"),
     [
-        (_history(20, 15), {}, "planned was"),
-        (_history(15, 99), {}, "never came back"),
+        (_history(20, 15), {}, "the plan was"),
+        (_history(15, 99), {}, "did not recover"),
         (_history(15, 20), {"plan": ["first"]}, "does not name all"),
         (
             _history(15, 20),
             {"survivors": ["first"], "pauses": {"first": 1.0}},
-            "still stopped",
+            "still was down",
         ),
         (_history(15, 20), {"pauses": {"keep": 4.1}}, "keep had replicas left and paused"),
         (_history(15, 20), {"last_epoch": 9}, "the input ended"),
         (_history(15, 20), {"restored_from": {"first": 4}}, "second did not return from"),
         (_history(15, 20), {"restored_from": {"first": -1, "second": 4}}, "first did not"),
-        (_history(15, 20), {"expected_lost": ["keep"]}, "never said so"),
+        (_history(15, 20), {"expected_lost": ["keep"]}, "never document so"),
         (_history(15, 20), {"comparisons": {"keep": Difference(0, 0)}}, "nothing was compared"),
         (
             _history(15, 20),
@@ -64,14 +64,14 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
         ),
     ],
 )
-def test_each_way_to_go_wrong_is_a_failure(
-    history: History, changed: dict[str, object], said: str
+def test_each_wrong_result_is_a_failure(
+    history: History, changed: dict[str, object], part: str
 ) -> None:
-    assert any(said in failure for failure in _failures(history, **changed))
+    assert any(part in failure for failure in _failures(history, **changed))
 
 
-def test_the_result_says_when_each_query_was_lost_and_live_again() -> None:
-    said = result(
+def test_the_result_has_the_times_of_loss_and_recovery() -> None:
+    document = result(
         _history(15, 20),
         lost_at_s=9.5,
         plan=["first", "second"],
@@ -80,7 +80,7 @@ def test_the_result_says_when_each_query_was_lost_and_live_again() -> None:
         pauses={"keep": 1.234},
         failed=[],
     )
-    first = next(q for q in said["queries"] if q["name"] == "first")
+    first = next(q for q in document["queries"] if q["name"] == "first")
     assert (first["lostAt"], first["liveAt"], first["restoredFromEpoch"]) == (10, 15, 4)
-    assert said["longestPauseSeconds"] == {"keep": 1.23}
-    assert said["ok"]
+    assert document["longestPauseSeconds"] == {"keep": 1.23}
+    assert document["ok"]

@@ -1,6 +1,6 @@
-"""The main job, end to end: a topology loses most of its nodes, and its queries come back in order.
+"""The demo, end to end: a topology loses most of its nodes, and its queries recover in order.
 
-Each step is what a user would do or see; the verdict is `rekindle_testing.demo.verdict`'s.
+Each step is what a user would do or see; the result is checked by `rekindle_testing.demo.checks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rekindle.timeline.picture import draw
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Topology
+from rekindle_testing.demo.checks import failures, result
 from rekindle_testing.demo.screen import Screen
-from rekindle_testing.demo.verdict import failures, result
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.observe import Observer
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Which nodes die, and what that means for the queries."""
+    """The nodes to kill, and the queries that are lost with them."""
 
     nodes: tuple[str, ...]
     lost: tuple[str, ...]
@@ -80,7 +80,7 @@ def choose_loss(
     return best
 
 
-class Story:
+class Scenario:
     """The demo; `run` returns what failed, as sentences."""
 
     def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
@@ -93,18 +93,19 @@ class Story:
         self.topology = compile_topology(spec, name)
 
     def execute_reference(self) -> None:
-        """Needs the input alone, and no cluster."""
+        """Needs only the input, and no cluster."""
         flights.prepare_input(self.cluster.shared / "input")
-        self.screen.say("reference execution of the same input, in one process")
+        self.screen.print("reference execution of the same input, in one process")
         self._reference.execute()
 
     def run(self, reference: Future[None]) -> list[str]:
-        """On a cluster that is up. What runs on it waits for `reference`, to have the cores."""
+        """On a running cluster. The topology is applied after `reference` has ended, so that they
+        do not compete for the cores."""
         self.cluster.make_volume("rekindle")
-        self.screen.say("helm install rekindle")
+        self.screen.print("helm install rekindle")
         self.cluster.install()
         reference.result()
-        self.screen.say(f"kubectl apply: examples/flights/topology.yaml, at speedup {SPEEDUP}")
+        self.screen.print(f"kubectl apply: examples/flights/topology.yaml, at speedup {SPEEDUP}")
         self.cluster.apply(self._document)
         with Observer(lambda: self.cluster.status(NAME)) as observer:
             self.screen.begin_table()
@@ -114,20 +115,20 @@ class Story:
                 last = self._finish(observer)
             finally:
                 self.screen.end_table()
-        return self._judge(observer, lost_at_s, loss, restored_from, last)
+        return self._check(observer, lost_at_s, loss, restored_from, last)
 
     # -- steps --------------------------------------------------------------------------------
 
     def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
         self._watch(observer, "all queries to be Live", observer.all_live, 180)
-        # A survivor's replicas are equals only then.
+        # Before that, not every replica of a survivor can take over.
         self._watch(
             observer,
             "every replica to be Live",
             lambda: observer.condition("Redundant") == "True",
             60,
         )
-        # A cut that was made earlier may be without the state of what was not Live then.
+        # An earlier checkpoint may lack the state of partitions that were not Live then.
         head = int(observer.status["dataPlane"]["headEpoch"])
         self._watch(
             observer,
@@ -143,12 +144,12 @@ class Story:
             len(self.cluster.nodes) * 2 // 3,
         )
         at_s = observer.mark("lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die")
-        self.screen.say(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
+        self.screen.print(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
         self.cluster.kill_nodes(list(loss.nodes))
         return at_s, loss
 
     def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
-        """Nodes come back, one at a time until everything is Live, then the rest; returns what
+        """Add nodes, one at a time until everything is Live, then the rest; returns the epochs that
         the lost queries were restored from."""
         self._watch(
             observer,
@@ -187,7 +188,7 @@ class Story:
         }
 
     def _finish(self, observer: Observer) -> int:
-        """Wait until the whole input has gone through every query; returns its last epoch."""
+        """Wait until every query has processed the whole input; returns its last epoch."""
         last = self._reference.last_epoch
         self._watch(
             observer,
@@ -197,7 +198,7 @@ class Story:
         )
         return last
 
-    def _judge(
+    def _check(
         self,
         observer: Observer,
         lost_at_s: float,
@@ -219,7 +220,7 @@ class Story:
             restored_from=restored_from,
             pauses=pauses,
         )
-        said = result(
+        document = result(
             observer.history,
             lost_at_s=lost_at_s,
             plan=plan,
@@ -228,7 +229,7 @@ class Story:
             pauses=pauses,
             failed=wrong,
         )
-        (self.build / "result.json").write_text(json.dumps(said, indent=2) + "\n")
+        (self.build / "result.json").write_text(json.dumps(document, indent=2) + "\n")
         title = f"Rekindle: flights loses {len(loss.nodes)} nodes at once"
         draw(observer.history, self.build / "timeline.svg", title)
         events = self.cluster.control_plane.kubectl(
@@ -239,7 +240,7 @@ class Story:
         return wrong
 
     def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
-        """The survivors' longest silences between the loss and the last return."""
+        """The survivors' longest pauses between the loss and the last recovery."""
         history = observer.history
         outages = [history.outage(query, lost_at_s) for query in loss.lost]
         returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
@@ -255,8 +256,8 @@ class Story:
 
     def _summary(self, comparisons: dict[str, Difference]) -> None:
         for query, comparison in comparisons.items():
-            self.screen.say(f"{query}: {comparison}")
-        self.screen.say(f"timeline and figures are in {self.build}")
+            self.screen.print(f"{query}: {comparison}")
+        self.screen.print(f"timeline and figures are in {self.build}")
 
     def _not_live(self, observer: Observer) -> int:
         return sum(state != "Live" for state in observer.states().values())
@@ -264,7 +265,7 @@ class Story:
     def _add_node(self, observer: Observer) -> None:
         name = self._background(observer, self.cluster.add_node)
         observer.mark("joined", name)
-        self.screen.say(f"[blue]{name}[/] joins")
+        self.screen.print(f"[blue]{name}[/] joins")
 
     def _placed(self) -> dict[tuple[str, int], set[str]]:
         placed: dict[tuple[str, int], set[str]] = {}
@@ -284,7 +285,7 @@ class Story:
         return wait_for(what, probe_and_show, timeout_s, every_s=0.25)
 
     def _background(self, observer: Observer, work: Callable[[], T]) -> T:
-        """Run `work` while the table goes on updating."""
+        """Run `work` while the table keeps updating."""
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(work)
             self._watch(observer, "a node to join", done.done, 60)
