@@ -188,7 +188,7 @@ def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, po
 def test_a_pod_above_what_is_left_fails_with_out_of_cpu(node: ProcessNode, pods: Pods) -> None:
     pods.create("large", on(node, "true", resources={"requests": {"cpu": "3"}}))
     assert pods.wait_phase("large", "Failed")["status"]["reason"] == "OutOfcpu"
-    wait_for("an Event says so", lambda: "OutOfcpu" in pods.events("large"))
+    wait_for("the Event", lambda: "OutOfcpu" in pods.events("large"))
 
 
 def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pods) -> None:
@@ -196,20 +196,20 @@ def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pod
     pod = pods.wait_phase("host", "Failed")
     assert pod["status"]["reason"] == "UnsupportedByProcessNode"
     assert "spec.hostNetwork" in pod["status"]["message"]
-    wait_for("an Event says so", lambda: "UnsupportedByProcessNode" in pods.events("host"))
+    wait_for("the Event", lambda: "UnsupportedByProcessNode" in pods.events("host"))
 
 
-def test_a_pod_that_is_secured_runs_and_is_told_what_is_not_honoured(
+def test_a_pod_that_is_secured_runs_and_gets_an_event_about_ignored_fields(
     node: ProcessNode, pods: Pods
 ) -> None:
     secured = on(node, "sleep 600", securityContext=secure_container())
     pods.create("secured", {**secured, "securityContext": secure_pod()})
     pods.wait_ready("secured")
-    wait_for("an Event says so", lambda: "NotHonoured" in pods.events("secured"))
-    said = pods.events("secured")["NotHonoured"]
-    assert "spec.securityContext.runAsNonRoot" in said
-    assert "spec.containers[main].securityContext.capabilities.drop" in said
-    assert "spec.volumes" not in said
+    wait_for("the Event", lambda: "FieldsIgnored" in pods.events("secured"))
+    message = pods.events("secured")["FieldsIgnored"]
+    assert "spec.securityContext.runAsNonRoot" in message
+    assert "spec.containers[main].securityContext.capabilities.drop" in message
+    assert "spec.volumes" not in message
 
 
 def test_an_unknown_image_names_those_there_are(node: ProcessNode, pods: Pods) -> None:

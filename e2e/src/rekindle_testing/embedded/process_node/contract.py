@@ -1,4 +1,4 @@
-"""Which fields of a pod's spec a process node honours, as one table.  Pure.
+"""Which fields of a pod's spec a process node supports, as one table.  Pure.
 
 A field that is not in the table is refused: what a newer API server adds is not
 ignored in silence.
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rekindle_testing.embedded.process_node.fields import Json
 
 # The reason of the Event about what is ignored.
-NOT_HONOURED = "NotHonoured"
+FIELDS_IGNORED = "FieldsIgnored"
 
 
 class _Anything:
@@ -27,11 +27,11 @@ _EMPTY: tuple[object, ...] = (False, 0, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`honoured` values hold on this node anyway or are seen to; `harmless` ones are
+    """`supported` values have the effect that Kubernetes documents; `ignorable` ones are
     ignored, with a warning; all others are refused."""
 
-    honoured: Container[object] = _EMPTY
-    harmless: Container[object] = ()
+    supported: Container[object] = _EMPTY
+    ignorable: Container[object] = ()
     hint: str = "a process node does not offer it"
 
 
@@ -51,12 +51,11 @@ def _only(*values: str) -> Rule:
 
 
 _ROOT = Rule((0,), hint="containers run as root")
-# What both levels of securityContext have.  Harmless is what hardens a pod that runs as well
-# without it.
+# Fields of both levels of securityContext.  Those that only harden a pod are ignorable.
 _SECURITY: Table = {
     "runAsUser": _ROOT,
     "runAsGroup": _ROOT,
-    "runAsNonRoot": Rule(harmless=(True,), hint="containers run as root"),
+    "runAsNonRoot": Rule(ignorable=(True,), hint="containers run as root"),
     "seccompProfile": Rule(
         ({"type": "Unconfined"},), ({"type": "RuntimeDefault"},), "system calls are not filtered"
     ),
@@ -96,8 +95,8 @@ _CONTAINER: Table = {
     "securityContext": {
         **_SECURITY,
         "allowPrivilegeEscalation": Rule((True,), (False,), "privileges are not limited"),
-        "capabilities": {"drop": Rule(harmless=_ANY, hint="no capability is dropped")},
-        "readOnlyRootFilesystem": Rule(harmless=(True,), hint="the root can be written to"),
+        "capabilities": {"drop": Rule(ignorable=_ANY, hint="no capability is dropped")},
+        "readOnlyRootFilesystem": Rule(ignorable=(True,), hint="the root can be written to"),
         "procMount": _only("Default"),
     },
 }
@@ -128,32 +127,32 @@ _POD: Table = {
     **_all("schedulerName", "schedulingGates", "tolerations", "topologySpreadConstraints"),
     # Images are not pulled, and Services lead nowhere.
     **_all("imagePullSecrets", "enableServiceLinks"),
-    "subdomain": Rule(harmless=_ANY, hint="there is no DNS"),
+    "subdomain": Rule(ignorable=_ANY, hint="there is no DNS"),
     # The machine's resolver is used, as Default says; the others are what all pods have.
     "dnsPolicy": _only("ClusterFirst", "ClusterFirstWithHostNet", "Default"),
     "os": {"name": _only("linux")},
     "hostUsers": Rule((True,), hint="no user namespaces"),
     "containers": _CONTAINER,
     "initContainers": _CONTAINER,
-    "ephemeralContainers": Rule(harmless=_ANY, hint="not started"),
+    "ephemeralContainers": Rule(ignorable=_ANY, hint="not started"),
     "volumes": _VOLUME,
     "securityContext": {**_SECURITY, "supplementalGroupsPolicy": _only("Merge")},
 }
 
 
 def refused(pod: Json) -> list[str]:
-    """What a process node will not pretend to do, by field path."""
-    return [text for text, harmless in _check("spec", pod["spec"], _POD) if not harmless]
+    """Fields that a process node does not support, by field path."""
+    return [text for text, ignorable in _check("spec", pod["spec"], _POD) if not ignorable]
 
 
 def ignored(pod: Json) -> list[str]:
-    """What a pod asks for in vain, and does as well without."""
-    return [text for text, harmless in _check("spec", pod["spec"], _POD) if harmless]
+    """Fields that have no effect on a process node, and that the pod does not need."""
+    return [text for text, ignorable in _check("spec", pod["spec"], _POD) if ignorable]
 
 
 def changes(before: Json, after: Json) -> Iterator[str]:
-    """What was changed of a pod that is here, as by resizing or debugging it: this node
-    goes on with what it admitted."""
+    """Changes of an admitted pod, as by resizing or debugging it: this node keeps the
+    containers that it has admitted."""
     for group in ("initContainers", "containers", "ephemeralContainers"):
         known = {c["name"]: c for c in before["spec"].get(group) or []}
         for container in after["spec"].get(group) or []:
@@ -165,8 +164,8 @@ def changes(before: Json, after: Json) -> Iterator[str]:
 
 def _check(path: str, value: Any, rule: Rule | Table) -> Iterator[tuple[str, bool]]:
     if isinstance(rule, Rule):
-        if value not in rule.honoured:
-            yield f"{path}: {rule.hint}", value in rule.harmless
+        if value not in rule.supported:
+            yield f"{path}: {rule.hint}", value in rule.ignorable
     elif isinstance(value, list):
         for item in value:
             name = f"[{item['name']}]" if "name" in item else ""

@@ -113,7 +113,7 @@ class PodWorker:
 
     def update(self, pod: Json) -> None:
         for change in contract.changes(self.pod, pod):
-            self._event("Warning", contract.NOT_HONOURED, change)
+            self._event("Warning", contract.FIELDS_IGNORED, change)
         self.pod = pod
         self._object.compare(pod)
         self._wake.set()
@@ -178,7 +178,7 @@ class PodWorker:
         self._admitted = True
         self._save()
         if ignored := contract.ignored(self.pod):
-            self._event("Warning", contract.NOT_HONOURED, "; ".join(ignored))
+            self._event("Warning", contract.FIELDS_IGNORED, "; ".join(ignored))
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
         if self._cgroup is not None:
             binding.confine_group(self._cgroup, self.pod_ip)
