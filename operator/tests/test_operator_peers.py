@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rekindle_operator.cluster.amounts import Amounts
-from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
+from rekindle_operator.cluster.model import NodeView, PodView, ProbeResults, Snapshot
 from rekindle_operator.cluster.stamps import stamp_phases
 from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.core import reconcile
@@ -47,6 +48,24 @@ def deleted(
 def test_a_replica_on_a_lost_node_is_deleted_by_force() -> None:
     (action,) = deleted(peer("leader", "up"), peer("b", "up"), peer("c", "down"))
     assert (action.name, action.uid, action.grace_s) == ("c", "uid of c", 0)
+
+
+def test_a_replica_is_replaced_when_most_nodes_died_and_this_leader_never_heard_them() -> None:
+    """Kubernetes evicts nothing, and no task or coordinator proves that the nodes are lost."""
+    nodes = [node("up", True), *(node(name, False) for name in ("down", "dead", "gone"))]
+
+    def deleted_at(now: float, **changes: Any) -> list[str]:
+        pods = (peer("leader", "up"), peer("b", "down"), peer("c", "gone"))
+        snapshot = Snapshot(pods=pods, nodes=tuple(nodes), **changes)
+        actions = reconcile(snapshot, now, SETTINGS)
+        return [a.name for a in actions if isinstance(a, DeletePod)]
+
+    assert deleted_at(NOW) == ["b", "c"]
+    assert deleted_at(NOW - 55) == [], "they have been NotReady for 5 s"
+    responded = {"down": ProbeResults(NOW - 0.5, responded_at=NOW - 0.5)}
+    assert deleted_at(NOW, kubelet_probes=responded) == ["c"], "only the API server is out of reach"
+    nodes[0] = node("up", False)
+    assert deleted_at(NOW) == [], "no node could take another replica"
 
 
 def test_a_terminating_replica_on_a_lost_node_is_deleted() -> None:

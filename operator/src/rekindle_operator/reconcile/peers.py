@@ -2,13 +2,18 @@
 
 Kubernetes evicts nothing while most nodes of a zone are NotReady, so a Deployment counts the pods
 on them as running and creates no new ones. The leader deletes them, as it does with tasks. A
-replica that is cut off and still runs holds no Lease, and so changes nothing.
+replica that is cut off and still runs holds no Lease, and so changes nothing. That is why less
+evidence is enough than for a task: a new leader may never have had a response from a node that is
+NotReady together with most others, and then nothing else would ever prove its loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.reconcile.actions import DeletePod
+from rekindle_operator.recovery.kubelets import responds_now
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.settings import Settings
 
@@ -16,6 +21,7 @@ from rekindle_operator.settings import Settings
 # a node that never had a task or a replica is that its kubelet does not accept the pod.
 _MIN_AGE_S = 5.0
 _NOT_ACCEPTED_S = 10.0
+_NOT_READY_S = 10.0
 
 
 def lost_peers(
@@ -25,16 +31,39 @@ def lost_peers(
     where it has seen the pod get its node: with a skew of seconds each new replica would be deleted
     at once."""
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
+    not_ready = _silently_not_ready(snapshot, losses, now, settings)
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
         for p in peers
-        if (why := _why_lost(p, losses, now - snapshot.phase_since.get(p.uid, p.created_at)))
+        if (
+            why := _why_lost(
+                p, losses, not_ready, now - snapshot.phase_since.get(p.uid, p.created_at)
+            )
+        )
     ]
 
 
-def _why_lost(pod: PodView, losses: LossAssessment, age_s: float) -> str:
+def _silently_not_ready(
+    snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
+) -> frozenset[str]:
+    """Nodes that have been NotReady for a while and whose kubelets do not respond; none unless
+    another node could take a replica, or if NotReady is known to be wrong."""
+    if losses.problem or not losses.usable:
+        return frozenset()
+    return frozenset(
+        n.name
+        for n in snapshot.nodes
+        if not n.ready
+        and now - n.ready_since >= _NOT_READY_S
+        and not responds_now(n, snapshot, now, settings.timing)
+    )
+
+
+def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: float) -> str:
     if losses.is_on_lost_node(pod) and age_s >= _MIN_AGE_S:
         return "this replica's node is lost"
+    if pod.node in not_ready and age_s >= _MIN_AGE_S:
+        return "this replica's node is NotReady, and its kubelet does not respond"
     if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
         return "its node's kubelet does not accept this replica"
     return ""
