@@ -25,6 +25,12 @@ _TEST_FILE = re.compile(r"`(?:[\w/]+/)?(test_\w+\.py)`")
 _MODULE_FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)*\.py)`")
 _MODULE = re.compile(r"`(?:python -m )?(rekindle(?:_operator)?(?:\.[a-z_0-9]+)+)")
 _PAPER = re.compile(r"\(([A-Z]\w+ (?:et al\.|and [A-Z]\w+) \d{4})\)")
+_METRIC = re.compile(r"\brekindle_(?:task|coordinator|operator)_\w+")
+_METRICS = (
+    "pipelines/src/rekindle/task/metrics.py",
+    "pipelines/src/rekindle/coordinator/edge/serving.py",
+    "operator/src/rekindle_operator/metrics.py",
+)
 _RELEASE = re.compile(r"\b(etcd|Kubernetes|helm|kube-\w+)\b[^\n|]*\|? v?(\d+\.\d+\.\d+)")
 
 
@@ -166,6 +172,21 @@ def test_modules_that_documents_name_exist() -> None:
             if module not in known and parent not in known:
                 missing.append(where(document, module))
     assert not missing, "\n".join(missing)
+
+
+def test_documented_metrics_are_those_that_are_exported() -> None:
+    """Prometheus adds `_total` to the name of a counter."""
+    exported = {
+        name
+        for path in _METRICS
+        for name in re.findall(r'"(rekindle_\w+)"', tracked()[ROOT / path])
+    }
+    named = {
+        document: {name.removesuffix("_total") for name in _METRIC.findall(text)}
+        for document, text in documents().items()
+    }
+    assert named[DOCS / "operations.md"] == exported
+    assert not [where(document, name) for document in named for name in named[document] - exported]
 
 
 def test_every_document_is_in_an_index() -> None:

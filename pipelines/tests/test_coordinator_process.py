@@ -181,7 +181,7 @@ def test_probes_and_metrics(tmp_path: Path) -> None:
                 for path in ("/livez", "/startupz", "/readyz"):
                     assert (await session.get(path)).status == 200
                 text = await (await session.get("/metrics")).text()
-            for name in ("heartbeat_age_seconds", "suspected", "checkpoint_epoch", "poll_seconds"):
+            for name in ("heartbeat_age_seconds", "suspected", "checkpoint_epoch", "disputes"):
                 assert f"rekindle_coordinator_{name}" in text
 
     asyncio.run(scenario())

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, ge
 
 from rekindle.names import GATE, ROLE_TASK
 from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.topology_status import QueryState
 
 RECONCILE_SECONDS = Histogram(
     "rekindle_operator_reconcile_seconds",
@@ -50,8 +51,6 @@ REPORT_AGE_SECONDS = Gauge(
     ["topology"],
 )
 
-_QUERY_STATES = ("Live", "Tentative", "Waiting", "Restoring", "CatchingUp", "Failed", "Unknown")
-
 
 def observe(snapshot: Snapshot) -> None:
     """Set gauges from the snapshot. Series of deleted topologies are removed."""
@@ -63,9 +62,9 @@ def observe(snapshot: Snapshot) -> None:
     NODES.labels("not_ready").set(len(snapshot.nodes) - ready)
     QUERIES.clear()
     for topology in snapshot.topologies:
-        tally = Tally(str(q.state) for q in topology.own_status.queries.values())
-        for state in _QUERY_STATES:
-            QUERIES.labels(topology.key, state).set(tally[state])
+        queries = Tally(q.state for q in topology.own_status.queries.values())
+        for state in QueryState:
+            QUERIES.labels(topology.key, state).set(queries[state])
 
 
 def observe_ages(snapshot: Snapshot, mirrors: Mapping[str, float], now: float) -> None:

@@ -1,4 +1,7 @@
-"""The task's metrics, read from its status when they are scraped."""
+"""The task's metrics, read from its status when they are scraped.
+
+Design: docs/operations.md#metrics-and-logs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rekindle.task.status import TaskStatus
 
 
 class TaskCollector(Collector):
-    """Names begin with `rekindle_task_`; labels say which slot."""
+    """Each metric has the labels of the task's slot."""
 
     def __init__(self, status: TaskStatus, topology: str, segment: str, ref: TaskRef) -> None:
         self._status = status
@@ -26,24 +29,28 @@ class TaskCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         answer = self._status.response(0)
-        yield self._gauge("stable_epoch", "Newest epoch in the output log", answer.stable_epoch)
-        yield self._gauge("head_epoch", "Newest epoch released to the task", answer.head_epoch)
-        yield self._gauge("lag_seconds", "Age of the oldest epoch not yet out", answer.lag_s)
-        yield self._gauge("epoch_p99_seconds", "Processing time, p99", answer.epoch_p99_s)
-        yield self._gauge("log_bytes", "Output log on local disk", answer.log_bytes)
-        yield self._gauge("log_base_epoch", "Lowest epoch in the output log", answer.log_base)
-        yield self._gauge("unreadable_peers", "Replicas out of reach", len(answer.unreadable))
-        yield self._gauge("problem", "1 while the task has a problem", int(bool(answer.problem)))
-        checkpoints = len(answer.checkpoints)
-        yield self._gauge("uncommitted_checkpoints", "Saved, not yet committed", checkpoints)
+        for name, text, value in (
+            ("rekindle_task_stable_epoch", "Newest epoch in the output log", answer.stable_epoch),
+            ("rekindle_task_head_epoch", "Newest epoch released to the task", answer.head_epoch),
+            ("rekindle_task_lag_seconds", "Age of the oldest epoch not yet out", answer.lag_s),
+            ("rekindle_task_epoch_p99_seconds", "Processing time, p99", answer.epoch_p99_s),
+            ("rekindle_task_log_bytes", "Output log on local disk", answer.log_bytes),
+            ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", answer.log_base),
+            ("rekindle_task_unreadable_peers", "Replicas out of reach", len(answer.unreadable)),
+            ("rekindle_task_problem", "1 while the task has a problem", int(bool(answer.problem))),
+            (
+                "rekindle_task_uncommitted_checkpoints",
+                "Saved, not yet committed",
+                len(answer.checkpoints),
+            ),
+        ):
+            yield self._gauge(name, text, value)
         for phase in TaskPhase:
-            yield self._gauge("phase", "1 for the phase", int(phase == answer.phase), phase=phase)
+            is_in = int(phase == answer.phase)
+            yield self._gauge("rekindle_task_phase", "1 for the phase", is_in, phase=phase)
         for sink in answer.sinks:
-            query = sink.assigned.query
-            yield self._gauge(
-                "sink_epoch", "Newest durable epoch of a sink", sink.durable, query=query
-            )
-
+            text, query = "Newest durable epoch of a sink", sink.assigned.query
+            yield self._gauge("rekindle_task_sink_epoch", text, sink.durable, query=query)
         yield self._dropped_rows()
 
     def _dropped_rows(self) -> Metric:
@@ -57,7 +64,7 @@ class TaskCollector(Collector):
 
     def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:
         every = {**self._labels, **labels}
-        gauge = GaugeMetricFamily(f"rekindle_task_{name}", text, labels=list(every))
+        gauge = GaugeMetricFamily(name, text, labels=list(every))
         gauge.add_metric(list(every.values()), value)
         return gauge
 

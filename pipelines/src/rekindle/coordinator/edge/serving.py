@@ -1,4 +1,7 @@
-"""Probes and metrics of the coordinator: /startupz, /livez, /readyz, /metrics."""
+"""Probes and metrics of the coordinator: /startupz, /livez, /readyz, /metrics.
+
+Design: docs/operations.md#metrics-and-logs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from prometheus_client.registry import Collector
 from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.protocol import CONTROL_PORT
 
-_PREFIX = "rekindle_coordinator"
 _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -23,10 +25,10 @@ class Metrics:
     def __init__(self, core: Coordinator) -> None:
         self.registry = CollectorRegistry()
         self.polls = Counter(
-            f"{_PREFIX}_polls", "Polls of tasks", ["result"], registry=self.registry
+            "rekindle_coordinator_polls", "Polls of tasks", ["result"], registry=self.registry
         )
         self.poll_s = Histogram(
-            f"{_PREFIX}_poll_seconds",
+            "rekindle_coordinator_poll_seconds",
             "Time to an answer",
             buckets=_BUCKETS,
             registry=self.registry,
@@ -45,16 +47,28 @@ class _CoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         core, now = self._core, time.monotonic()
-        yield self._gauge("fence", "Incarnation of this coordinator", core.fence)
-        yield self._gauge("problems", "Problems that status names", len(core.problems(now)))
-        yield self._gauge(
-            "diverged", "Replicas that disagreed", len(core.containment.comparison.diverged)
-        )
+        yield _gauge("rekindle_coordinator_fence", "Incarnation of this coordinator", core.fence)
+        problems = len(core.problems(now))
+        yield _gauge("rekindle_coordinator_problems", "Problems that status names", problems)
+        comparison = core.containment.comparison
+        disputes, diverged = len(comparison.disputes), len(comparison.diverged)
+        what = "Partitions whose replicas disagree, until a further result decides"
+        yield _gauge("rekindle_coordinator_disputes", what, disputes)
+        what = "Replicas that computed something else than two others"
+        yield _gauge("rekindle_coordinator_diverged", what, diverged)
+        yield from self._tasks(core, now)
+        yield from self._checkpoints(core)
+
+    def _tasks(self, core: Coordinator, now: float) -> Iterator[Metric]:
         silence = GaugeMetricFamily(
-            f"{_PREFIX}_heartbeat_age_seconds", "Since a task's last answer", labels=["slot"]
+            "rekindle_coordinator_heartbeat_age_seconds",
+            "Since a task's last answer",
+            labels=["slot"],
         )
         suspected = GaugeMetricFamily(
-            f"{_PREFIX}_suspected", "1 for a task that is silent for too long", labels=["slot"]
+            "rekindle_coordinator_suspected",
+            "1 for a task that is silent for too long",
+            labels=["slot"],
         )
         for task in core.membership:
             if task.last_heard is not None:
@@ -62,17 +76,21 @@ class _CoreCollector(Collector):
             suspected.add_metric([task.slot.key], float(core.is_suspected(task)))
         yield silence
         yield suspected
+
+    def _checkpoints(self, core: Coordinator) -> Iterator[Metric]:
         manifest, duration_s = core.committer.own_manifest, core.committer.duration_s
         if manifest is not None:
-            epoch = "Epoch of the newest global checkpoint"
-            yield self._gauge("checkpoint_epoch", epoch, manifest.epoch)
-            yield self._gauge("manifest_seq", "Number of the newest manifest", manifest.seq)
+            what = "Epoch of the newest global checkpoint"
+            yield _gauge("rekindle_coordinator_checkpoint_epoch", what, manifest.epoch)
+            what = "Number of the newest manifest"
+            yield _gauge("rekindle_coordinator_manifest_seq", what, manifest.seq)
         if duration_s is not None:
             what = "Time to write the newest manifest"
-            yield self._gauge("checkpoint_commit_seconds", what, duration_s)
+            yield _gauge("rekindle_coordinator_checkpoint_commit_seconds", what, duration_s)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        return GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=value)
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
 
 
 async def serve(bind: str, metrics: Metrics, is_ready: Callable[[], bool]) -> web.AppRunner:
