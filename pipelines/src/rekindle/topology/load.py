@@ -21,19 +21,7 @@ from rekindle.names import API_VERSION, KIND
 from rekindle.topology.kinds.base import Spec
 from rekindle.topology.partial import field_at, field_path, model_in, problems_of_the_rest
 from rekindle.topology.problems import nearest
-from rekindle.topology.spec import TopologySpec
-
-_DURATIONS = frozenset(
-    """
-    epochInterval maxDelay interval burstWindow lateness idleAfter size slide session replayTarget
-    """.split()  # noqa: SIM905 - a table of words
-)
-_FREE = frozenset(
-    """
-    podTemplate resources sparkConf imagePullSecrets join distinct python kafka stream columns
-    """.split()  # noqa: SIM905 - a table of words
-)
-
+from rekindle.topology.spec import AS_WRITTEN, TopologySpec
 
 MAX_SHOWN = 60
 """Letters of a value in a message."""
@@ -56,15 +44,12 @@ def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, Topolog
 def load_spec(data: Any) -> TopologySpec:
     """The `spec` part alone. Raises InvalidTopology, with all that is wrong with the fields that
     can be read too."""
-    problems = list(_bare_durations(data, "spec"))
     try:
-        spec = TopologySpec.model_validate(data)
+        return TopologySpec.model_validate(data, context=AS_WRITTEN)
     except ValidationError as error:
-        problems += [_problem(e) for e in error.errors(include_url=False)]
-    if problems:
-        rest = problems_of_the_rest(data, [p.path for p in problems])
-        raise InvalidTopology(problems + rest)
-    return spec
+        problems = [_problem(e) for e in error.errors(include_url=False)]
+    rest = problems_of_the_rest(data, [p.path for p in problems])
+    raise InvalidTopology(problems + rest)
 
 
 def _manifest(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,22 +77,6 @@ def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("metadata.name", "Missing", "a topology needs a name")
     if not isinstance(manifest.get("spec"), Mapping):
         yield Problem("spec", "Missing", "a topology needs a spec")
-
-
-def _bare_durations(data: Any, path: str) -> Iterator[Problem]:
-    """Numbers where a duration stands: Python may write microseconds so, a manifest may not."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key in _DURATIONS and number:
-                what = f"{_as_written(value)} has no unit"
-                hint = "write it like 250ms, 10s, 1h30m or 2d"
-                yield Problem(f"{path}.{key}", "InvalidValue", what, hint)
-            elif key not in _FREE:
-                yield from _bare_durations(value, f"{path}.{key}")
-    elif isinstance(data, list | tuple):
-        for at, value in enumerate(data):
-            yield from _bare_durations(value, f"{path}[{at}]")
 
 
 def _problem(error: ErrorDetails) -> Problem:

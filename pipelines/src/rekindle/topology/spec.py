@@ -11,9 +11,9 @@ Design: docs/design/compilation.md#resource.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
@@ -21,11 +21,25 @@ from rekindle.topology.kinds.generator import GeneratorSourceSpec
 from rekindle.topology.kinds.unbuilt import UnbuiltSink, UnbuiltSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
-Duration = Annotated[int, BeforeValidator(parse_duration)]
+AS_WRITTEN: Final = {"as_written": True}
+"""Context of the validation of a manifest: Python may write a duration as microseconds, a manifest
+may not."""
+
+
+def _read_duration(value: Any, info: ValidationInfo) -> int:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and info.context == AS_WRITTEN:
+        raise ValueError(f"{value!r} has no unit; write it like 250ms, 10s, 1h30m or 2d")
+    return parse_duration(value)
+
+
+def _read_max_delay(value: Any, info: ValidationInfo) -> int | None:
+    return None if value in ("Infinite", None) else _read_duration(value, info)
+
+
+Duration = Annotated[int, BeforeValidator(_read_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
-MaxDelay = Annotated[
-    int | None, BeforeValidator(lambda v: None if v in ("Infinite", None) else parse_duration(v))
-]
+MaxDelay = Annotated[int | None, BeforeValidator(_read_max_delay)]
 
 
 def kinds_of(spec: type[BaseModel]) -> dict[str, type[SourceOptions | SinkOptions]]:
