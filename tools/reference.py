@@ -1,8 +1,8 @@
 """Write docs/reference.md: every field of a StreamTopology's spec.
 
-Types, limits, defaults and what is required come from the CRD, meanings from the texts below the
-fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check` writes nothing and fails
-where the page is not current.
+Types, limits, defaults, what is required and the rules between fields come from the CRD, meanings
+from the texts below the fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check`
+writes nothing and fails where the page is not current.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ Every field of the `spec` of a `StreamTopology`, written by `make reference`.
 - A *name* is at most 40 of `a-z`, `0-9`, `-` and `_`, begins with a letter and ends in a letter or
   digit.
 - A field that is not *required* may be left out; then its default holds, if it has one.
+- Below a table are the rules between its fields, in the words of the API server.
 - *Not yet*: values other than the default are refused with the reason `NotSupportedYet`.
 """
 _DURATION = "us|ms|s|m|h|d"
@@ -70,9 +71,17 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
         text = " ".join(meanings[field].split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {_type(shape, name)} | {default} | {unbuilt}{text} |")
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
-    yield "\n".join([f"## `{path}`", "", *table, ""])
+    yield "\n".join([f"## `{path}`", "", *table, *_rules(node), ""])
     for place, shape, child in nested:
         yield from _sections(place, shape, child)
+
+
+def _rules(node: dict[str, Any]) -> Iterator[str]:
+    """What must hold between the fields of an object, as a list below the table."""
+    for at, rule in enumerate(node.get("x-kubernetes-validations", ())):
+        if at == 0:
+            yield ""
+        yield f"- {rule['message']}"
 
 
 def _type(shape: dict[str, Any], name: str) -> str:

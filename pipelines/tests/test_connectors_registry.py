@@ -1,4 +1,5 @@
-"""Kinds of sources and sinks: each that is built has its connector, and the CRD has them all."""
+"""Kinds of sources, operators, windows and sinks: each source and sink that is built has its
+connector, and the CRD has them all."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import yaml
 
 from rekindle.connectors.registry import connector
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
-from rekindle.topology.spec import SinkSpec, SourceSpec, kinds_of
+from rekindle.topology.spec import OperatorSpec, SinkSpec, SourceSpec, kinds_of
+from rekindle.topology.windows import registry as windows
 
 CRD = Path(__file__).parents[2] / "crds" / "rekindle.dev_streamtopologies.yaml"
 
@@ -29,9 +31,14 @@ def test_a_kind_has_a_connector_if_it_names_one(
 def test_the_crd_has_the_same_kinds() -> None:
     spec = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     fields: dict[str, Any] = spec["properties"]["spec"]["properties"]
-    source = fields["sources"]["items"]
+    source, operator = fields["sources"]["items"], fields["operators"]["items"]
     sink = fields["queries"]["items"]["properties"]["sink"]
-    for schema, kinds in ((source, kinds_of(SourceSpec)), (sink, kinds_of(SinkSpec))):
+    for schema, kinds in (
+        (source, [*kinds_of(SourceSpec)]),
+        (sink, [*kinds_of(SinkSpec)]),
+        (operator, OperatorSpec.KINDS),
+        (operator["properties"]["window"], [*windows.KINDS, *windows.NOT_BUILT]),
+    ):
         assert set(kinds) <= set(schema["properties"])
         rule = schema["x-kubernetes-validations"][0]
         assert rule["message"].endswith(f"exactly one of {', '.join(kinds)}")

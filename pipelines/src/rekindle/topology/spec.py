@@ -112,7 +112,7 @@ class SourceSpec(Spec):
     event_time: EventTimeSpec | None = None
     """Where event time is. Required if a window reads the source."""
     files: FilesSourceSpec | None = None
-    """Rows of files. Exactly one of `files`, `generator` and `kafka`."""
+    """Rows of files."""
     generator: GeneratorSourceSpec | None = None
     """Rows that are made up, the same each time."""
     kafka: UnbuiltSource | None = None
@@ -135,9 +135,6 @@ class SourceSpec(Spec):
 
 class WindowSpec(Spec):
     """Kinds of windows: `rekindle.topology.windows`."""
-
-    SELECTORS: ClassVar = ("size", "session", "rows")
-    """Of these exactly one says of which kind a window is."""
 
     size: Duration | None = None
     """Length of each window."""
@@ -166,7 +163,8 @@ class OperatorCheckpointSpec(Spec):
 
 
 class OperatorSpec(Spec):
-    """Exactly one of sql, window, join, distinct, python."""
+    KINDS: ClassVar = ("sql", "window", "join", "distinct", "python")
+    """Of these fields exactly one says what the operator does."""
 
     name: str
     """Name of the stream, by which operators and queries read it."""
@@ -180,9 +178,7 @@ class OperatorSpec(Spec):
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this operator."""
     sql: str | None = None
-    """[Row by row](topology.md#sql): `SELECT ... FROM input WHERE ...`. Exactly one of `sql`,
-    `window`,
-    `join`, `distinct` and `python`."""
+    """[Row by row](topology.md#sql): `SELECT ... FROM input WHERE ...`."""
     window: WindowSpec | None = None
     """[Aggregates](topology.md#window) over windows of event time."""
     join: dict[str, Any] | None = None
@@ -199,8 +195,7 @@ class OperatorSpec(Spec):
 
 class SinkSpec(Spec):
     files: FilesSinkSpec | None = None
-    """Files in a directory, one for each epoch with rows. Exactly one of `files`, `kafka` and
-    `stream`."""
+    """Files in a directory, one for each epoch with rows."""
     kafka: UnbuiltSink | None = None
     """A Kafka topic."""
     stream: UnbuiltSink | None = None

@@ -252,7 +252,7 @@ def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
 
 
 def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
-    yield from _exactly_one(node, ("sql", "window", "join", "distinct", "python"), path)
+    yield from _exactly_one(node, OperatorSpec.KINDS, path)
     yield from _limit(len(node.inputs), MAX_INPUTS, f"{path}.inputs", "inputs")
     yield from _limit(len(node.key_by), MAX_KEYS, f"{path}.keyBy", "columns")
     yield from _limit(node.partitions, MAX_PARTITIONS, f"{path}.partitions", "partitions")

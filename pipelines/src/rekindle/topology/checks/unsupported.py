@@ -26,9 +26,11 @@ from rekindle.topology.spec import (
 from rekindle.topology.windows.registry import unsupported_fields
 
 _TENTATIVE = "leave it out: there are no tentative results yet"
-_OPERATOR = "use sql or window"
 _PER_WINDOW = "leave it out: it belongs to the mode PerWindow"
 _WINDOW = "use size, and slide for windows that overlap"
+
+_OPERATORS_NOT_BUILT = ("join", "distinct", "python")
+_BUILT_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _OPERATORS_NOT_BUILT)
 
 
 def _kinds_not_built(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
@@ -73,9 +75,7 @@ NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         ),
     },
     OperatorSpec: {
-        "join": ("the operator join", _OPERATOR),
-        "distinct": ("the operator distinct", _OPERATOR),
-        "python": ("the operator python", _OPERATOR),
+        kind: (f"the operator {kind}", f"use {_BUILT_OPERATORS}") for kind in _OPERATORS_NOT_BUILT
     },
     WindowSpec: {
         field: (f"a window by {WindowSpec.name_of(field)}", _WINDOW)

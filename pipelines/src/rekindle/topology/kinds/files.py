@@ -57,10 +57,9 @@ class FilesSourceSpec(SourceOptions):
     order_by: str | None = None
     """Column by which rows are ordered; without it, they keep the order of the files."""
     speedup: float | None = Field(None, gt=0)
-    """Event time runs this many times faster than the clock. Exactly one of `speedup` and
-    `rowsPerSecond`."""
+    """Event time runs this many times faster than the clock."""
     rows_per_second: float | None = Field(None, gt=0)
-    """Rows a second. Exactly one of `speedup` and `rowsPerSecond`."""
+    """Rows a second."""
     null_value: str = "NA"
     """CSV text that means NULL, unless it is in quotes."""
     file_name_column: str | None = Field(None, min_length=1)

@@ -1,6 +1,7 @@
-"""The kinds of windows that this version has. A new kind is a module beside this one, and a line.
+"""The kinds of windows. A new kind is a module beside this one, and a line in `KINDS`.
 
-Fields of `window` that no kind has are refused as not supported yet.
+Exactly one kind is given. Fields of `window` that no kind of `KINDS` has are refused as not
+supported yet.
 
 Design: docs/design/engine.md#windows.
 """
@@ -19,14 +20,17 @@ KINDS: Mapping[str, WindowKind] = {
 }
 """By the field of `window` that asks for the kind."""
 
+NOT_BUILT = ("session", "rows")
+"""Fields that ask for kinds that v1alpha1 names and this version refuses."""
+
 _OF_ALL_KINDS = frozenset({"group_by", "aggregate"})
 
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
     """That `window` is of exactly one kind, and that its values can be used."""
-    given = [field for field in WindowSpec.SELECTORS if getattr(window, field) is not None]
+    given = [field for field in (*KINDS, *NOT_BUILT) if getattr(window, field) is not None]
     if len(given) != 1:
-        what = f"has {' and '.join(given)}" if given else "has no size"
+        what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
         kinds = ", ".join(KINDS)
         hint = f"write exactly one of {kinds}" if len(KINDS) > 1 else f"write {kinds}, like 1h"
         yield Problem(path, "ExactlyOneOf", what, hint)
