@@ -34,20 +34,10 @@ from rekindle_operator.topology_status import (
     TopologyStatus,
 )
 
-OWNED = (
-    "observedGeneration",
-    "phase",
-    "conditions",
-    "queries",
-    "queriesLive",
-    "redundancy",
-    "lag",
-    "operators",
-    "checkpoint",
-    "recovery",
-    "slots",
-)
-_FAST = ("lag", "checkpoint")  # they change with every epoch
+_OF_THE_COORDINATOR = "dataPlane"
+_FAST = ("lag", "checkpoint")
+_FAST_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
+"""Fields that change with every epoch: of the status, and of the entries of its lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +110,18 @@ def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> d
 
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a status that the operator owns; absent and empty are the same."""
-    return {key: status[key] for key in OWNED if status.get(key) not in (None, {}, [])}
+    return {
+        key: value
+        for key, value in status.items()
+        if key != _OF_THE_COORDINATOR and value not in (None, {}, [])
+    }
 
 
 def without_fast_fields(status: Mapping[str, Any]) -> dict[str, Any]:
-    slow = {k: v for k, v in owned(status).items() if k not in _FAST}
-    for key in ("queries", "operators"):
+    slow = {key: value for key, value in owned(status).items() if key not in _FAST}
+    for key, fast in _FAST_IN.items():
         if key in slow:
-            slow[key] = [
-                {k: v for k, v in item.items() if k not in ("lag", "stableEpoch")}
-                for item in slow[key]
-            ]
+            slow[key] = [{k: v for k, v in item.items() if k not in fast} for item in slow[key]]
     return slow
 
 
