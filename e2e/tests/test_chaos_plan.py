@@ -26,6 +26,7 @@ from rekindle_testing.chaos.plan import (
     Thaw,
     make_plan,
 )
+from rekindle_testing.paths import ROOT
 
 NODES = 5
 SEEDS = range(60)
@@ -160,3 +161,8 @@ def test_a_plan_can_be_limited_to_some_kinds_of_faults() -> None:
 def test_steps_are_in_the_order_of_their_times() -> None:
     for round in _rounds():
         assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(round.steps))
+
+
+def test_every_kind_of_fault_is_documented() -> None:
+    table = (ROOT / "docs/chaos.md").read_text().partition("\n## Faults\n")[2]
+    assert [f.value for f in Fault if f"`{f.value}`" not in table] == []

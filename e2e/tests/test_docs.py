@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -31,6 +32,7 @@ _METRICS = (
     "pipelines/src/rekindle/coordinator/edge/serving.py",
     "operator/src/rekindle_operator/metrics.py",
 )
+_CONSTANT = re.compile(r'^([A-Z_]+)(?:: \w+)? = "(\w+)"$', re.MULTILINE)
 _RELEASE = re.compile(r"\b(etcd|Kubernetes|helm|kube-\w+)\b[^\n|]*\|? v?(\d+\.\d+\.\d+)")
 
 
@@ -187,6 +189,27 @@ def test_documented_metrics_are_those_that_are_exported() -> None:
     }
     assert named[DOCS / "operations.md"] == exported
     assert not [where(document, name) for document in named for name in named[document] - exported]
+
+
+def test_documented_reasons_are_those_that_problems_have() -> None:
+    sources = [
+        text
+        for path, text in tracked().items()
+        if path.suffix == ".py" and "src" in path.parts and "Problem" in text
+    ]
+    constants = dict(_CONSTANT.findall("\n".join(sources)))
+    given = {
+        call.args[1]
+        for text in sources
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Problem"
+    }
+    reasons = {
+        reason.value if isinstance(reason, ast.Constant) else constants[ast.unparse(reason)]
+        for reason in given
+    }
+    table = (DOCS / "topology.md").read_text().partition("\n## Reasons\n")[2]
+    assert set(re.findall(r"`([A-Z]\w+)`", table)) == reasons
 
 
 def test_every_document_is_in_an_index() -> None:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import assert_never
 
 FAULTS_BEGIN_BY_S = 15.0
 HEALED_BY_S = 35.0
@@ -137,6 +138,8 @@ class Round:
 
 
 class Fault(Enum):
+    """Kinds of faults: what `FAULTS=` takes, and docs/chaos.md lists."""
+
     TASK = "task"
     NODES = "nodes"
     COORDINATOR = "coordinator"
@@ -237,6 +240,8 @@ class _RoundGenerator:
                 self._interrupt(at_s, 12, RemoveStore(name), RestoreStore(name))
             case Fault.API_SERVER:
                 self._interrupt(at_s, MAX_API_PAUSE_S, PauseApiServer(), ResumeApiServer())
+            case _:
+                assert_never(fault)
 
     def _step(self, at_s: float, action: Action) -> None:
         self._steps.append(Step(round(at_s, 1), action))
