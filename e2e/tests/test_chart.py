@@ -81,6 +81,19 @@ def test_the_operator_reads_what_the_chart_gives_it(values: str) -> None:
     assert settings.namespace == (VALUE_SETS[values].get("watchNamespace") or None)
 
 
+def test_the_operator_reads_every_variable_that_the_chart_sets() -> None:
+    read: set[str] = set()
+
+    class Environment(dict[str, str]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return default
+
+    read_settings(Environment())
+    template = (CHART / "templates/deployment.yaml").read_text()
+    assert set(re.findall(r"name: (REKINDLE_\w+)", template)) <= read
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("one", "two"),
