@@ -84,7 +84,7 @@ class _Job:
         return pa.schema([f for f in self.schema if f.name not in made])
 
 
-def open_files(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
+def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
     """Prepare the source unless that was done, and open it. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
     expression = source.event_time.expression if source.event_time else None

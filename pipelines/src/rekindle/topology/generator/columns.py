@@ -1,7 +1,7 @@
 """What a generator's expressions mean: a column's text becomes a function of its rows.
 
-Validation makes the functions and calls none; `rekindle.connectors.generator` makes the same and
-gives them row numbers, times and draws, so that the two cannot disagree. No randomness in here.
+Validation makes the functions and calls none; `rekindle.connectors.generator_source` makes the same
+and gives them row numbers, times and draws, so that the two cannot disagree. No randomness in here.
 Every function takes a fixed number of draws a row and computes with integers and IEEE sums and
 products only, no log or cos, so that every processor makes the same bits. The language:
 

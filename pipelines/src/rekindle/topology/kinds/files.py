@@ -40,7 +40,7 @@ _OF_CSV = ("delimiter", "header", "quote", "escape", "encoding")
 
 
 class FilesSourceSpec(SourceOptions):
-    connector: ClassVar[str | None] = "files_source:open_files"
+    connector: ClassVar[str | None] = "files_source:open_source"
     raw_rows: ClassVar[bool] = True
     other_names: ClassVar[Mapping[str, str]] = {
         "sep": "delimiter",

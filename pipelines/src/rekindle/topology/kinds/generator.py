@@ -19,7 +19,7 @@ from rekindle.topology.problems import nearest
 
 
 class GeneratorSourceSpec(SourceOptions):
-    connector: ClassVar[str | None] = "generator:open_generator"
+    connector: ClassVar[str | None] = "generator_source:open_source"
 
     rows_per_second: float = Field(gt=0)
     """Rows a second."""

@@ -71,7 +71,7 @@ class _Rows:
         return base + scaled(np.arange(self.count, dtype=np.int64), step, self.rate_num, rest)
 
 
-def open_generator(options: GeneratorSourceSpec, context: SourceContext) -> GeneratorSource:
+def open_source(options: GeneratorSourceSpec, context: SourceContext) -> GeneratorSource:
     """See `rekindle.connectors.source.OpenSource`."""
     return GeneratorSource(options, context)
 
