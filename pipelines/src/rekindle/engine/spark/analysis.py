@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -29,8 +30,8 @@ from rekindle.engine.spark.steps import (
 )
 from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
-from rekindle.topology.model import Topology
-from rekindle.topology.spec import OperatorSpec
+from rekindle.topology.model import Node, Topology
+from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
 from rekindle.topology.sql.dated import only_dated
 from rekindle.topology.windows.kind import END, START
@@ -59,15 +60,20 @@ class Analyzer:
         """The schema of a node's rows, all columns nullable."""
         if name not in self._schemas:
             node = self._topology.nodes[name]
-            if not isinstance(node.spec, OperatorSpec):
-                self._schemas[name] = all_nullable(node.schema)
-            elif node.spec.window is not None:
-                window = window_node(node, node.spec.window, self._topology)
-                self._schemas[name] = self._finals(window)
+            if isinstance(node.spec, OperatorSpec):
+                self._schemas[name] = self._output(node, node.spec)
             else:
-                step = Step(None, (node,), None)
-                self._schemas[name] = self._analyze(step, node.inputs, name)
+                self._schemas[name] = all_nullable(node.schema)
         return self._schemas[name]
+
+    def _output(self, node: Node, operator: OperatorSpec) -> pa.Schema:
+        match operator.definition:
+            case str():
+                return self._analyze(Step(None, (node,), None), node.inputs, node.name)
+            case WindowSpec() as window:
+                return self._finals(window_node(node, window, self._topology))
+            case unknown:
+                assert_never(unknown)
 
     def window(self, window: WindowNode) -> WindowAnalysis:
         name = window.node.name

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import assert_never
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import carry, quote
@@ -92,13 +93,15 @@ def plan_steps(segment: Segment, topology: Topology) -> tuple[Step, ...]:
     begin: WindowNode | None = None
     sqls: list[Node] = []
     for node in operators_of(segment, topology):
-        spec = _operator(node)
-        if spec.window is None:
-            sqls.append(node)
-            continue
-        end = window_node(node, spec.window, topology)
-        steps.append(Step(begin, tuple(sqls), end))
-        begin, sqls = end, []
+        match _operator(node).definition:
+            case str():
+                sqls.append(node)
+            case WindowSpec() as window:
+                end = window_node(node, window, topology)
+                steps.append(Step(begin, tuple(sqls), end))
+                begin, sqls = end, []
+            case unknown:
+                assert_never(unknown)
     return (*steps, Step(begin, tuple(sqls), None))
 
 
@@ -117,7 +120,13 @@ def _is_window_end(topology: Topology, name: str) -> bool:
     spec = topology.nodes[name].spec
     if not isinstance(spec, OperatorSpec):
         return False
-    return spec.window is not None or any(_is_window_end(topology, i) for i in spec.inputs)
+    match spec.definition:
+        case str():
+            return any(_is_window_end(topology, name) for name in spec.inputs)
+        case WindowSpec():
+            return True
+        case unknown:
+            assert_never(unknown)
 
 
 def _operator(node: Node) -> OperatorSpec:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from rekindle.topology.model import Input, Node, Segment, Topology
-from rekindle.topology.spec import SourceSpec
+from rekindle.topology.spec import SourceSpec, WindowSpec
 from rekindle.topology.windows.registry import assigner_of
 
 _MIB = 1024**2
@@ -54,11 +55,14 @@ def describe_node(node: Node) -> str:
     if isinstance(spec, SourceSpec):
         made = spec.kind[1].describe()
         return f"{made}, event time {node.event_time}" if node.event_time else made
-    if spec.window is None:
-        return " ".join((spec.sql or "").split())
-    window = spec.window
-    keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
-    return f"window {assigner_of(window).describe()}{keys}: {window.aggregate}"
+    match spec.definition:
+        case str() as sql:
+            return " ".join(sql.split())
+        case WindowSpec() as window:
+            keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
+            return f"window {assigner_of(window).describe()}{keys}: {window.aggregate}"
+        case unknown:
+            assert_never(unknown)
 
 
 def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:
