@@ -11,6 +11,7 @@ from model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
+from rekindle_testing.fixtures.crd import undeclared_in_status
 
 
 def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -> None:
@@ -45,6 +46,14 @@ def test_a_failed_reconcile_leaves_no_query_live(
     running.settle()
     assert running.status()["phase"] == "Running"
     assert running.condition("Degraded")["status"] == "False"
+
+
+def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> None:
+    assert undeclared_in_status(running.status()) == []
+    running.lose_node("a")
+    running.apply(reconcile(running.snapshot(), running.now))
+    assert running.status()["recovery"]
+    assert undeclared_in_status(running.status()) == []
 
 
 def test_valid_is_unknown_while_the_dry_run_is_under_way(running: ModelCluster) -> None:

@@ -1,12 +1,18 @@
-"""The report on queries whose tasks are gone."""
+"""The report: on queries whose tasks are gone, and as the API server takes it."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from coordinator_world import World, started
 
+from rekindle.coordinator.edge.objects import data_plane_document
+from rekindle.coordinator.model import CheckpointReport, QueryReport, Report, TaskReport
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.crd import undeclared_in_status
+
+T = TypeVar("T")
 
 
 def _query(world: World, name: str) -> dict[str, Any]:
@@ -49,3 +55,26 @@ def test_epochs_that_no_task_wrote_are_not_reported() -> None:
     world.tasks[Slot("both", 0, 0)].frozen = True
     world.run(5)
     assert _query(world, "q-both")["stableEpoch"] <= max(before, world.store[-1].epoch)
+
+
+def _filled(kind: type[T]) -> T:
+    """An object of which no field is None."""
+    values = {"str": "x", "int": 1, "bool": True, "float": 1.0}
+    return kind(**{f.name: values[str(f.type).split(" ")[0]] for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def test_the_crd_declares_every_field_of_the_report() -> None:
+    report = Report(
+        fence=1,
+        tasks=(_filled(TaskReport),),
+        queries=(_filled(QueryReport),),
+        diverged=("x",),
+        inconsistent=("x",),
+        problems=("x",),
+        generation=1,
+        head_epoch=1,
+        store="x",
+        checkpoint=_filled(CheckpointReport),
+    )
+    assert len(data_plane_document(report)) == len(fields(Report))
+    assert undeclared_in_status({"dataPlane": data_plane_document(report)}) == []
