@@ -1,4 +1,4 @@
-"""The repository's documents and what cites them: no link, anchor, test or module is missing."""
+"""The repository's documents and what cites them: what is named exists, what is listed is whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+from rekindle.cli import COMMANDS
 from rekindle_testing.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -26,6 +27,8 @@ _TEST_FILE = re.compile(r"`(?:[\w/]+/)?(test_\w+\.py)`")
 _MODULE_FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)*\.py)`")
 _MODULE = re.compile(r"`(?:python -m )?(rekindle(?:_operator)?(?:\.[a-z_0-9]+)+)")
 _PAPER = re.compile(r"\(([A-Z]\w+ (?:et al\.|and [A-Z]\w+) \d{4})\)")
+_MAKE = re.compile(r"(?:`|^)make ([a-z0-9]+)", re.MULTILINE)
+_VARIABLE = re.compile(r"\bREKINDLE_[A-Z_]+\b")
 _METRIC = re.compile(r"\brekindle_(?:task|coordinator|operator)_\w+")
 _METRICS = (
     "pipelines/src/rekindle/task/metrics.py",
@@ -174,6 +177,38 @@ def test_modules_that_documents_name_exist() -> None:
             if module not in known and parent not in known:
                 missing.append(where(document, module))
     assert not missing, "\n".join(missing)
+
+
+def test_targets_of_make_that_documents_name_exist() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    missing = [
+        where(document, f"make {target}")
+        for document, text in documents().items()
+        for target in _MAKE.findall(text)
+        if target not in targets and document.parent.name != "decisions"
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_variables_that_documents_name_are_read_somewhere() -> None:
+    code = {
+        name
+        for path, text in tracked().items()
+        if path.suffix == ".py"
+        for name in _VARIABLE.findall(text)
+    }
+    unknown = [
+        where(document, name)
+        for document, text in documents().items()
+        for name in _VARIABLE.findall(text)
+        if name not in code
+    ]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_every_command_is_documented() -> None:
+    page = (DOCS / "command-line.md").read_text()
+    assert [name for name in COMMANDS if f"| `{name}" not in page] == []
 
 
 def test_documented_metrics_are_those_that_are_exported() -> None:
