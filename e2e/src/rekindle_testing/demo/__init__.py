@@ -1,0 +1,1 @@
+"""`make demo`: a topology loses most of its nodes, and its queries come back in order."""

@@ -1,0 +1,4 @@
+"""The Kubernetes objects that the operator creates. Pure.
+
+Design: docs/design/kubernetes.md#objects.
+"""

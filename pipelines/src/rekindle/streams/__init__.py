@@ -1,0 +1,6 @@
+"""Streams of epochs: digests, the output log, Flight, readers, SUnion.
+
+Must not know the engine, sinks or stores.
+
+Design: docs/design/streams.md.
+"""

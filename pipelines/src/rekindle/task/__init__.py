@@ -1,0 +1,7 @@
+"""The process of a task: `startup` builds it, `runtime` supervises it, `loop` runs epochs,
+`poll_handler` answers polls.
+
+Must not know Kubernetes, the coordinator or PySpark itself.
+
+Design: docs/design/task.md.
+"""

@@ -1,0 +1,1 @@
+"""A compiled topology for people: as text, SVG or Mermaid."""

@@ -1,0 +1,1 @@
+"""The language of a generator's columns."""
