@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, assert_never
 
 from rekindle import names
@@ -55,12 +54,7 @@ class Injector:
     def __enter__(self) -> Injector:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._paused:
             self._cluster.control_plane.resume_api_server()
         self._pool.shutdown(wait=True, cancel_futures=True)
