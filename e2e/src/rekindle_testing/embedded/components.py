@@ -1,8 +1,8 @@
 """The command lines of the control plane's components. Pure: no process, no file.
 
 Everything listens on one address, loopback unless told otherwise, and every
-connection is authenticated on both sides.  That matters on loopback too: who
-may write to etcd may create a pod, and a process node would run it as its user.
+connection is authenticated on both sides.  That matters on loopback too: a process
+that may write to etcd may create a pod, and a process node would run it as its user.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 # holds a certificate of the same authority, so the authority alone is no proof.
 KUBELET_CLIENT_NAME = "kube-apiserver-kubelet-client"
 
-# RFC 5737's documentation range: advertised where nothing may be advertised,
-# since the API server refuses to start without an address and would search the
-# machine's interfaces for one.
+# An address of RFC 5737's documentation range, advertised if there is no real one: without an
+# address the API server searches the machine's interfaces, and refuses to start if it finds none.
 _NOT_AN_ADDRESS = "192.0.2.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a test may want to differ from Kubernetes' defaults, and why."""
+    """Settings that differ from Kubernetes' defaults in tests, with the reasons."""
 
-    # Kubernetes waits 50 s for a silent node; tests of node loss cannot.
+    # Kubernetes waits 50 s for a silent node, too long for tests of node loss.
     node_monitor_grace_period_s: float = 8
     # Must be well below the grace period; Kubernetes' default is 5 s.
     node_monitor_period_s: float = 2
@@ -44,7 +43,7 @@ class Settings:
     api_address: str = LOOPBACK
     # Time for a component to become ready; a cold page cache makes it slow.
     start_timeout_s: float = 90
-    # More flags by component name; they stand last and so win.
+    # More flags by component name; they come last and take precedence.
     extra_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 

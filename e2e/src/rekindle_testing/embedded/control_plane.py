@@ -2,7 +2,7 @@
 
 etcd, kube-apiserver, kube-controller-manager and kube-scheduler, all data under
 one directory, no nodes: those join through `node_kubeconfig`.  Knows when the
-components are ready and how to take the API server away; it must not know what
+components are ready and how to pause and stop the API server; it must not know what
 runs on the cluster.  The command lines are in `components`.
 """
 
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from rekindle_testing.embedded import components
-from rekindle_testing.embedded.cache import Report, silent
+from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.components import Credentials, Ports, Settings
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubeconfig import write_kubeconfig
@@ -36,7 +36,7 @@ class ControlPlaneError(EmbeddedError):
 
 
 class KubectlError(EmbeddedError):
-    """kubectl failed; `stderr` is what it said."""
+    """kubectl failed, with its `stderr`."""
 
     def __init__(self, arguments: Sequence[str], stderr: str) -> None:
         super().__init__(f"kubectl {' '.join(arguments)} failed: {stderr.strip()}")
@@ -45,13 +45,13 @@ class KubectlError(EmbeddedError):
 
 @dataclass(frozen=True, slots=True)
 class _Installation:
-    """What is made once, before the first component starts."""
+    """What is created once, before the first component starts."""
 
     binaries: ControlPlaneBinaries
     ports: Ports
     authority: CertificateAuthority
     credentials: Credentials
-    # By which this process, as admin, asks the components how they are.
+    # For health checks of the components by this process, as admin.
     trust: ssl.SSLContext
 
 
@@ -69,7 +69,7 @@ class ControlPlane:
         settings: Settings | None = None,
         *,
         binaries: ControlPlaneBinaries | None = None,
-        report: Report = silent,
+        report: Report = no_report,
     ) -> None:
         self.directory = directory.absolute()
         self.settings = settings or Settings()
@@ -79,7 +79,7 @@ class ControlPlane:
         self._report = report
         self._supervisor = Supervisor(self.log_directory)
         self._running: dict[str, Process] = {}
-        self._made: _Installation | None = None
+        self._installed: _Installation | None = None
 
     def __enter__(self) -> ControlPlane:
         self.start()
@@ -104,7 +104,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Return when pods can be created in the default namespace and are scheduled."""
-        self._made = self._install(self._binaries or ensure_control_plane(self._report))
+        self._installed = self._install(self._binaries or ensure_control_plane(self._report))
         try:
             self._start_components()
         except BaseException:
@@ -171,7 +171,7 @@ class ControlPlane:
     # --- outages of the API -----------------------------------------------
 
     def pause_api_server(self) -> None:
-        """Freeze the API server: connections stay open and nothing answers."""
+        """Freeze the API server: connections stay open and there are no responses."""
         self._running["kube-apiserver"].pause()
 
     def resume_api_server(self) -> None:
@@ -179,11 +179,11 @@ class ControlPlane:
         self._await_api_server()
 
     def stop_api_server(self) -> None:
-        """Take the API server away as a crash would: connections break, then are refused."""
+        """Kill the API server, like a crash: connections break, then are refused."""
         self._supervisor.stop(self._running.pop("kube-apiserver"), grace_s=0)
 
     def start_api_server(self) -> None:
-        """Bring it back on the port it had."""
+        """Start it again on the same port."""
         self._launch_api_server()
         self._await_api_server()
 
@@ -191,9 +191,9 @@ class ControlPlane:
 
     @property
     def _installation(self) -> _Installation:
-        if self._made is None:
+        if self._installed is None:
             raise ControlPlaneError(f"the control plane in {self.directory} was not started")
-        return self._made
+        return self._installed
 
     def _install(self, binaries: ControlPlaneBinaries) -> _Installation:
         etcd_data = self.directory / "etcd"
@@ -238,20 +238,20 @@ class ControlPlane:
         )
 
     def _start_components(self) -> None:
-        made = self._installation
-        ports, credentials = made.ports, made.credentials
+        installed = self._installation
+        ports, credentials = installed.ports, installed.credentials
         store = components.etcd(self.directory / "etcd", ports, credentials)
-        self._launch("etcd", made.binaries.etcd, store)
-        # It retries until etcd answers.
+        self._launch("etcd", installed.binaries.etcd, store)
+        # It retries until etcd responds.
         self._launch_api_server()
         self._await_api_server()
         for name, program, command in (
             (
                 "kube-controller-manager",
-                made.binaries.kube_controller_manager,
+                installed.binaries.kube_controller_manager,
                 components.controller_manager,
             ),
-            ("kube-scheduler", made.binaries.kube_scheduler, components.scheduler),
+            ("kube-scheduler", installed.binaries.kube_scheduler, components.scheduler),
         ):
             kubeconfig = self.user_kubeconfig(f"system:{name}")
             self._launch(name, program, command(ports, credentials, self.settings, kubeconfig))
@@ -264,12 +264,12 @@ class ControlPlane:
             self._await("kube-controller-manager", f"create {path}", created)
 
     def _launch_api_server(self) -> None:
-        made = self._installation
-        arguments = components.api_server(made.ports, made.credentials, self.settings)
-        self._launch("kube-apiserver", made.binaries.kube_apiserver, arguments)
+        installed = self._installation
+        arguments = components.api_server(installed.ports, installed.credentials, self.settings)
+        self._launch("kube-apiserver", installed.binaries.kube_apiserver, arguments)
 
     def _launch(self, name: str, program: Path, arguments: Sequence[str]) -> None:
-        # Nothing of ours is passed on: proxies and KUBE* variables change components.
+        # Without variables of this process: proxies and KUBE* variables change components.
         environment = {"PATH": os.defpath, "HOME": str(self.directory)}
         argv = [str(program), *arguments]
         self._running[name] = self._supervisor.start(name, argv, environment)

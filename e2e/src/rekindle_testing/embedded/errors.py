@@ -3,4 +3,4 @@ cluster that did not come up from a product that misbehaved on it."""
 
 
 class EmbeddedError(Exception):
-    """Something of the embedded cluster failed; the message says what and what to do."""
+    """Something of the embedded cluster failed; the message says what, and what to do."""

@@ -1,8 +1,7 @@
 """Programs built from the Go module in go/, which pins their versions, kept in the cache.
 
-Knows Go: where to find it, which version the module asks for, how to build
-without a trace of this machine in the result.  What the programs are for is
-the toolchain's business.
+Knows Go: where to find it, which version the module requires, how to build
+reproducibly.  Knows nothing about the use of the programs (`toolchain`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Binary:
 @dataclass(frozen=True, slots=True)
 class Go:
     program: Path
-    # As `go version` says it, with system and architecture.
+    # The output of `go version`, with system and architecture.
     version: str
 
 
@@ -78,7 +77,7 @@ def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Pa
 
 
 def key(binaries: Sequence[Binary], go_version: str) -> str:
-    """Names the cache entry: another source, flag or compiler is another entry."""
+    """Name of the cache entry; it depends on sources, flags and compiler."""
     sources = [file for file in _SOURCES.rglob("*") if file.is_file()]
     parts = [(str(file.relative_to(_SOURCES)), file.read_bytes()) for file in sources]
     described = [*_BUILD_FLAGS, _link_flags(binaries), go_version]
@@ -182,7 +181,7 @@ def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) 
 
 def _run_with_progress(command: Sequence[str], report: Report) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-    # Without C, so that the result needs no compiler here and no library there.
+    # Without cgo, so that no C compiler and no shared libraries are needed.
     environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
     started = time.monotonic()
     with (

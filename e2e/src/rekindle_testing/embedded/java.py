@@ -1,4 +1,4 @@
-"""A Java runtime for Spark: found, or installed where that is possible.
+"""A Java runtime for Spark: found, or installed if possible.
 
 Spark runs on 17 and 21.  A version is read from the runtime's `release` file,
 which every JDK since 9 has, so that nothing is started to find it.
@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, silent
+from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.errors import EmbeddedError
 
 SUITABLE = (17, 21)
@@ -25,7 +25,7 @@ class JavaError(EmbeddedError):
     """There is no suitable Java and none could be installed."""
 
 
-def ensure_java(report: Report = silent, environment: Mapping[str, str] | None = None) -> Path:
+def ensure_java(report: Report = no_report, environment: Mapping[str, str] | None = None) -> Path:
     """JAVA_HOME of a Java 17 or 21; installs Debian's as root where there is none."""
     environment = os.environ if environment is None else environment
     found = find_java(environment)

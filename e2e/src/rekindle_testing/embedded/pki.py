@@ -1,9 +1,8 @@
-"""Certificates of an embedded cluster: a throw-away authority and what it issues.
+"""Certificates of an embedded cluster: a temporary authority and what it issues.
 
-Knows openssl's command line, and nothing of Kubernetes: which names and groups
-mean something is the caller's business.  The command line is used because it is
-on every machine that has Python, while a library would be one more dependency
-for a handful of certificates.
+Knows openssl's command line, and nothing about Kubernetes.  The command line is used
+because it is on every machine that has Python, while a library would be one more
+dependency for a few certificates.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.errors import EmbeddedError
 
-# A test cluster lives for minutes; a month leaves room for a demo left running.
+# A test cluster runs for minutes; a month is enough for a demo that is left running.
 VALID_DAYS = 30
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -118,7 +117,7 @@ def _subject(name: str, group: str = "") -> str:
     for part in filter(None, (name, group)):
         if not _NAME.fullmatch(part):
             raise CertificateError(
-                f"{part!r} cannot stand in a certificate's subject: use letters, digits and : . _ -"
+                f"{part!r} is not allowed in a certificate's subject: use letters, digits, : . _ -"
             )
     return (f"/O={group}" if group else "") + f"/CN={name}"
 

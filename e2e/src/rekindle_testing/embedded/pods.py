@@ -1,6 +1,6 @@
-"""Pods as a test or a demo handles them: create, look, wait, read logs, delete.
+"""Pods in tests and the demo: create, get, wait, read logs, delete.
 
-Plain HTTPS with an administrator's kubeconfig; knows nothing of what runs in them.
+HTTPS with an administrator's kubeconfig; knows nothing about what runs in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 
 class Pods:
-    """The pods of one namespace; remembers those it made, to take them away."""
+    """The pods of one namespace; remembers those that it created, to delete them."""
 
     def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
         self.api = JsonApi(kubeconfig)
@@ -96,7 +96,7 @@ class Pods:
         wait_for(f"pod {name} is gone", lambda: not self.exists(name), within_s)
 
     def clear(self) -> None:
-        """Take away at once whatever was made here and is still there."""
+        """Delete at once the pods that were created here and still exist."""
         for name in self._made:
             if self.exists(name):
                 self.delete(name, grace_s=0)

@@ -1,8 +1,8 @@
-"""Child processes of the embedded cluster: their logs, their ends, their ports.
+"""Child processes of the embedded cluster: logs, shutdown, ports.
 
-Each child leads a process group of its own and is ended by that group's id,
-never by name.  A watchdog ends the groups when this process dies without
-stopping them.  Knows nothing of what the children are.
+Each child has its own process group and is stopped by that group's id, never by
+name.  A watchdog kills the groups when this process dies without stopping them.
+Knows nothing about what the children do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import IO
 
 from rekindle_testing.embedded.errors import EmbeddedError
 
-# Below the range from which systems take the ports of outgoing connections
-# (32768 on Linux), so that no connection sits on a port between choice and use,
-# or while a component restarts.
+# Below the range of ports of outgoing connections (32768 on Linux), so that no
+# connection uses a port before the component starts, or while it restarts.
 _FIRST_PORT, _LAST_PORT = 20000, 29999
 
 
@@ -50,7 +49,7 @@ class Process:
         return self._popen.poll()
 
     def pause(self) -> None:
-        """Freeze the group: its sockets stay open and say nothing."""
+        """Freeze the group: its sockets stay open."""
         self.signal(signal.SIGSTOP)
         self._paused = True
 
@@ -88,7 +87,7 @@ class Process:
 
 
 class Supervisor:
-    """Starts children and sees to it that none outlives this process."""
+    """Starts children and ensures that none outlives this process."""
 
     def __init__(self, log_directory: Path) -> None:
         self._log_directory = log_directory
@@ -131,9 +130,8 @@ class Supervisor:
     def close(self, grace_s: float = 3.0) -> None:
         """Stop what still runs, the last started first, then the watchdog.
 
-        All are asked before the first is waited for, and so are asked twice: the
-        first SIGTERM makes Kubernetes' servers drain for many seconds, the second
-        makes them leave.
+        All get SIGTERM before the first is waited for, and then a second one: with the
+        first, Kubernetes' servers drain for many seconds; with the second they exit.
         """
         for process in reversed(self._processes):
             process.signal(signal.SIGTERM)
@@ -156,7 +154,7 @@ class Supervisor:
                 [sys.executable, "-I", "-S", str(script)],
                 stdin=subprocess.PIPE,
                 text=True,
-                # Out of the terminal's reach: Ctrl-C is for the supervisor.
+                # Ctrl-C in the terminal must reach only the supervisor.
                 start_new_session=True,
             )
         # A watchdog that someone killed is no reason to fail.
@@ -166,7 +164,7 @@ class Supervisor:
 
 
 def choose_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Distinct ports that nothing listened on at the time of asking."""
+    """Distinct ports that no process listens on at the moment."""
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         for _ in range(1000):

@@ -1,9 +1,9 @@
-"""The programs the embedded cluster is made of: found, or built into the cache.
+"""The programs of the embedded cluster: found, or built into the cache.
 
-`KUBEBUILDER_ASSETS` comes first, as with every envtest, and PATH for kubectl and
-helm; what is lacking is built from the Go module.  `python -m rekindle_testing.embedded.toolchain`
-builds it and prints the paths.  Knows which program serves; how Go builds and how
-Java is found is in `go_modules` and `java`.
+`KUBEBUILDER_ASSETS` comes first, as with envtest, and PATH for kubectl and helm; what
+is missing is built from the Go module.  `python -m rekindle_testing.embedded.toolchain`
+builds it and prints the paths.  Decides which programs are suitable; `go_modules` builds,
+and `java` finds Java.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, cache_root, silent
+from rekindle_testing.embedded.cache import Report, cache_root, no_report
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.go_modules import Binary, build, find_go
 from rekindle_testing.embedded.java import ensure_java
@@ -69,7 +69,7 @@ class ControlPlaneBinaries:
 
 
 def ensure_control_plane(
-    report: Report = silent, environment: Mapping[str, str] | None = None
+    report: Report = no_report, environment: Mapping[str, str] | None = None
 ) -> ControlPlaneBinaries:
     """All programs of a control plane; builds for minutes when none are cached."""
     programs = _ensure(os.environ if environment is None else environment, report)
@@ -77,7 +77,7 @@ def ensure_control_plane(
     return ControlPlaneBinaries(*(programs[name.replace("_", "-")] for name in names))
 
 
-def ensure_helm(report: Report = silent, environment: Mapping[str, str] | None = None) -> Path:
+def ensure_helm(report: Report = no_report, environment: Mapping[str, str] | None = None) -> Path:
     """The helm on PATH if it is a version 3, else the pinned one."""
     environment = os.environ if environment is None else environment
     return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
@@ -111,13 +111,13 @@ def _from_assets(environment: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _check_skew(api_server: Path, missing: list[str]) -> None:
-    theirs = parse_minor(_said(str(api_server), "--version"))
+    theirs = parse_minor(_output_of(str(api_server), "--version"))
     ours = _pinned_minor()
     # Controllers must not be newer than the API server, and at most one older.
     if theirs not in (ours, ours + 1):
         raise ToolchainError(
             f"KUBEBUILDER_ASSETS lacks {', '.join(missing)}, and those built here are 1.{ours}, "
-            f"which its kube-apiserver (1.{theirs}) does not go with: "
+            f"which are not compatible with its kube-apiserver (1.{theirs}): "
             f"use assets of 1.{ours}, or unset KUBEBUILDER_ASSETS"
         )
 
@@ -125,17 +125,17 @@ def _check_skew(api_server: Path, missing: list[str]) -> None:
 def _suitable_helm(environment: Mapping[str, str]) -> dict[str, Path]:
     """The helm on PATH if it is a version 3."""
     program = shutil.which("helm", path=environment.get("PATH", ""))
-    if program is None or not _said(program, "version", "--short").startswith("v3."):
+    if program is None or not _output_of(program, "version", "--short").startswith("v3."):
         return {}
     return {"helm": Path(program)}
 
 
 def _suitable_kubectl(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The kubectl on PATH, where it spares a build and is near the pinned version."""
+    """The kubectl on PATH, if it is near the pinned version."""
     program = shutil.which("kubectl", path=environment.get("PATH", ""))
     if program is None:
         return {}
-    minor = parse_minor(_said(program, "version", "--client"))
+    minor = parse_minor(_output_of(program, "version", "--client"))
     if minor is None or abs(minor - _pinned_minor()) > _KUBECTL_SKEW:
         return {}
     return {"kubectl": Path(program)}
@@ -153,7 +153,7 @@ def _pinned_minor() -> int:
     return minor
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

@@ -59,7 +59,7 @@ class Observer:
     def condition(self, kind: str) -> str:
         return self._condition(kind).get("status", "Unknown")
 
-    def said(self, kind: str) -> str:
+    def message(self, kind: str) -> str:
         """The message of a condition."""
         return self._condition(kind).get("message", "")
 

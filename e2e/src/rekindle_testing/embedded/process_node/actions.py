@@ -1,6 +1,6 @@
-"""What a node does to a container from outside: its probes.
+"""Executes the probes of containers: httpGet and exec.
 
-Knows networks and processes; what a result means is decided elsewhere.
+Knows networks and processes; `probes` interprets the results.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rekindle_testing.embedded.process_node.fields import Json
 
 
 class ActionError(Exception):
-    """The action could not be done, or its result is a failure."""
+    """The action could not be executed, or its result is a failure."""
 
 
 class Actions:
-    """One for the agent: all actions share an HTTP session."""
+    """One object for the agent: all actions share an HTTP session."""
 
     def __init__(self) -> None:
-        # A probe asks whether the server accepts connections, so it opens one.
+        # A probe checks whether the server accepts connections, so it opens a new one.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
 
@@ -41,7 +41,7 @@ class Actions:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """An httpGet or exec; ActionError says how it failed."""
+        """An httpGet or exec; raises ActionError with the reason."""
         try:
             async with asyncio.timeout(timeout_s):
                 if "httpGet" in action:
@@ -49,7 +49,7 @@ class Actions:
                 elif "exec" in action:
                     await _exec(action["exec"]["command"], pid, environment)
                 else:
-                    raise ActionError(f"a process node has no {sorted(action)}")
+                    raise ActionError(f"a process node does not support {sorted(action)}")
         except TimeoutError:
             raise ActionError(f"timed out after {timeout_s:g} s") from None
 
@@ -100,7 +100,7 @@ async def _exec(command: list[str], pid: int | None, environment: Mapping[str, s
 
 
 def enter_command(pid: int) -> list[str]:
-    """A prefix that runs a command where the process `pid` lives."""
+    """A prefix that runs a command in the namespaces of the process `pid`."""
     return ["nsenter", f"--target={pid}", "--mount", "--uts", "--pid", "--root", "--wd", "--"]
 
 

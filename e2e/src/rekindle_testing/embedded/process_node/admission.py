@@ -1,4 +1,4 @@
-"""Whether a pod may run here: what the node can do, and what is left on it.  Pure."""
+"""Whether a node admits a pod: supported fields, and free capacity.  Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Refusal:
 
 
 def requests(pod: Json) -> dict[str, Decimal]:
-    """What a pod takes of the node: its containers together, or its largest init
-    container, whichever is more, and the overhead."""
+    """What a pod requests: its containers together, or its largest init container,
+    whichever is more, and the overhead."""
     spec = pod["spec"]
     total = _sum(_requests_of(c) for c in spec["containers"])
     for container in spec.get("initContainers") or []:

@@ -1,8 +1,8 @@
-"""The agent of one node: what a kubelet is to a real one.
+"""The agent of one node, like a kubelet.
 
-Mirrors the pods bound to the node into workers, keeps the Node and its Lease,
-serves logs.  Everything it must remember lies in the node's directory, so it
-can be killed at any time.
+Has a worker for each pod that is bound to the node, maintains the Node and its Lease,
+serves logs.  Its persistent state is in the node's directory, so it can be killed at
+any time.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class Agent:
         for pod in present.values():
             self._see(pod)
         for uid in [uid for uid in self.workers if uid not in present]:
-            self.workers[uid].vanish()
+            self.workers[uid].object_deleted()
         self._end_orphans(set(present))
         log.info("node %s has %d pods", self._settings.name, len(present))
         version = listed["metadata"]["resourceVersion"]
         while True:
-            # A watch that the server ends is gone on with; 410 comes as an ApiError.
+            # When the server ends a watch, it is opened again; 410 is an ApiError.
             watch = self._api.watch("/api/v1/pods", version, fieldSelector=selector)
             async for event in watch:
                 version = event["object"]["metadata"]["resourceVersion"]
@@ -113,7 +113,7 @@ class Agent:
                         self._see(event["object"])
                     case "DELETED":
                         if worker := self.workers.get(event["object"]["metadata"]["uid"]):
-                            worker.vanish()
+                            worker.object_deleted()
 
     def _see(self, pod: Json) -> None:
         self._forget_finished()
@@ -124,7 +124,7 @@ class Agent:
         directory = self._directory / uid
         over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         if over and not directory.exists() and "deletionTimestamp" not in pod["metadata"]:
-            # It ended on an earlier node of this name; all that is left is its object.
+            # It ended on an earlier node of this name; only its object is left.
             return
         self._work_on(pod, directory)
 
@@ -134,13 +134,13 @@ class Agent:
         return worker
 
     def _end_orphans(self, present: set[str]) -> None:
-        """Pods whose object went while no agent was looking."""
+        """End pods whose object was deleted while no agent was running."""
         for directory in self._directory.iterdir():
             if directory.name in present or directory.name in self.workers:
                 continue
             saved = directory / "pod.json"
             if saved.exists():
-                self._work_on(json.loads(saved.read_text()), directory).vanish()
+                self._work_on(json.loads(saved.read_text()), directory).object_deleted()
 
     def _forget_finished(self) -> None:
         for uid in [uid for uid, worker in self.workers.items() if worker.finished]:
@@ -162,7 +162,7 @@ class Agent:
         raise RuntimeError(f"no address left in {self._settings.address_prefix}.0.0/16")
 
     def _candidates(self) -> Iterator[str]:
-        # Going round, so that an address is not used again at once.
+        # Round-robin, so that an address is not reused immediately.
         for _ in range(_LAST_ADDRESS - _FIRST_ADDRESS):
             self._last_address += 1
             if self._last_address > _LAST_ADDRESS:

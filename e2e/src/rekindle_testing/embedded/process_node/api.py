@@ -1,7 +1,7 @@
-"""JSON over HTTPS to the API server, with what a node needs of it and no more.
+"""JSON over HTTPS to the API server: only what a node needs.
 
-Not the kubernetes client: that weighs 60 MB in each agent.  Knows verbs, errors
-and watches; the objects are plain JSON.
+Not the kubernetes client, which needs 60 MB in each agent.  Knows verbs, errors and
+watches; the objects are plain JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rekindle_testing.embedded.process_node.fields import Json
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
-# A partition drops packets in silence: a watch must notice, or it would sit on a
-# dead connection after the network is back.
+# A partition drops packets without errors: with keepalive, a watch detects a dead
+# connection.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 2),
     (socket.TCP_KEEPINTVL, 1),
@@ -33,7 +33,7 @@ _WATCH_S = 240
 
 
 class ApiError(EmbeddedError):
-    """The API server said no; `status` is the HTTP code."""
+    """The API server refused; `status` is the HTTP code."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -41,7 +41,7 @@ class ApiError(EmbeddedError):
 
 
 class Unreachable(EmbeddedError):
-    """No answer from the API server in time."""
+    """No response from the API server in time."""
 
 
 class ApiClient:
@@ -128,8 +128,8 @@ class ApiClient:
                 timeout=self._timeout,
             ) as response:
                 await _check(response)
-                answer: Json = json.loads(await response.read())
-                return answer
+                content: Json = json.loads(await response.read())
+                return content
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"{method} {path}: {error!r}") from error
 

@@ -1,7 +1,7 @@
 """One attempt at a container: its directory, its shim, its exit.
 
-The directory says all, so that a restarted agent can take an attempt over:
-`lock` is held while the shim lives and has its pid, `exit.json` is its last word.
+All state is in the directory, so that a restarted agent can adopt an attempt: `lock`
+is locked while the shim runs and contains its pid, `exit.json` is its result.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.embedded.process_node.restarts import Exit
 
 _IMPORT_ROOT = Path(__file__).parents[3]
-_BOOT = (
+_BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from rekindle_testing.embedded.process_node.shim import main; main(sys.argv[2])"
 )
 
-# What a shim may take from its start to its lock; then there is none.
-_BOOT_S = 5.0
+# Time from the start of a shim until it has its lock; later it counts as dead.
+_START_S = 5.0
 
 
 class Attempt:
@@ -49,12 +49,12 @@ class Attempt:
         for name in ("root", "layers"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / "termination-log").touch()
-        # One start time, for this agent, the shim, and an agent that adopts.
+        # One start time for this agent, the shim, and an agent that adopts it.
         spec = {**spec, "started_at": attempt.started_at}
         syscalls.write_json(directory / "spec.json", spec)
-        argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(_IMPORT_ROOT), str(directory)]
-        # In a session of its own: the end of the agent is not the end of its pods.
-        # Signals wait until the shim can hand them on, or they would end it instead.
+        argv = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(directory)]
+        # In its own session: pods outlive the agent.
+        # Signals are blocked until the shim can forward them: before, they would kill it.
         attempt._shim = os.posix_spawn(
             argv[0], argv, {}, setsid=True, setsigmask=[signal.SIGTERM, signal.SIGUSR1]
         )
@@ -98,7 +98,7 @@ class Attempt:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self, reason: str = "") -> None:
-        """SIGKILL; the reason will stand in the status instead of `Error`."""
+        """SIGKILL; the status has the reason instead of `Error`."""
         if reason:
             (self.directory / "reason").write_text(reason)
         self.send(signal.SIGUSR1)
@@ -110,7 +110,7 @@ class Attempt:
         end = self._read("exit.json")
         if not end:
             message = "the container's shim is gone and left no exit code"
-            # Always the same, or the end of a back-off would recede.
+            # Always the same time: otherwise a back-off would never end.
             if self._found_ended_at is None:
                 self._found_ended_at = time.time()
             at_s = self._found_ended_at
@@ -128,7 +128,7 @@ class Attempt:
     def _find_shim(self) -> int:
         """Its pid, or 0 if it has ended; one that has just been started is waited for."""
         while True:
-            is_young = 0 <= time.time() - self.started_at < _BOOT_S
+            is_young = 0 <= time.time() - self.started_at < _START_S
             if is_locked := _is_locked(self.directory / "lock"):
                 with contextlib.suppress(ValueError):
                     return int((self.directory / "lock").read_text())
@@ -145,7 +145,7 @@ class Attempt:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = None
-        # An adopted shim is the init's child, and is reaped there.
+        # An adopted shim is a child of the init, which reaps it.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._shim, 0)
         self._on_exit()

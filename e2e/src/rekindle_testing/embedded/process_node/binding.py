@@ -1,10 +1,9 @@
-"""Keeps a pod to its own address: who binds to every address gets the pod's.
+"""Restricts a pod to its own address: a bind to every address becomes one to the pod's.
 
 All pods share the machine's loopback, so two that listen on 0.0.0.0:8080 would
-collide, and each would answer for the other.  A program of a few instructions
-on the pod's control group rewrites such a bind of a TCP port.  Other binds stay
-as they are: port 0 belongs to clients and collides with nobody, and 127.0.0.1
-is how the processes of one pod find each other.
+conflict.  A small BPF program on the pod's control group rewrites such a bind of a
+TCP port.  Other binds do not change: port 0 is for clients and never conflicts, and
+the processes of one pod connect to each other on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LOAD, _STORE, _MOVE, _EXIT, _UNLESS_EQUAL, _IF_EQUAL = 0x61, 0x63, 0xB4, 0x95, 
 
 
 def confine_group(cgroup: Path, address: str) -> None:
-    """Make the group of a pod; a machine without bpf() leaves the pod to its manners."""
+    """Create the group of a pod; without bpf() the pod is not restricted."""
     cgroup.mkdir(exist_ok=True)
     try:
         confine(cgroup, address)
@@ -41,7 +40,7 @@ def confine_group(cgroup: Path, address: str) -> None:
 
 
 def confine(cgroup: Path, address: str) -> None:
-    """From now on, for sockets of the group's processes; OSError where that is not granted."""
+    """For new sockets of the group's processes; OSError if it is not permitted."""
     word = int.from_bytes(socket.inet_aton(address), "little", signed=True)
     # An IPv6 socket on every address takes IPv4 too: it gets the mapped address.
     mapped = (0, 0, int.from_bytes(b"\0\0\xff\xff", "little", signed=True), word)
@@ -94,7 +93,7 @@ def _attach(cgroup: int, kind: int, program: bytes) -> None:
 
 def _bpf(command: int, attributes: bytes) -> int:
     if (number := _CALL_NUMBERS.get(platform.machine())) is None:
-        raise OSError(f"the number of bpf() on {platform.machine()} is not known here")
+        raise OSError(f"the system call number of bpf() on {platform.machine()} is unknown")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(number, command, buffer, len(attributes))

@@ -1,6 +1,6 @@
-"""One container of a pod over all its attempts: state, probes, orderly end.
+"""One container of a pod with all its attempts: state, probes, graceful termination.
 
-It does what `pod_worker` decides; it decides nothing about restarts itself.
+It executes what `pod_worker` decides; it does not decide about restarts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Container:
         self._report("Normal", "Started", f"Started container {self.name}")
 
     def adopt(self, pod_ip: str, status: Json | None) -> None:
-        """Find what an earlier agent left; `status` is what the API last heard."""
+        """Adopt the attempts of an earlier agent; `status` is the last one in the API."""
         numbers = sorted(int(d.name) for d in self.directory.glob("*") if d.name.isdigit())
         for number in numbers:
             if self.attempt is not None:
@@ -136,7 +136,7 @@ class Container:
         ended = self.exit if self._is_init else None
         return ended is not None and ended.exit_code == 0
 
-    def condemned_by(self) -> ProbeKind | None:
+    def failed_probe(self) -> ProbeKind | None:
         if not self.running or self._stopping is not None:
             return None
         return must_restart(self._runs.get(ProbeKind.STARTUP), self._runs.get(ProbeKind.LIVENESS))
@@ -144,10 +144,9 @@ class Container:
     # --- end --------------------------------------------------------------
 
     def stop(self, deadline: Callable[[], float]) -> None:
-        """Begin an orderly end: SIGTERM, and SIGKILL at the deadline.
+        """Begin graceful termination: SIGTERM, and SIGKILL at the deadline.
 
-        The deadline is asked for again and again, since a second delete may
-        shorten it.
+        `deadline` is called repeatedly, since a second delete may shorten it.
         """
         if self.running and self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(deadline))
@@ -181,7 +180,7 @@ class Container:
         self._changed()
 
     def _forget_older(self) -> None:
-        """The ended attempt keeps its log; the one before it goes."""
+        """Keep only the log of the ended attempt, and delete the one before it."""
         assert self.attempt is not None
         for name in ("layers", "root"):
             shutil.rmtree(self.attempt.directory / name, ignore_errors=True)
@@ -195,7 +194,7 @@ class Container:
         for kind in ProbeKind:
             if probe := self.spec.get(f"{kind}Probe"):
                 field = {ProbeKind.STARTUP: "started", ProbeKind.READINESS: "ready"}.get(kind)
-                # An adopted container stays what it was until its probes say otherwise.
+                # An adopted container keeps its state until its probes change it.
                 verdict = True if field and known.get(field) else None
                 self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), verdict=verdict)
                 self._spawn(self._probe(kind, probe))
@@ -242,6 +241,6 @@ class Container:
 
 
 async def _program_runs(attempt: Attempt) -> None:
-    """Until the shim has become two: before, there is nothing to look into."""
+    """Wait until the shim has forked the container's process."""
     while attempt.pid is None:
         await asyncio.sleep(0.02)

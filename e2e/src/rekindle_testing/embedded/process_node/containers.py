@@ -1,7 +1,7 @@
-"""From a container's spec to what its shim is told: argv, environment, mounts.
+"""From a container's spec to the config of its shim: argv, environment, mounts.
 
-Pure but for `mkdir` of sub-paths.  Raises ImageError or ConfigError with what
-the user should read.
+Pure except for `mkdir` of sub-paths.  Raises ImageError or ConfigError with a message
+for the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READ_ONLY_VOLUMES = ("configMap", "secret", "downwardAPI", "projected")
 
 
 class ImageError(Exception):
-    """The node has nothing that stands for the container's image."""
+    """The node does not have the container's image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Surroundings:
     facts: PodFacts
     images: Mapping[str, Image]
     volumes: Mapping[str, Path]
-    # Of the API server, as every container of a cluster has them.
+    # Variables of the Service of the API server, as in every container.
     service_variables: Mapping[str, str]
     hosts_file: Path
     data_directory: Path
@@ -57,7 +57,7 @@ def find_image(container: Json, images: Mapping[str, Image]) -> Image:
     name = container["image"]
     if (image := images.get(name)) is None:
         known = ", ".join(sorted(images)) or "none"
-        raise ImageError(f'no image "{name}" on this process node; it knows: {known}')
+        raise ImageError(f'no image "{name}" on this process node; it has: {known}')
     return image
 
 
@@ -119,7 +119,7 @@ def _mounts(
             if not source.exists():
                 source.mkdir(parents=True)
         mounts.append(_mount(source.resolve(), mount["mountPath"], read_only))
-    # What lies deeper is mounted later, or it would be hidden.
+    # Deeper paths are mounted later: otherwise they would be hidden.
     return sorted(mounts, key=lambda m: len(Path(m["target"]).parts))
 
 

@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z0-9_.-]+)\)")
 
 
 class ConfigError(Exception):
-    """The container cannot be made as its spec says: CreateContainerConfigError."""
+    """The container cannot be created from its spec: CreateContainerConfigError."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +49,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def references(container: Json) -> Iterator[Reference]:
-    """What must be read before the environment can be built."""
+    """The objects that are needed to build the environment."""
     for source in container.get("envFrom") or []:
         if "configMapRef" in source:
             yield Reference("ConfigMap", source["configMapRef"]["name"])

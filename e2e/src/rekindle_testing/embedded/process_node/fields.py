@@ -1,4 +1,4 @@
-"""What a pod may learn of itself: fieldRef and resourceFieldRef.
+"""The downward API: fieldRef and resourceFieldRef.
 
 Pure.  Shared by environment variables and downwardAPI volumes.
 """
@@ -18,12 +18,12 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 class FieldError(ValueError):
-    """A reference to a field that no pod has, or that this node does not offer."""
+    """A reference to a field that does not exist, or that this node does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What the node adds to a pod's own object."""
+    """Values of the downward API that are not in the pod's object."""
 
     pod_ip: str
     host_ip: str

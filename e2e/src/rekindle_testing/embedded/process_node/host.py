@@ -1,7 +1,7 @@
-"""A process node as its creator sees it: start it, wait for it, lose it.
+"""A process node for its creator: start it, wait for it, kill it.
 
-Runs in the process of the test or the demo.  When that process ends, however it
-ends, the node ends with it.
+Runs in the process of the test or the demo.  The node ends with that process, also if
+it is killed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rekindle_testing.embedded.process_node.settings import QUICK, Image, NodeSe
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
-_BOOT = (
+_BOOTSTRAP = (
     "import sys; sys.path[:0] = sys.argv[2].split(':'); from importlib import import_module; "
     "import_module('rekindle_testing.embedded.process_node.' + sys.argv[1]).main(sys.argv[3])"
 )
 
 
 class ProcessNodeError(EmbeddedError):
-    """A node did not do what was asked of it; the message has the end of its log."""
+    """An operation on a node failed; the message has the end of its log."""
 
 
 class Cluster(Protocol):
-    """What a node needs of a control plane."""
+    """The part of a control plane that a node needs."""
 
     @property
     def kubeconfig(self) -> Path: ...
@@ -51,11 +51,11 @@ class Cluster(Protocol):
 
 
 class ProcessNode:
-    """One node.  `index` (1 to 254) makes its addresses: 127.INDEX.0.0/16; without
-    one, the first that no node on this machine has.
+    """One node.  Its addresses are 127.INDEX.0.0/16, with `index` from 1 to 254; the
+    default is the first index that no node on this machine has.
 
-    `directory` must not exist; in it lie `data`, which is lost with the node,
-    and `agent.log`, which stays.
+    `directory` must not exist; in it are `data`, which is deleted with the node, and
+    `agent.log`, which is kept.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ProcessNode:
         kubelet_port: int = 10250,
     ) -> None:
         if not sys.platform.startswith("linux"):
-            raise ProcessNodeError("process nodes need Linux: namespaces keep a node together")
+            raise ProcessNodeError("process nodes need Linux, for its namespaces")
         self.name = name
         self.zone = zone
         self._reservation = Reservation(index)
@@ -99,7 +99,7 @@ class ProcessNode:
         self._cgroup: Path | None = None
         self._partitioned = False
 
-    # --- life -------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------
 
     def start(self) -> None:
         """Return at once; `wait_ready` waits."""
@@ -110,13 +110,13 @@ class ProcessNode:
         settings_file = self.directory / "settings.json"
         self._settings(data).write(settings_file)
         config_file = self.directory / "launcher.json"
-        python = [sys.executable, "-S", "-E", "-c", _BOOT]
+        python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP]
         packages = ":".join([str(_IMPORT_ROOT), *_site_packages()])
         init_file = self.directory / "init.json"
         init = [*python, "init", str(_IMPORT_ROOT), str(init_file)]
         agent = [*python, "agent", packages, str(settings_file)]
         environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-        # A second arena for each thread is memory that nobody uses.
+        # An arena for each thread would need more memory.
         environment["MALLOC_ARENA_MAX"] = "1"
         syscalls.write_json(init_file, {"agent": agent, "agent_log": str(self.log)})
         config = {
@@ -141,13 +141,13 @@ class ProcessNode:
         self._await("is Ready", self.api.is_ready, timeout_s)
 
     def stop(self) -> None:
-        """Lose the node and take its Node away: nothing of it stays but its log."""
+        """Kill the node and delete its Node: only its log is kept."""
         self.kill()
         self.api.delete(missing_ok=True)
 
     @property
     def init_pid(self) -> int:
-        """The leader of the process group whose end is the end of the node."""
+        """Pid 1 of the node, leader of its process group: the node ends with it."""
         file = self.directory / "init.pid"
         self._await("has started", lambda: file.exists() and file.read_text() != "", 10.0)
         return int(file.read_text())
@@ -159,11 +159,11 @@ class ProcessNode:
             return []
         return ProcessTree().descendants(self._launcher.pid)
 
-    # --- losing it --------------------------------------------------------
+    # --- failures ---------------------------------------------------------
 
     def kill(self, *, keep_address: bool = False) -> None:
-        """As if the power went: SIGKILL to all at once, and the disk is gone. Another node may get
-        the address, unless it is kept for this one until `stop`."""
+        """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
+        the address, unless it is reserved for this one until `stop`."""
         if self._launcher is not None:
             if self._launcher.poll() is None:
                 os.killpg(self.init_pid, signal.SIGKILL)
@@ -173,18 +173,18 @@ class ProcessNode:
             self._reservation.release()
 
     def freeze(self) -> None:
-        """SIGSTOP to all: connections stay open and nothing answers."""
+        """SIGSTOP to all: connections stay open and there are no responses."""
         self._signal_all(signal.SIGSTOP, wanted="T")
 
     def thaw(self) -> None:
-        """SIGCONT to all: the node goes on as a zombie that missed the meantime."""
+        """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
         self._signal_all(signal.SIGCONT, wanted="")
 
     def partition(self) -> None:
-        """Drop in silence all that passes between the node and everything else."""
+        """Drop all packets between the node and everything else."""
         if self._cgroup is None:
             raise PartitionUnsupported(
-                "a partition needs root, and cgroup v2 mounted: sockets are told apart by it"
+                "a partition needs root and a mounted cgroup v2, by which sockets are matched"
             )
         self._partition().begin()
         self._partitioned = True
@@ -195,15 +195,15 @@ class ProcessNode:
             self._partitioned = False
 
     def delete_node_object(self) -> None:
-        """The Node is gone from the API; the machine goes on and does not come back to it."""
+        """Delete the Node from the API; the machine keeps running and does not register again."""
         self.api.delete()
 
     def drain(self, timeout_s: float = 60.0) -> None:
-        """Cordon, evict within the limits of disruption budgets, wait for the end."""
+        """Cordon, evict within the limits of disruption budgets, wait until the pods have ended."""
         self.api.drain(timeout_s)
 
     def restart_agent(self) -> None:
-        """Kill the agent alone: containers go on and are adopted by the next one."""
+        """Kill only the agent: containers keep running and the next agent adopts them."""
         self.stop_agent()
         self.start_agent()
 
@@ -222,14 +222,14 @@ class ProcessNode:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[4:6] == [_BOOT.encode(), b"agent"]:
+            if words[4:6] == [_BOOTSTRAP.encode(), b"agent"]:
                 return pid
         return None
 
-    # --- small things -----------------------------------------------------
+    # --- helpers ----------------------------------------------------------
 
     def _signal_all(self, number: signal.Signals, wanted: str) -> None:
-        """Until a look at the whole tree finds everyone in the wanted state."""
+        """Send the signal until all processes of the node are in the wanted state."""
         if not self.pids:
             raise ProcessNodeError(f"node {self.name} does not run")
         deadline = time.monotonic() + 10.0
@@ -304,7 +304,7 @@ class ProcessNode:
 
 
 def _has_received(pid: int, wanted: str) -> bool:
-    """Whether the process stands still (`T`), or does not (``); the dead have."""
+    """Whether the process is stopped (`T`), or runs (``); True for a dead one."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

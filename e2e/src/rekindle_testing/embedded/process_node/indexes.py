@@ -15,10 +15,9 @@ class IndexTakenError(EmbeddedError):
 
 
 class Reservation:
-    """Holds an index until released, or until the process ends.
+    """Reserves an index until it is released, or until the process ends.
 
-    The holder is an abstract socket: a name that the kernel gives back by
-    itself, and that works between processes which know nothing of each other.
+    By an abstract socket, whose name the kernel releases when the process ends.
     """
 
     def __init__(self, index: int | None) -> None:

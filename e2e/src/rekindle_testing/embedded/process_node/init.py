@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.process_node import syscalls
 
-# So that an agent that cannot start does not take a processor for itself.
+# So that an agent that cannot start does not occupy a core.
 RESTART_DELAY_S = 0.5
 
 _WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
@@ -44,7 +44,7 @@ class _Agent:
             os.kill(self._pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Reap whoever ended; the agent comes back."""
+        """Reap ended processes; restart the agent if it is one of them."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)

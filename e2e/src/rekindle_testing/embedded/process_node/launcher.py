@@ -1,10 +1,10 @@
-"""The hardware under one node: makes its namespaces, and clears up after it.
+"""The parent of one node: creates its namespaces, and cleans up after it.
 
-Stands outside the node, so that it can kill a frozen one.  It ends the node when
-the process that asked for it is gone, and deletes the data directory, the
-control group and the firewall table of the node however that ended.
+Runs outside the node, so that it can kill a frozen one.  It ends the node when the
+process that started it has ended.  After the end of the node it deletes its data
+directory, control group and firewall table.
 Standard library only, and nothing of Kubernetes: started as
-`python -S -E -c BOOT launcher CONFIG`.
+`python -S -E -c BOOTSTRAP launcher CONFIG`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Config = dict[str, Any]
 
 def main(config_path: str) -> None:
     config: Config = json.loads(Path(config_path).read_text())
-    # Out of the terminal's reach, and out of every group kill of the host.
+    # Not reached by Ctrl-C in the terminal, nor by a group kill of the host.
     os.setsid()
     host = os.pidfd_open(config["host_pid"])
     _unshare()
@@ -43,7 +43,7 @@ def _unshare() -> None:
     try:
         syscalls.unshare(syscalls.CLONE_NEWPID)
     except PermissionError:
-        # Without the right, a user namespace gives it over the node's own mounts.
+        # Without this privilege: a user namespace grants it for the node's own mounts.
         syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWUSER)
     else:
         return
@@ -53,8 +53,8 @@ def _unshare() -> None:
 
 
 def _give_up_pid_namespace() -> None:
-    # Children of the launcher would be born into the namespace of the dead init,
-    # and the kernel refuses those: `nft` at the end could not be started.
+    # Children of the launcher would be in the namespace of the dead init, which the
+    # kernel refuses: `nft` in the clean-up could not be started.
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     with contextlib.suppress(OSError):
         syscalls.set_namespace(own, syscalls.CLONE_NEWPID)
@@ -65,7 +65,7 @@ def _become_init(config: Config) -> None:
     syscalls.die_with_parent(signal.SIGKILL)
     # Not shared with the launcher: the node's mounts end with the node.
     syscalls.unshare(syscalls.CLONE_NEWNS)
-    # A group of its own, shared with the agent: killing it is losing the node.
+    # A group of its own, shared with the agent: killing it kills the node.
     os.setsid()
     if config["cgroup"]:
         (Path(config["cgroup"]) / "cgroup.procs").write_text("0")
@@ -86,7 +86,7 @@ def _wait(host: int, init: int) -> None:
 
 
 def _clear_up(config: Config) -> None:
-    # Imported late: a launcher waits for hours and should weigh nothing meanwhile.
+    # Imported late: a launcher waits for hours and should use little memory meanwhile.
     import shutil
     import subprocess
 

@@ -1,6 +1,6 @@
-"""Reading a container's log the way `kubectl logs` asks for it.
+"""Reads a container's log for `kubectl logs`.
 
-Knows the file format of `shim.Log` and its rotation, nothing of HTTP.
+Knows the file format of `shim.Log` and its rotation, nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def _follow(path: Path, position: int, is_over: Callable[[], bool]) -> Asy
         file.seek(position)
         rest = b""
         while True:
-            # Asked before reading: what is written until then is read once more.
+            # Checked before reading: lines that are written until then are still read.
             over = is_over()
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:

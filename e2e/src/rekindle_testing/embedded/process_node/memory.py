@@ -1,4 +1,4 @@
-"""How much memory containers hold, from one look at /proc."""
+"""Memory of containers, from a snapshot of /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessTree:
-    """A snapshot of who is whose child; processes may come and go meanwhile."""
+    """A snapshot of parents and children; processes may start and end meanwhile."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -28,11 +28,11 @@ class ProcessTree:
         return found
 
     def is_over(self, pids: Iterable[int], limit_bytes: int) -> bool:
-        """Whether the processes together hold more than the limit.
+        """Whether the processes together use more than the limit.
 
-        Resident sizes count shared pages once for each process, which wrongs
-        the forked workers of PySpark; the exact figure is dear, and asked for
-        only when the cheap one is over.
+        Resident sizes count shared pages once for each process, too much for the forked
+        workers of PySpark.  The exact value (PSS) is expensive, and read only if the
+        cheap one is above the limit.
         """
         pids = list(pids)
         if sum(self._resident(pid) for pid in pids) <= limit_bytes:

@@ -1,4 +1,4 @@
-"""Keeps the volumes of one pod there and fresh, while its worker does other things."""
+"""Prepares the volumes of one pod and refreshes them, concurrently with its worker."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Mounts:
-    """When `Volumes` are prepared, written again, and looked at for their size.
+    """Decides when `Volumes` are prepared, refreshed, and checked for their size.
 
-    `report(message)` is told what is wrong with a volume; `evict(message)` that one is overfull.
+    `report(message)`: a problem of a volume. `evict(message)`: a volume exceeds its limit.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Mounts:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Where each volume lies, once it is prepared."""
+        """The directory of each volume, once it is prepared."""
         return self._volumes.paths
 
     async def keep(self, pod: Json, facts: PodFacts) -> float | None:
-        """Do what is due; the time to look again, or None while a volume is missing."""
+        """Do what is due; returns the time of the next call, or None while a volume is missing."""
         names = {v["name"] for v in pod["spec"].get("volumes") or []}
         if not names:
             return float("inf")
@@ -64,7 +64,7 @@ class Mounts:
         self._volumes.remove()
 
     async def _refresh(self, pod: Json, facts: PodFacts) -> None:
-        """Beside the worker's loop: containers are driven without the API server.
+        """Concurrently with the worker's loop, which does not wait for the API server.
 
         A failure leaves the files as they are.
         """

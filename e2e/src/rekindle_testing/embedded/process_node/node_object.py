@@ -1,6 +1,6 @@
-"""The Node and its Lease: how the node stands in the API.
+"""The Node and its Lease in the API.
 
-Knows the objects and when to write them, nothing of pods.
+Knows the objects and when to write them, nothing about pods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle_testing.embedded.process_node.status import rfc3339
 
 log = logging.getLogger(__name__)
 
-# What the control plane knows as its own version is what a kubelet would say.
+# The version of the control plane.
 KUBELET_VERSION = "v1.34.4"
 
 _CONDITIONS = (
@@ -83,7 +83,7 @@ def node_status(settings: NodeSettings, changed_at: float, now: float) -> Json:
 
 
 class NodeObject:
-    """Registers the node and keeps it alive in the eyes of the control plane."""
+    """Registers the node and renews its Lease and status."""
 
     def __init__(
         self, api: ApiClient, settings: NodeSettings, clock: Callable[[], float] = time.time
@@ -97,7 +97,7 @@ class NodeObject:
         self._leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
     async def register(self) -> None:
-        """Once for each start of the agent: a Node that someone deletes stays deleted."""
+        """Once for each start of the agent: a Node that is deleted later stays deleted."""
         labels = node_labels(self._settings)
         body: Json = {
             "apiVersion": "v1",
@@ -126,7 +126,7 @@ class NodeObject:
             await self._tolerate("status", self.report())
 
     async def keep_lease(self) -> None:
-        """Also sets the Node right again after a silence in which it was marked Unknown."""
+        """After a gap, in which the Node may have become Unknown, the status is written too."""
         last_success = self._clock()
         while True:
             if await self._tolerate("lease", self._renew()):
@@ -138,7 +138,7 @@ class NodeObject:
             await asyncio.sleep(self._settings.timing.lease_renew_s)
 
     async def _renew(self) -> None:
-        # The clock is wall time: Leases are compared by people and by controllers.
+        # Wall time: users and controllers compare Leases.
         stamp = f"{rfc3339(now := self._clock())[:-1]}.{int(now % 1 * 1e6):06d}Z"
         spec = {
             "holderIdentity": self._settings.name,

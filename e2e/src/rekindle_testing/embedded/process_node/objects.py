@@ -1,6 +1,6 @@
-"""What pods refer to, read from the API server: ConfigMaps, Secrets, claims, tokens.
+"""Objects that pods refer to: ConfigMaps, Secrets, claims, tokens.
 
-Reads are shared and kept for a while, since many pods name the same objects.
+Reads are shared and cached for a short time, since many pods use the same objects.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ObjectReader:
         try:
             content = await self._api.get(path)
         except ApiError as error:
-            # The node authorizer forbids what it does not know of yet: a pod that
-            # was bound a moment ago.  Not kept, so that the next look is a real one.
+            # The node authorizer refuses objects of a pod that was bound just now.
+            # Not cached, so that the next read goes to the API server.
             if error.status in (403, 404):
                 return None
             raise
@@ -79,7 +79,7 @@ class _Token:
 
 
 class TokenReader:
-    """Tokens of service accounts, bound to one pod each, renewed at 80 % of their life."""
+    """Tokens of service accounts, each bound to one pod, renewed at 80 % of their lifetime."""
 
     def __init__(self, api: ApiClient, clock: Callable[[], float] = time.time) -> None:
         self._api = api
@@ -98,11 +98,11 @@ class TokenReader:
         if audience := source.get("audience"):
             spec["audiences"] = [audience]
         account = pod["spec"].get("serviceAccountName", "default")
-        answer = await self._api.create(
+        response = await self._api.create(
             f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{account}/token",
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
         )
-        value = str(answer["status"]["token"])
+        value = str(response["status"]["token"])
         self._tokens[key] = _Token(value, self._clock() + 0.8 * lifetime_s)
         return value
 

@@ -1,9 +1,9 @@
-"""Cutting a node off the network: one nftables table, on the host.
+"""Network partition of a node: one nftables table, on the host.
 
-All nodes share the loopback interface, so addresses alone do not tell who
-speaks: a client on a node may have any source address.  Hence the control group
-of the socket decides, together with the node's own range.  Traffic within the
-node goes on.
+All nodes share the loopback interface, so addresses alone do not identify a node: a
+client on it may have any source address.  Therefore the rules match the control group
+of the socket, together with the node's address range.  Traffic within the node is not
+affected.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ table inet {table} {{
 
 
 class PartitionUnsupported(EmbeddedError):
-    """This machine cannot cut a node off; the message says what is missing."""
+    """This machine does not support partitions; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The cut around one node; `cgroup` lies right below the root of cgroup v2."""
+    """The partition of one node; `cgroup` is directly below the root of cgroup v2."""
 
     table: str
     address_range: str
@@ -55,7 +55,7 @@ class Partition:
         rules = _RULES.format(
             table=self.table,
             range=self.address_range,
-            # nft looks there, wherever cgroup v2 is mounted; the kernel is told
+            # nft resolves it there, wherever cgroup v2 is mounted; the kernel gets
             # an inode.
             cgroup=os.path.relpath(self.cgroup, "/sys/fs/cgroup"),
         )

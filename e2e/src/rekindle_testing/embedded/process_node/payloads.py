@@ -1,8 +1,7 @@
 """The files of configMap, secret, downwardAPI and projected volumes.
 
-`payload` is pure: what it needs is read before.  `write` changes a directory the
-way the kubelet does, so that a reader sees all of the old files or all of the
-new ones.
+`payload` is pure.  `write` updates a directory atomically, as the kubelet does: a
+reader sees all of the old files or all of the new ones.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def payload(
 
 
 def write(directory: Path, files: Payload) -> None:
-    """Replace what the directory shows, if anything changed."""
+    """Replace the files of the directory, if any has changed."""
     current = directory / "..data"
     if current.exists() and _shown(current) == files:
         return

@@ -1,6 +1,6 @@
-"""A pod's object in the API: its status is written here, and its end.
+"""A pod's object in the API: writes its status, and deletes it.
 
-Writes only what changed, and again when someone else said otherwise.
+Writes only changes, and again after another client has changed the status.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class PodObject:
         self.conditions: list[Json] = (pod.get("status") or {}).get("conditions") or []
 
     def compare(self, pod: Json) -> None:
-        """Look at what the API server shows now."""
+        """Compare with the object in the API server."""
         if self._published and status.is_contradicted(self._published, pod.get("status") or {}):
-            # The node controller makes pods of a silent node unready, and leaves
-            # it to the node to say when they are ready again.
+            # The node controller sets pods of a silent node to not ready; the node must
+            # set them to ready again.
             self._published = None
 
     async def publish(self, wanted: Json) -> None:
@@ -56,7 +56,7 @@ class PodObject:
 
 
 def _is_gone(error: ApiError) -> bool:
-    """Whether there is no such object, or another has its name: the watch will say so."""
+    """Whether the object does not exist, or another has its name: the watch reports it."""
     # A deletion of another uid is a conflict, a patch of it an attempt to change the uid.
     changes_uid = error.status == 422 and "metadata.uid" in str(error)
     return error.status in (404, 409) or changes_uid

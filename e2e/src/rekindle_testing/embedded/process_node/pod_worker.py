@@ -72,7 +72,7 @@ class PodWorker:
         self.failure: tuple[str, str] | None = None
         self._services = services
         self._wake = asyncio.Event()
-        self._vanished_at: float | None = None
+        self._deleted_at: float | None = None
         self._stop_began: float | None = None
         self._start_time = time.time()
         self._admitted = False
@@ -118,10 +118,10 @@ class PodWorker:
         self._object.compare(pod)
         self._wake.set()
 
-    def vanish(self) -> None:
+    def object_deleted(self) -> None:
         """The object is gone: end the containers without much ado."""
-        if self._vanished_at is None:
-            self._vanished_at = time.time()
+        if self._deleted_at is None:
+            self._deleted_at = time.time()
             self._wake.set()
 
     def fail(self, reason: str, message: str) -> None:
@@ -155,7 +155,7 @@ class PodWorker:
                 await asyncio.wait_for(self._wake.wait(), timeout)
 
     async def _sync(self) -> float:
-        if self._vanished_at is not None or "deletionTimestamp" in self.pod["metadata"]:
+        if self._deleted_at is not None or "deletionTimestamp" in self.pod["metadata"]:
             return await self._terminate()
         if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
             self._stale.set()
@@ -206,7 +206,7 @@ class PodWorker:
     async def _drive(self, container: Container, *, retry_failures: bool) -> float:
         """One container: start it, start it again, or leave it; when to look again."""
         if container.running:
-            if kind := container.condemned_by():
+            if kind := container.failed_probe():
                 message = f"Container {container.name} failed {kind} probe, will be restarted"
                 self._event("Normal", "Killing", message)
                 deadline = time.time() + self._grace_s(container, f"{kind}Probe")
@@ -266,10 +266,10 @@ class PodWorker:
         for container in self.containers:
             container.stop(self._deadline)
         if any(container.running for container in self.containers):
-            if self._vanished_at is None:
+            if self._deleted_at is None:
                 await self._publish()
             return _FOREVER
-        if self._vanished_at is None:
+        if self._deleted_at is None:
             await self._publish()
             await self._object.delete()
         self._publisher.cancel()
@@ -285,8 +285,8 @@ class PodWorker:
 
     def _deadline(self) -> float:
         assert self._stop_began is not None
-        if self._vanished_at is not None:
-            return self._vanished_at + self._services.settings.timing.orphan_grace_s
+        if self._deleted_at is not None:
+            return self._deleted_at + self._services.settings.timing.orphan_grace_s
         grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
         return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
 
