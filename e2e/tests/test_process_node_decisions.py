@@ -33,9 +33,9 @@ ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
 SPEC = ProbeSpec.parse({"failureThreshold": 3, "successThreshold": 2})
 
 
-def test_a_verdict_takes_as_many_results_in_a_row_as_the_threshold_says() -> None:
+def test_a_probe_needs_as_many_results_in_a_row_as_its_threshold() -> None:
     run = ProbeRun(SPEC)
-    for success, verdict in [
+    for success, passed in [
         (True, None),
         (True, True),
         (False, True),
@@ -46,18 +46,18 @@ def test_a_verdict_takes_as_many_results_in_a_row_as_the_threshold_says() -> Non
         (False, False),
     ]:
         run = run.record(success)
-        assert run.verdict is verdict
+        assert run.passed is passed
 
 
 @given(st.lists(st.booleans(), max_size=50))
-def test_a_verdict_never_contradicts_the_newest_run_of_results(results: list[bool]) -> None:
+def test_a_probe_never_contradicts_the_newest_run_of_results(results: list[bool]) -> None:
     run = ProbeRun(SPEC)
     for result in results:
         run = run.record(result)
     if results[-3:] == [False] * 3:
-        assert run.verdict is False
+        assert run.passed is False
     if results[-2:] == [True] * 2:
-        assert run.verdict is True
+        assert run.passed is True
 
 
 def test_defaults_of_a_probe_are_kubernetes_own() -> None:
@@ -65,7 +65,7 @@ def test_defaults_of_a_probe_are_kubernetes_own() -> None:
 
 
 def test_readiness_waits_for_the_startup_probe() -> None:
-    passed, failed = (replace(ProbeRun(SPEC), verdict=v) for v in (True, False))
+    passed, failed = (replace(ProbeRun(SPEC), passed=v) for v in (True, False))
     assert is_ready(True, None, None)
     assert is_ready(True, passed, passed)
     assert not is_ready(True, ProbeRun(SPEC), passed)
@@ -75,7 +75,7 @@ def test_readiness_waits_for_the_startup_probe() -> None:
 
 
 def test_only_startup_and_liveness_condemn() -> None:
-    failed = replace(ProbeRun(SPEC), verdict=False)
+    failed = replace(ProbeRun(SPEC), passed=False)
     assert must_restart(failed, None) is ProbeKind.STARTUP
     assert must_restart(None, failed) is ProbeKind.LIVENESS
     assert must_restart(ProbeRun(SPEC), ProbeRun(SPEC)) is None

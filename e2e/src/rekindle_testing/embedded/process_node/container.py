@@ -195,8 +195,8 @@ class Container:
             if probe := self.spec.get(f"{kind}Probe"):
                 field = {ProbeKind.STARTUP: "started", ProbeKind.READINESS: "ready"}.get(kind)
                 # An adopted container keeps its state until its probes change it.
-                verdict = True if field and known.get(field) else None
-                self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), verdict=verdict)
+                passed = True if field and known.get(field) else None
+                self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), passed=passed)
                 self._spawn(self._probe(kind, probe))
 
     def _spawn(self, work: Any) -> None:
@@ -213,14 +213,14 @@ class Container:
             while not is_started(True, self._runs.get(ProbeKind.STARTUP)):
                 await asyncio.sleep(0.1)
         await asyncio.sleep(max(0.0, attempt.started_at + spec.initial_delay_s - time.time()))
-        while not (kind is ProbeKind.STARTUP and self._runs[kind].verdict):
+        while not (kind is ProbeKind.STARTUP and self._runs[kind].passed):
             failure = await self._check(probe, spec.timeout_s)
-            before = self._runs[kind].verdict
+            before = self._runs[kind].passed
             self._runs[kind] = self._runs[kind].record(failure is None)
             if failure is not None:
                 title = f"{kind.capitalize()} probe failed: {failure}"
                 self._report("Warning", "Unhealthy", title)
-            if self._runs[kind].verdict != before:
+            if self._runs[kind].passed != before:
                 self._changed()
             await asyncio.sleep(spec.period_s)
 

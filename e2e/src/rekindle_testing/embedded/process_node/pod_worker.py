@@ -1,8 +1,8 @@
-"""Keeps one pod as its object says: level-triggered, one step after another.
+"""Reconciles one pod with its object: level-triggered, one step after another.
 
-Every wake-up looks at the whole pod again, so a missed event or a restart of the
-agent changes nothing.  Knows restarts, back-off, termination and status; how
-containers run is `container`'s business.
+Each step considers the whole pod, so a missed event or a restart of the agent does
+not matter.  Knows restarts, back-off, termination and status; `container` runs the
+containers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NodeServices:
 
 
 class PodWorker:
-    """From the first sight of a pod to the deletion of its object and files."""
+    """Handles a pod from its first event to the deletion of its object and files."""
 
     def __init__(self, pod: Json, directory: Path, pod_ip: str, services: NodeServices) -> None:
         self.pod = pod
@@ -89,7 +89,7 @@ class PodWorker:
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
         self.main = [self._container(c, False) for c in spec["containers"]]
         self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
-        # Before any other pod is judged by what is left of the node.
+        # Before other pods are admitted, since this one uses capacity.
         self._adopt()
         self._publisher = asyncio.create_task(self._keep_published())
         self._task = asyncio.create_task(self._run())
@@ -104,7 +104,7 @@ class PodWorker:
 
     @property
     def ended(self) -> bool:
-        """Whether it holds nothing of the node any more."""
+        """Whether it uses no capacity any more."""
         return self.failure is not None or self._phase() in ("Succeeded", "Failed")
 
     @property
@@ -119,13 +119,13 @@ class PodWorker:
         self._wake.set()
 
     def object_deleted(self) -> None:
-        """The object is gone: end the containers without much ado."""
+        """The object was deleted: kill the containers after a short grace period."""
         if self._deleted_at is None:
             self._deleted_at = time.time()
             self._wake.set()
 
     def fail(self, reason: str, message: str) -> None:
-        """End the pod for good: evicted."""
+        """Stop the pod permanently: refused or evicted."""
         if self.failure is None:
             self.failure = (reason, message)
             self._services.events.record(self.pod, "Warning", reason, message)
@@ -184,7 +184,7 @@ class PodWorker:
             binding.confine_group(self._cgroup, self.pod_ip)
 
     async def _advance(self) -> float:
-        """Do what can be done now; answer when to look again."""
+        """Take all steps that are possible now; returns the time of the next call."""
         deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or _FOREVER)
         if time.time() >= deadline:
             self.fail("DeadlineExceeded", "Pod was active on the node longer than its deadline")
@@ -204,7 +204,7 @@ class PodWorker:
         return next_at
 
     async def _drive(self, container: Container, *, retry_failures: bool) -> float:
-        """One container: start it, start it again, or leave it; when to look again."""
+        """Start or restart a container if needed; returns the time of the next call."""
         if container.running:
             if kind := container.failed_probe():
                 message = f"Container {container.name} failed {kind} probe, will be restarted"
@@ -245,20 +245,20 @@ class PodWorker:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
             container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
-            # The table of images does not change while a node lives.
+            # The table of images does not change while a node runs.
             return time.time() + _RETRY_S if not again else _FOREVER
         except (ConfigError, OSError) as error:
             self._event("Warning", "Failed", f"Error: {error}")
             container.waiting = ("CreateContainerConfigError", str(error))
             return time.time() + _RETRY_S
         except (ApiError, Unreachable) as error:
-            # What this one refers to is not known; the others go on.
+            # Objects that this container refers to cannot be read; the others are not affected.
             log.warning("container %s: %s", container.name, error)
             return time.time() + _RETRY_S
         container.start(spec, self.pod_ip)
         return _FOREVER
 
-    # --- the end ----------------------------------------------------------
+    # --- termination ------------------------------------------------------
 
     async def _terminate(self) -> float:
         if self._stop_began is None:
@@ -300,7 +300,7 @@ class PodWorker:
     # --- status -----------------------------------------------------------
 
     async def _keep_published(self) -> None:
-        """Whenever the status is stale; an API server that is away holds up nothing else."""
+        """Whenever the status is outdated; an unavailable API server delays nothing else."""
         while True:
             await self._stale.wait()
             self._stale.clear()
@@ -312,7 +312,7 @@ class PodWorker:
                 self._stale.set()
 
     async def _publish(self) -> None:
-        # One after another: a late answer must not undo a newer status.
+        # One after another: a late request must not overwrite a newer status.
         async with self._publishing:
             await self._object.publish(status.build(self.pod, self._view(), time.time()))
 
@@ -331,7 +331,7 @@ class PodWorker:
     def _phase(self) -> str:
         return status.phase(self.pod["spec"].get("restartPolicy", "Always"), self._view())
 
-    # --- small things -----------------------------------------------------
+    # --- helpers ----------------------------------------------------------
 
     def _container(self, spec: Json, is_init: bool) -> Container:
         return Container(

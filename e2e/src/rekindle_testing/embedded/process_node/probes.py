@@ -1,4 +1,4 @@
-"""When a probe changes a container's verdict.  Pure: no clock and no network."""
+"""When a probe changes the state of a container.  Pure: no clock and no network."""
 
 from __future__ import annotations
 
@@ -37,43 +37,41 @@ class ProbeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRun:
-    """Where one probe of one running container stands.
+    """State of one probe of one running container.
 
-    `verdict` is None until a threshold was reached for the first time.
+    `passed` is None until a threshold has been reached for the first time.
     """
 
     spec: ProbeSpec
     successes: int = 0
     failures: int = 0
-    verdict: bool | None = None
+    passed: bool | None = None
 
     def record(self, success: bool) -> ProbeRun:
         if success:
             count = self.successes + 1
             reached = count >= self.spec.success_threshold
             return replace(
-                self, successes=count, failures=0, verdict=True if reached else self.verdict
+                self, successes=count, failures=0, passed=True if reached else self.passed
             )
         count = self.failures + 1
         reached = count >= self.spec.failure_threshold
-        return replace(
-            self, successes=0, failures=count, verdict=False if reached else self.verdict
-        )
+        return replace(self, successes=0, failures=count, passed=False if reached else self.passed)
 
 
 def is_started(running: bool, startup: ProbeRun | None) -> bool:
-    return running and (startup is None or startup.verdict is True)
+    return running and (startup is None or startup.passed is True)
 
 
 def is_ready(running: bool, startup: ProbeRun | None, readiness: ProbeRun | None) -> bool:
     """A container without a readiness probe is ready once it has started."""
-    return is_started(running, startup) and (readiness is None or readiness.verdict is True)
+    return is_started(running, startup) and (readiness is None or readiness.passed is True)
 
 
 def must_restart(startup: ProbeRun | None, liveness: ProbeRun | None) -> ProbeKind | None:
-    """The probe that condemns the container, if one does."""
-    if startup is not None and startup.verdict is False:
+    """The failed probe because of which the container must be restarted, if there is one."""
+    if startup is not None and startup.passed is False:
         return ProbeKind.STARTUP
-    if liveness is not None and liveness.verdict is False:
+    if liveness is not None and liveness.passed is False:
         return ProbeKind.LIVENESS
     return None

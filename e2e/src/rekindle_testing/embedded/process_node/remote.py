@@ -1,6 +1,6 @@
-"""The Node as an administrator handles it: look, cordon, drain, delete.
+"""A Node for an administrator: get, cordon, drain, delete.
 
-Plain HTTPS, so that a test's process needs no client library for it.
+HTTPS without a client library.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class ApiRefusal(EmbeddedError):
 
 
 class JsonApi:
-    """The API server, by the rights of a kubeconfig."""
+    """The API server, with the permissions of a kubeconfig."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
         self._connection: tuple[str, ssl.SSLContext] | None = None
 
     def call(self, method: str, path: str, body: Json | None = None) -> Json:
-        answer: Json = json.loads(self.text(path, method, body))
-        return answer
+        content: Json = json.loads(self.text(path, method, body))
+        return content
 
     def text(self, path: str, method: str = "GET", body: Json | None = None) -> str:
         with self._open(path, method, body) as response:
@@ -48,7 +48,7 @@ class JsonApi:
             return content.decode()
 
     def lines(self, path: str) -> Iterator[str]:
-        """Of an answer that goes on, as they come."""
+        """Lines of a streaming response, as they arrive."""
         with self._open(path, "GET", None) as response:
             for line in response:
                 yield line.decode().removesuffix("\n")
@@ -65,8 +65,8 @@ class JsonApi:
         try:
             return urllib.request.urlopen(request, timeout=10, context=context)
         except urllib.error.HTTPError as error:
-            answer = error.read().decode(errors="replace")
-            raise ApiRefusal(error.code, _message_of(answer)) from error
+            content = error.read().decode(errors="replace")
+            raise ApiRefusal(error.code, _message_of(content)) from error
 
     def _connect(self) -> tuple[str, ssl.SSLContext]:
         if self._connection is None:
@@ -84,16 +84,16 @@ class JsonApi:
         return self._connection
 
 
-def _message_of(answer: str) -> str:
-    """That of a Status; what comes from elsewhere as it is."""
+def _message_of(content: str) -> str:
+    """The message of a Status; other content unchanged."""
     try:
-        return str(json.loads(answer)["message"])
+        return str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
-        return answer
+        return content
 
 
 class NodeInApi:
-    """One Node, by the rights of `kubeconfig`."""
+    """One Node, with the permissions of `kubeconfig`."""
 
     def __init__(self, name: str, kubeconfig: Path) -> None:
         self.name = name
@@ -162,12 +162,12 @@ class NodeInApi:
         try:
             self._api.call("POST", f"{path}/eviction", eviction)
         except ApiRefusal as error:
-            # 429: a disruption budget says not yet.
+            # 429: a disruption budget does not allow it yet.
             if error.status not in (404, 409, 429):
                 raise
 
 
 def _stays(pod: Json) -> bool:
-    """What `kubectl drain --ignore-daemonsets` leaves alone."""
+    """Pods that `kubectl drain --ignore-daemonsets` ignores."""
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner["kind"] == "DaemonSet" for owner in owners)

@@ -11,7 +11,7 @@ class BackoffPolicy:
 
     base_s: float = 10.0
     max_s: float = 300.0
-    # A container that ran for so long has a clean record again.
+    # A container that ran for so long has no back-off.
     reset_s: float = 600.0
 
 
@@ -29,7 +29,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """How often in a row a container ended, for its back-off."""
+    """How many times in a row a container ended, for its back-off."""
 
     in_row: int = 0
 

@@ -1,8 +1,8 @@
-"""What a container sees of the file system: an overlay of the machine's own.
+"""The root file system of a container: an overlay of the machine's own.
 
-Runs in the forked child of a shim, in mount and UTS namespaces of its own, and
-ends in chroot.  Writes go to the attempt's directory and die with it.  Knows
-paths only, nothing of volumes' meaning.  Standard library only.
+Runs in the forked child of a shim, in its own mount and UTS namespaces, and ends with
+chroot.  Writes go to the attempt's directory and are deleted with it.  Knows only
+paths.  Standard library only.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from rekindle_testing.embedded.process_node import syscalls
 
 Spec = dict[str, Any]
 
-# File systems that hold someone's files: an overlay shows one file system and
-# none of those mounted below it.
+# File systems with files of users: an overlay shows one file system and none of those
+# mounted below it.
 _STORAGE = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 _OWN = ("/dev", "/proc", "/sys", "/run", "/boot", "/snap")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 def enter(spec: Spec) -> list[str]:
-    """Become the container's root; what could not be had is said in the answer."""
+    """Enter the container's root; returns notes about what is not supported here."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
     syscalls.make_mounts_private()
     Path("/proc/sys/kernel/hostname").write_text(spec["hostname"])
@@ -45,7 +45,7 @@ def enter(spec: Spec) -> list[str]:
 
 
 def _overlay(spec: Spec) -> tuple[str, list[str]]:
-    """The path of the new root, or nothing where the kernel grants no overlay."""
+    """The path of the new root, or an empty string if overlays are not permitted."""
     root: str = spec["root"]
     layers = Path(spec["layers"])
     for point in ("/", *_storage_below_root(spec["data_directory"])):
@@ -101,6 +101,6 @@ def _bind(source: str, target: str, read_only: bool) -> None:
 
 
 def _enter_directory(directory: str) -> None:
-    # A container's working directory is made when the image lacks it.
+    # A container's working directory is created if the image does not have it.
     Path(directory).mkdir(parents=True, exist_ok=True)
     os.chdir(directory)

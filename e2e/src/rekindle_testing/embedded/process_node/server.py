@@ -1,7 +1,7 @@
-"""The node's own HTTPS endpoint: what `kubectl logs` reaches through the API server.
+"""The node's HTTPS endpoint, for `kubectl logs` through the API server.
 
-Serves a certificate of the cluster's authority and asks the client for one that
-names the API server.
+Its certificate is of the cluster's authority; clients must have the API server's
+certificate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rekindle_testing.embedded.process_node.settings import NodeSettings
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NO_EXEC = (
-    "a process node offers no exec, attach or port-forward: its containers are processes of "
-    "this machine, reachable from it; see docs/process-nodes.md"
+    "a process node does not support exec, attach or port-forward: its containers are processes "
+    "of this machine, reachable from it; see docs/process-nodes.md"
 )
 
 
@@ -56,7 +56,9 @@ class KubeletServer:
         certificate = (request.transport and request.transport.get_extra_info("peercert")) or {}
         names = [value for part in certificate.get("subject", ()) for _, value in part]
         if self._settings.kubelet_client not in names:
-            return web.Response(status=403, text="only the API server may ask a node\n")
+            return web.Response(
+                status=403, text="only the API server may send requests to a node\n"
+            )
         return await handler(request)
 
     async def _pods(self, _: web.Request) -> web.Response:
@@ -97,7 +99,7 @@ def _attempt(container: Container, previous: bool) -> Attempt:
         attempt = container.previous()
     if attempt is None:
         which = "previous terminated container" if previous else "container"
-        raise web.HTTPBadRequest(text=f'{which} "{container.name}" is not there\n')
+        raise web.HTTPBadRequest(text=f'{which} "{container.name}" does not exist\n')
     return attempt
 
 

@@ -1,4 +1,4 @@
-"""What an agent is told at its start, as the host writes it into one JSON file."""
+"""The settings of an agent, which the host writes into a JSON file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from rekindle_testing.embedded.process_node.restarts import BackoffPolicy
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What stands for a container image: this machine, seen in some environment.
+    """Replaces a container image: this machine's files with an environment.
 
-    `path` goes before PATH; `command` and `workdir` are for containers that
-    name none.
+    `path` is prepended to PATH; `command` and `workdir` are defaults for containers.
     """
 
     path: tuple[str, ...] = ()
@@ -28,7 +27,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How often a node does what it does; seconds."""
+    """Intervals and timeouts of a node; seconds."""
 
     lease_renew_s: float = 2.0
     lease_duration_s: int = 8
@@ -42,7 +41,7 @@ class Timing:
     orphan_grace_s: float = 1.0
 
 
-# For tests, which cannot wait as long as a cluster does.
+# Shorter intervals for tests.
 QUICK = Timing(
     lease_renew_s=1.0,
     lease_duration_s=4,

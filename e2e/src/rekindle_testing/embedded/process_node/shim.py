@@ -1,9 +1,9 @@
-"""The parent of one container: its logs, its signals, and its exit, on disk.
+"""The parent of one container: writes its logs and its exit to disk, forwards signals.
 
-It outlives the agent, so that a restarted agent finds running containers and the
-exits it missed.  The container is pid 1 of a PID namespace: when it ends, the
-kernel kills all it left behind, whatever process group that moved to.
-SIGTERM is handed on; SIGUSR1 becomes SIGKILL.  Standard library only, and small:
+It outlives the agent, so that a restarted agent finds running containers and missed
+exits.  The container is pid 1 of a PID namespace: when it ends, the kernel kills all
+its processes, whatever their process group.
+SIGTERM is forwarded; SIGUSR1 becomes SIGKILL.  Standard library only, and small:
 there is one for each container.
 """
 
@@ -22,7 +22,7 @@ from typing import NoReturn
 from rekindle_testing.embedded.process_node import rootfs, syscalls
 
 _LINE_LIMIT = 16 * 1024
-# What the container's descendants may still say after it ended.
+# Time for the last output of the container's descendants after its end.
 _DRAIN_S = 1.0
 _MESSAGE_LIMIT = 4096
 
@@ -87,7 +87,7 @@ def main(directory_path: str) -> None:
     for _, write_end in outputs.values():
         os.close(write_end)
     os.close(failure_out)
-    # Ends when the child has become the container's program.
+    # Ends when the child executes the container's program.
     failure = _read_all(failure_in)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     if not failure:
@@ -111,7 +111,7 @@ def main(directory_path: str) -> None:
 
 
 def hold_lock(directory: Path) -> None:
-    """For life: whether this shim lives is asked by trying to lock it, who it is by reading it."""
+    """Until the shim ends: others check by the lock whether it runs, and read its pid."""
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, str(os.getpid()).encode())
@@ -140,7 +140,7 @@ def _become_container(
 
 
 def _copy(pipes: dict[int, str], log: Log, child: int) -> None:
-    """Until both pipes are closed, or the child is gone and they fell silent."""
+    """Until both pipes are closed, or the child has ended and they have no more output."""
     poll = select.poll()
     for descriptor in pipes:
         poll.register(descriptor, select.POLLIN)

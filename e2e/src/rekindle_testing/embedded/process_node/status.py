@@ -1,4 +1,4 @@
-"""The status of a pod, computed from what its containers are doing.  Pure.
+"""The status of a pod, computed from the state of its containers.  Pure.
 
 Follows the kubelet: same phases, same conditions, same reasons.
 """
@@ -31,7 +31,7 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """All that the status of one pod depends on, besides its own spec."""
+    """All that the status of a pod depends on, besides its spec."""
 
     init: Sequence[ContainerView]
     main: Sequence[ContainerView]
@@ -69,7 +69,7 @@ def build(pod: Json, view: PodView, now: float) -> Json:
 
 
 def is_contradicted(published: Json, seen: Json) -> bool:
-    """Whether someone else set a condition that the node had set otherwise."""
+    """Whether another client changed a condition that the node had set."""
     own = {c["type"]: c["status"] for c in published["conditions"]}
     others = {c["type"]: c["status"] for c in seen.get("conditions") or []}
     return any(others.get(kind, value) != value for kind, value in own.items())
@@ -87,7 +87,7 @@ def phase(restart_policy: str, view: PodView) -> str:
         return "Pending"
     if any(c.running_since is not None for c in view.main):
         return "Running"
-    # Those that wait have ended before: they sit out their back-off.
+    # Containers that wait have ended before and are in their back-off.
     ended = [c.ended for c in view.main if c.ended is not None]
     if restart_policy == "Always" or len(ended) < len(view.main):
         return "Running"
@@ -145,7 +145,7 @@ def container_status(container: ContainerView) -> Json:
 
 
 def _never_ran(container: ContainerView) -> bool:
-    """Waiting for its first start, or without any state: its volumes are not there yet."""
+    """Waiting for its first start, or without any state: its volumes are not prepared."""
     return container.running_since is None and container.ended is None and container.last is None
 
 

@@ -1,4 +1,4 @@
-"""The system calls that Python 3.11 does not offer, and small files written whole.
+"""System calls that Python 3.11 does not have, and atomic writes of small files.
 
 Standard library only: the launcher, the init and the shims import it.  ctypes
 is loaded at the first call, because a shim needs it only in its forked child.
@@ -52,17 +52,17 @@ def bind(source: str, target: str, *, read_only: bool = False, recursive: bool =
 
 
 def unmount(target: str) -> None:
-    """Out of sight at once; gone when nothing uses it any more."""
+    """Lazily: hidden at once, released when nothing uses it any more."""
     _call("umount2", os.fsencode(target), _MNT_DETACH)
 
 
 def make_mounts_private() -> None:
-    """Keep what is mounted from here on out of every other namespace."""
+    """Hide later mounts from all other namespaces."""
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a file in one step: a reader sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old one or the new one."""
     draft = path.with_name(path.name + ".new")
     draft.write_text(json.dumps(content))
     draft.replace(path)

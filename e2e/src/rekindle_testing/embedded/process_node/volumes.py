@@ -1,7 +1,6 @@
-"""The volumes of one pod: made before its containers, refreshed while they run.
+"""The volumes of one pod: created before its containers, refreshed while they run.
 
-Knows where volumes lie on the machine; how a container gets to see them is the
-shim's business.
+Knows the directories of volumes on the machine; the shim mounts them.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenRe
 
 
 class VolumeError(Exception):
-    """A volume cannot be made (yet); the message says which and why."""
+    """A volume cannot be created (yet); the message says which and why."""
 
 
 class Volumes:
-    """`paths` has where each volume lies, once `prepare` returned."""
+    """`paths`: the directory of each volume, once `prepare` returned."""
 
     def __init__(self, directory: Path, objects: ObjectReader, tokens: TokenReader) -> None:
         self._directory = directory
@@ -37,7 +36,7 @@ class Volumes:
                 raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
     async def refresh(self, pod: Json, facts: PodFacts) -> None:
-        """Write again what comes from objects, labels and tokens."""
+        """Write files from objects, labels and tokens again."""
         for volume in pod["spec"].get("volumes") or []:
             if payloads.volume_sources(volume) and volume["name"] in self.paths:
                 try:
@@ -47,7 +46,7 @@ class Volumes:
                     raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
     def overfull(self, pod: Json) -> str | None:
-        """What to say of an emptyDir on disk that is above its sizeLimit."""
+        """The message about an emptyDir on disk that is above its sizeLimit, or None."""
         for volume in pod["spec"].get("volumes") or []:
             empty = volume.get("emptyDir") or {}
             limit = empty.get("sizeLimit")
