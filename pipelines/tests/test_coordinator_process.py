@@ -30,7 +30,7 @@ def test_a_frozen_task_is_suspected_in_time_and_delays_no_other(tmp_path: Path) 
             longest = 0.0
             while not coordinator.row(slot).get("suspected"):
                 assert time.monotonic() - began < 2.0
-                others = [at for s, at in coordinator.fleet.heard_at.items() if s != slot]
+                others = [at for s, at in coordinator.fleet.polled_at.items() if s != slot]
                 longest = max(longest, time.monotonic() - min(others))
                 await asyncio.sleep(0.02)
             print(f"in the status after {time.monotonic() - began:.2f} s; others {longest:.2f} s")

@@ -1,1 +1,1 @@
-"""What tests Rekindle: an embedded cluster, a harness on it, the demo, and random faults."""
+"""Tests of Rekindle: an embedded cluster, a harness on it, the demo, and random faults."""

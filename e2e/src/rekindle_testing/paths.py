@@ -1,4 +1,4 @@
-"""Where this checkout lies: its chart, CRD, examples, and `build` for what runs leave."""
+"""The root of this checkout, with chart, CRD, examples, and `build` for results of runs."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class DeadlineError(AssertionError):
-    """What was waited for did not come in time; says what was seen last."""
+    """A condition did not become true in time; the message has the last value."""
 
 
 def wait_for(
@@ -29,5 +29,5 @@ def wait_for(
 
 
 def eventually(probe: Callable[[], T | None], timeout_s: float = 20.0) -> T:
-    """`wait_for` where the line itself says what is waited for."""
-    return wait_for("what the failing line asks for", probe, timeout_s, 0.01)
+    """`wait_for` without a description; the traceback shows the condition."""
+    return wait_for("the condition of the failing line", probe, timeout_s, 0.01)

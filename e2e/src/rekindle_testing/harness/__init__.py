@@ -1,1 +1,1 @@
-"""What the demo, the failure tests and the benchmarks share: a cluster, an observer, an oracle."""
+"""Shared by the demo, the failure tests and the benchmarks: a cluster, an observer, an oracle."""

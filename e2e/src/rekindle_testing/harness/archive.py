@@ -12,9 +12,9 @@ from rekindle_testing.embedded.cache import cache_root
 
 
 def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
-    """Path of the archive that fits this JDK and Spark; makes one (about 30 s) if there is none."""
-    report("looking for the AppCDS archive of Spark's JVM, or making it")
-    # In a process of its own: it is another JDK than this environment's.
+    """Path of the archive for this JDK and Spark; creates it (about 30 s) if there is none."""
+    report("looking for the AppCDS archive of Spark's JVM, or creating it")
+    # In its own process, with another JDK than this environment's.
     made = subprocess.run(
         [
             sys.executable,

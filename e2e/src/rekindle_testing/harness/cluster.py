@@ -1,7 +1,7 @@
 """An embedded cluster with Rekindle installed: for the demo, failure tests and benchmarks.
 
-It knows Kubernetes and how Rekindle is installed; it knows nothing of what is tested. Everything
-lives below one directory, and everything it started is ended by `stop`.
+It knows Kubernetes and how Rekindle is installed; it knows nothing about what is tested. All files
+are below one directory, and `stop` ends all processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What each process node offers: room for two tasks of 500m CPU."""
+    """Capacity of a process node: the default is for two tasks of 500m CPU."""
 
     cpu: str = "1300m"
     memory: str = "4Gi"
@@ -77,7 +77,7 @@ class EmbeddedCluster:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------
 
     def start(self) -> None:
         self.shared.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """All of it, the control plane last; an error stops nothing else from ending."""
+        """Stop everything, the control plane last; after an error the rest is still stopped."""
         with contextlib.ExitStack() as ends:
             ends.callback(self.control_plane.stop)
             for node in (*self._dead, *self.nodes.values()):
@@ -108,7 +108,7 @@ class EmbeddedCluster:
             self.nodes.clear()
 
     def keep_logs(self, directory: Path) -> None:
-        """Copy what components, agents and the pods of nodes that live have said."""
+        """Copy the logs of components, agents, and pods of running nodes."""
         logs = {f"control-plane/{p.name}": p for p in self.control_plane.log_directory.glob("*")}
         nodes = self.directory / "nodes"
         logs |= {f"nodes/{p.parent.name}.log": p for p in nodes.glob("*/agent.log")}
@@ -151,7 +151,7 @@ class EmbeddedCluster:
         dying = [self.nodes.pop(name) for name in names]
         if keep_addresses:
             self._dead += dying
-        # Each waits for its own end, so they are asked side by side.
+        # In parallel, since each waits for the end of its processes.
         with ThreadPoolExecutor(max(len(dying), 1)) as pool:
             list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
 
@@ -237,7 +237,7 @@ class EmbeddedCluster:
         return list(self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
 
     def leading_operator_pod(self) -> Any:
-        """The replica of the operator that holds its Lease: only its death is noticed."""
+        """The replica of the operator that holds its Lease: only its loss has an effect."""
         return wait_for("an operator pod that leads", self._leading_operator_pod, 60)
 
     def _leading_operator_pod(self) -> Any:
@@ -247,7 +247,7 @@ class EmbeddedCluster:
         return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
 
     def delete_topology(self, name: str, timeout_s: float = 60) -> None:
-        """Delete it and wait until none of its pods is left."""
+        """Delete it and wait until its pods are deleted."""
         self.custom.delete_namespaced_custom_object(
             names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
         )
@@ -259,7 +259,7 @@ class EmbeddedCluster:
 
 
 def images(report: Report) -> dict[str, Image]:
-    """What the two images hold, on a process node: this checkout's environment and a JDK."""
+    """The content of the two images on a process node: this checkout's environment and a JDK."""
     java_home = ensure_java(report)
     binaries = Path(sys.executable).parent
     environment = {

@@ -33,13 +33,13 @@ def prepare_input(directory: Path) -> None:
 
 
 def example() -> dict[str, Any]:
-    """The manifest of examples/flights, as it is."""
+    """The manifest of examples/flights, unchanged."""
     document: dict[str, Any] = yaml.safe_load(TOPOLOGY.read_text())
     return document
 
 
 def manifest(name: str, speedup: int) -> dict[str, Any]:
-    """The example under another name, at another pace, in a folder of its own name."""
+    """The example with another name, speed, and folder."""
     text = TOPOLOGY.read_text().replace(f"{MOUNT}/flights/", f"{MOUNT}/{name}/")
     document: dict[str, Any] = yaml.safe_load(text)
     document["metadata"]["name"] = name

@@ -1,7 +1,7 @@
 """Keeps the logs of pods and agents whose node dies: hard links, so that nothing is copied.
 
-A lost node's directory goes with it, and a deleted pod's logs go with the pod; what they said is
-the evidence of a failure that comes later.
+The directory of a lost node and the logs of a deleted pod are deleted with them, but they may be
+needed as evidence of a later failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LogKeeper:
     def sweep(self) -> None:
         """Link every log that is new; to be called about every second."""
         for log in self._nodes.glob("*/data/pods/*/containers/*/*/log*"):
-            # A log that is gone by now belongs to a pod that is.
+            # The log was deleted meanwhile, with its pod.
             with contextlib.suppress(OSError, ValueError):
                 self._keep(log)
 

@@ -1,4 +1,4 @@
-"""Watches a topology's status from outside, as a user would, and keeps its history."""
+"""Samples a topology's status from outside, as a user would, and records its history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.timeline.history import History
 class Observer:
     """A thread that samples `read()` (the topology's status) into a `History`.
 
-    A read that fails (the API server is away) is no sample; `status` keeps the last one.
+    If a read fails (the API server is unavailable), there is no sample; `status` is the last one.
     """
 
     def __init__(self, read: Callable[[], dict[str, Any]], every_s: float = 0.25) -> None:
@@ -53,7 +53,7 @@ class Observer:
         return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
 
     def checkpoint_epoch(self) -> int:
-        """Of the newest checkpoint that the status tells of; -1: none."""
+        """Of the newest checkpoint in the status; -1: none."""
         return int((self.status.get("checkpoint") or {}).get("epoch", -1))
 
     def condition(self, kind: str) -> str:
@@ -71,7 +71,7 @@ class Observer:
         while not self._stop.wait(self._every_s):
             try:
                 status = self._read()
-            except Exception:  # any failure of the API is "no sample", and the next one tells
+            except Exception:  # without a sample, whatever the error; the next read follows
                 continue
             self.status = status
             self.history.sample(self.now(), status)

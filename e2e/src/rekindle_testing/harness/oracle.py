@@ -1,4 +1,4 @@
-"""The oracle of every failure test: what a run without failures would have written."""
+"""The oracle of every failure test: the output of a run without failures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rekindle_testing.harness.cluster import MOUNT
 
 
 class Reference:
-    """The reference execution of a manifest: run once, whole, and then compared with as often as
-    one likes. It may have more queries than the manifests that are compared with it."""
+    """The reference execution of a manifest: executed once, and compared with any number of times.
+    It may have more queries than the manifests that are compared with it."""
 
     def __init__(self, document: dict[str, Any], shared: Path, directory: Path) -> None:
         """`shared`: what the cluster mounts; `directory`: where the reference may write."""
@@ -73,7 +73,7 @@ class Reference:
 
     @cached_property
     def last_epoch(self) -> int:
-        """The epoch in which the longest source says END_OF_INPUT: all windows close in it."""
+        """The epoch in which the longest source has END_OF_INPUT: all windows close in it."""
         name, spec = load_topology(self._document)
         topology = compile_topology(spec, name)
         lasts = []

@@ -18,7 +18,7 @@ from rekindle_testing.waiting import wait_for
 
 
 class Run:
-    """Applies the manifest, observes it, and deletes it in the end."""
+    """Applies the manifest, observes it, and deletes it at the end."""
 
     def __init__(self, cluster: EmbeddedCluster, document: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -112,7 +112,7 @@ class Run:
         return self.coordinator_pods()[0]
 
     def incarnations(self) -> dict[str, str]:
-        """Pod name -> start time of its container: equal maps mean that nothing was touched."""
+        """Pod name -> start time of its container: equal maps mean that nothing was restarted."""
         return {
             p.metadata.name: str(p.status.container_statuses[0].state.running.started_at)
             for p in self.cluster.tasks(self.name)
@@ -123,25 +123,25 @@ class Run:
         self.observer.mark("lost", f"processes of {pod.metadata.name}")
         kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
 
-    # -- what the sinks hold -------------------------------------------------------------------
+    # -- content of the sinks ------------------------------------------------------------------
 
     def verify(self, reference: Reference, since: Mapping[str, int] = MappingProxyType({})) -> int:
-        """Compare what the sinks hold by now with the reference execution; returns the rows that
-        were compared. `since`: the first epochs of queries that were added later."""
+        """Compare the rows of the sinks with the reference execution; returns their number.
+        `since`: the first epochs of queries that were added later."""
         self._check_lost_in_time(reference.last_epoch)
         stable = self.observer.stable_epochs()
         until = min(stable[query] for query in self.queries())
         return reference.check(self.document, until, since)
 
     def _check_lost_in_time(self, last: int) -> None:
-        """What was lost after the input had ended could change nothing."""
+        """A loss after the end of the input would have no effect on the output."""
         lost = [m for m in self.observer.history.marks if m.kind == "lost"]
         if lost:
             newest = self.observer.history.newest_epoch(lost[-1].at_s)
             assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
 
     def written(self, query: str) -> list[int]:
-        """The epochs that a query's sink holds rows of, ascending."""
+        """The epochs with rows in a query's sink, ascending."""
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
@@ -153,14 +153,14 @@ class Run:
         for pod in self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}"):
             try:
                 parts.append(kubectl("logs", pod.metadata.name, "--tail=80"))
-            except Exception as error:  # a pod without logs is no reason to lose the others
+            except Exception as error:  # the logs of the other pods are still kept
                 parts.append(f"{pod.metadata.name}: no logs: {error}")
         evidence.write_text("\n---\n".join(parts))
         print(f"evidence of the failure: {evidence}", *_summary(self.observer.status), sep="\n")
 
 
 def _summary(status: dict[str, Any]) -> list[str]:
-    """What a status says of queries and tasks, a line for each."""
+    """The queries and tasks of a status, a line for each."""
     plane = status.get("dataPlane") or {}
     rows = [("query", row, "name") for row in status.get("queries", [])]
     rows += [("task", row, "pod") for row in plane.get("tasks", [])]

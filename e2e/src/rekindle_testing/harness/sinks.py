@@ -1,7 +1,7 @@
-"""When a query's rows came, by its sink's files: what its readers saw.
+"""When a query's rows were written, by its sink's files.
 
-The status of a topology stands still while its coordinator is away; the files tell of the data
-plane whoever is there to report it. An epoch without rows has no file.
+The status of a topology does not change while it has no coordinator; the files show the progress of
+the data plane independently of it. An epoch without rows has no file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def written(folder: Path) -> list[tuple[float, int]]:
 def longest_pause(
     files: Iterable[tuple[float, int]], since_s: float, until_s: float, epoch_s: float
 ) -> float:
-    """The longest time without a file between `since_s` and `until_s`, beyond what epochs without
-    rows take at their usual pace. An epoch came with the last file of its partitions; after the
-    last of all epochs there is no pause."""
+    """The longest time without a file between `since_s` and `until_s`, minus the normal time of
+    epochs without rows. An epoch is written with the last file of its partitions; after the last of
+    all epochs there is no pause."""
     at_s: dict[int, float] = {}
     for time_s, epoch in files:
         at_s[epoch] = max(time_s, at_s.get(epoch, time_s))

@@ -1,4 +1,4 @@
-"""Memory and disk of a running cluster: what must stay flat for as long as a topology runs."""
+"""Memory and disk of a running cluster, which must not grow while a topology runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`memory`: kind of process -> the largest's anonymous resident MiB; pages of mapped files, a
-    source's input among them, are the kernel's to take back. Disk in MiB: `local` of all pods'
-    volumes on all nodes, `store` of the topology's checkpoints."""
+    """`memory`: kind of process -> anonymous resident MiB of the largest; without pages of mapped
+    files (such as a source's input), which the kernel can reclaim. Disk in MiB: `local` of all
+    pods' volumes on all nodes, `store` of the topology's checkpoints."""
 
     memory: dict[str, float]
     local: float
@@ -57,7 +57,7 @@ def _processes(pids: list[int]) -> Iterator[tuple[str, float]]:
 
 
 def _files(directory: Path) -> Iterator[int]:
-    """Bytes on disk of every file below, of those that stay long enough to be asked."""
+    """Bytes on disk of every file below that is not deleted meanwhile."""
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
