@@ -1,20 +1,20 @@
-"""How fast a loss is noticed, replaced, and bridged, on the embedded cluster.
+"""Times of detection and replacement of losses, and gaps in the output, on the embedded cluster.
 
-- freeze -> `suspected` in the topology's status (bar: 2 s), -> first replacement pod (bar: 5 s),
-  for a node with two tasks, and for one with a single task, whose silence is the node's when its
-  kubelet is silent too (docs/decisions/0025);
-- freeze of the coordinator's node -> the next coordinator's pod (no bar);
-- the gap in a replicated query's output when one replica is killed (bar: one epoch + 100 ms),
+- freeze -> `suspected` in the topology's status (target: 2 s), -> first replacement pod (target: 5
+s), for a node with two tasks, and for one with a single task, whose silence is the node's when its
+kubelet is silent too (docs/decisions/0025);
+- freeze of the coordinator's node -> the next coordinator's pod (no target);
+- the gap in a replicated query's output when one replica is killed (target: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream,
-  beside the same while nothing is killed (no bar: the machine's own);
+  and for comparison the same without a loss (no target);
 - the leading operator and the coordinator among six of nine nodes that die at once: -> no query
-  is called Live in the status (bar: 3 s), -> first replacement pod of a task (bars: 5 s median,
-  8 s). Another replica of the operator lives.
+  is called Live in the status (target: 3 s), -> first replacement pod of a task (targets: 5 s
+  median, 8 s). Another replica of the operator lives.
 
-But for the last, tasks have nodes of their own, so that what is measured is their loss: a node that
-also carries the coordinator or the leading operator is noticed when their Leases expire
-(docs/design/recovery.md). The others are too small for a task, and the nodes for tasks are cordoned
-until operator and coordinator have theirs.
+Except for the last, tasks have their own nodes, so that only their loss is measured: the loss of a
+node that also runs the coordinator or the leading operator is detected when their Leases expire
+(docs/design/recovery.md). The other nodes are too small for a task, and the nodes for tasks are
+cordoned until operator and coordinator are placed.
 
 Writes build/bench/cluster_failover.json.
 """
@@ -38,7 +38,7 @@ ROUNDS = 3
 BURST_NODES = 9
 BURST_LOST = 6
 OPERATORS = 3  # the chart's default
-GAP_BAR_S = 1.1  # an epoch + 100 ms
+GAP_TARGET_S = 1.1  # an epoch + 100 ms
 TASK_NODES = 3
 OTHER_NODES = 2
 TOO_SMALL_FOR_TASKS = NodeShape(cpu="450m")
@@ -100,7 +100,7 @@ def _rows_of_single_losses() -> list[Row]:
         cluster.make_volume("rekindle")
         cluster.install()
         with Run(cluster, document("failover")) as run:
-            wait_for("the coordinator's place", lambda: _coordinators_node(run), 60)
+            wait_for("the coordinator's node", lambda: _coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
             run.wait_checkpoint()
@@ -115,8 +115,8 @@ def _rows_of_single_losses() -> list[Row]:
         _row("single task: freeze to suspected in status, s", [a for a, _ in single], 2.0),
         _row("single task: freeze to first replacement pod, s", [b for _, b in single], 5.0),
         _row("coordinator's node: freeze to the next coordinator's pod, s", coordinators, None),
-        _row("longest gap, the replicated segment's sink, s", [a for a, _ in gaps], GAP_BAR_S),
-        _row("longest gap, a reader of that stream, s", [b for _, b in gaps], GAP_BAR_S),
+        _row("longest gap, the replicated segment's sink, s", [a for a, _ in gaps], GAP_TARGET_S),
+        _row("longest gap, a reader of that stream, s", [b for _, b in gaps], GAP_TARGET_S),
         _row("nothing killed: the replicated segment's sink, s", [a for a, _ in quiet], None),
         _row("nothing killed: a reader of that stream, s", [b for _, b in quiet], None),
     ]
@@ -201,9 +201,9 @@ def _choose(
     return victims
 
 
-def _row(what: str, values: list[float], bar: float | None) -> Row:
+def _row(what: str, values: list[float], target: float | None) -> Row:
     figures = {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
-    return Row(what, figures, bar=bar, held=None if bar is None else max(values) <= bar)
+    return Row(what, figures, target=target, met=None if target is None else max(values) <= target)
 
 
 def _gaps(run: Run, replica: int | None) -> tuple[float, float]:

@@ -1,8 +1,8 @@
-"""Whether anything grows while the flights topology runs for 1,500 epochs on the embedded cluster.
+"""Growth of memory and disk while the flights topology runs 1,500 epochs on the embedded cluster.
 
 Memory of the largest JVM, task, coordinator and operator, local disk and checkpoint store, sampled
 every 25 epochs. Growth is the highest figure of the last quarter over the highest of the second
-(bar: 1.1 for memory, 1.25 for disk, which breathes with checkpoints and clean-ups). In the end the
+(target: 1.1 for memory, 1.25 for disk, which varies with checkpoints and clean-ups). At the end the
 sinks are compared with the reference execution. Takes about half an hour.
 
 .venv/bin/python benchmarks/cluster_soak.py [--epochs 1500]
@@ -25,7 +25,7 @@ from rekindle_testing.waiting import wait_for
 
 YEAR_S = 365 * 86_400
 EVERY = 25
-MEMORY_BAR, DISK_BAR = 1.1, 1.25
+MEMORY_TARGET, DISK_TARGET = 1.1, 1.25
 
 
 def main() -> None:
@@ -48,13 +48,13 @@ def main() -> None:
             reference.execute()
             compared = run.verify(reference)
     rows = [
-        _growth(kind, [s.memory.get(kind, 0.0) for s in samples], "MiB", MEMORY_BAR)
+        _growth(kind, [s.memory.get(kind, 0.0) for s in samples], "MiB", MEMORY_TARGET)
         for kind in ("jvm", "task", "coordinator", "operator")
     ]
     rows += [
-        _growth("local disk", [s.local for s in samples], "MiB", DISK_BAR),
-        _growth("checkpoint store", [s.store for s in samples], "MiB", DISK_BAR),
-        _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_BAR),
+        _growth("local disk", [s.local for s in samples], "MiB", DISK_TARGET),
+        _growth("checkpoint store", [s.store for s in samples], "MiB", DISK_TARGET),
+        _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_TARGET),
         Row("rows equal to the reference", {"rows": compared}),
     ]
     report("cluster_soak", rows)
@@ -72,11 +72,11 @@ def _sample(run: Run, epoch: int) -> Usage:
     return found
 
 
-def _growth(what: str, series: list[float], unit: str, bar: float) -> Row:
+def _growth(what: str, series: list[float], unit: str, target: float) -> Row:
     quarter = len(series) // 4
     warm, last = max(series[quarter : 2 * quarter]), max(series[-quarter:])
-    figures = {f"warm {unit}".strip(): round(warm, 1), f"end {unit}".strip(): round(last, 1)}
-    return Row(what, {**figures, "growth": round(last / warm, 3)}, bar, last <= bar * warm)
+    values = {f"warm {unit}".strip(): round(warm, 1), f"end {unit}".strip(): round(last, 1)}
+    return Row(what, {**values, "growth": round(last / warm, 3)}, target, last <= target * warm)
 
 
 if __name__ == "__main__":

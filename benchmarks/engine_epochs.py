@@ -18,7 +18,7 @@ has one shuffle partition, no batches without data, and a trigger when there is 
 the clock, which leaves out its polling. With `--sink arrow` its rows come to the same place as ours
 (foreachBatch, toArrow), and are written nowhere; with `noop` it drops them where they are.
 
-In neither: sinks outside, the network. Bar: at most half at p50 and p99.
+In neither: sinks outside, the network. Target: at most half at p50 and p99.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
 from rekindle_testing.harness.report import Row, line, load_average, report
 
-BAR = 0.5
+TARGET = 0.5
 TIMED = ("rekindle", "saved", "streaming")
 WARM_UP = 12
 FIRST = 100
@@ -199,24 +199,24 @@ def main() -> None:
 
 
 def milliseconds(kind: str, rows: int, series: Series) -> Row:
-    figures = {
+    values = {
         f"{name} {point}": round(ms)
         for name in TIMED
         for point, ms in percentiles(series[name]).items()
     }
-    return Row(f"{kind}, {rows} rows, ms", figures)
+    return Row(f"{kind}, {rows} rows, ms", values)
 
 
 def ratios(kind: str, rows: int, series: Series) -> Row:
-    """Ours over Structured Streaming's. The bar is for an epoch's way into the log."""
+    """Ours over Structured Streaming's. The target is for an epoch's way into the log."""
     theirs = percentiles(series["streaming"])
     ours, saved = (
         {point: ms / theirs[point] for point, ms in percentiles(series[name]).items()}
         for name in ("rekindle", "saved")
     )
-    figures = {**ours, **{f"saved {point}": ratio for point, ratio in saved.items()}}
-    rounded = {what: round(ratio, 3) for what, ratio in figures.items()}
-    return Row(f"{kind}, {rows} rows, ratio", rounded, BAR, max(ours.values()) <= BAR)
+    values = {**ours, **{f"saved {point}": ratio for point, ratio in saved.items()}}
+    rounded = {what: round(ratio, 3) for what, ratio in values.items()}
+    return Row(f"{kind}, {rows} rows, ratio", rounded, TARGET, max(ours.values()) <= TARGET)
 
 
 def percentiles(series: list[float]) -> dict[str, float]:

@@ -9,8 +9,8 @@ Prints rows per second and how many times the live rate that is.
 
 Timed is a task's own loop from the first epoch, in memory, until the last is in the output log:
 Spark, digests, log, and the saver, which works in the background meanwhile, as in a task. Not in
-it: reading the source or the upstream, sinks. Bar: ten times the live rate, with the checkpoints of
-the default interval.
+it: reading the source or the upstream, sinks. Target: ten times the live rate, with the checkpoints
+of the default interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
 from rekindle_testing.harness.report import Row, line, load_average, report
 
-BAR = 10.0
+TARGET = 10.0
 SIZES = (1, 4, 10, 64)
 FIRST = 640
 """The epoch before is a checkpoint's, whichever of the sizes is the interval."""
@@ -90,15 +90,15 @@ def main() -> None:
                     times[size].append(replays.run(epochs, size))
             best = {size: min(series) for size, series in times.items()}
             for size in SIZES:
-                figures = {
+                values = {
                     "rows/s": round(arguments.rows * len(epochs) / best[size]),
                     "x one": round(best[1] / best[size], 1),
                     "x live": round(len(epochs) / best[size], 1),
                 }
-                judged = size == replays.checkpoint_every
-                held = figures["x live"] >= BAR if judged else None
+                has_target = size == replays.checkpoint_every
+                met = values["x live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a job"
-                results.append(Row(what, figures, BAR if judged else None, held))
+                results.append(Row(what, values, TARGET if has_target else None, met))
                 print(line(results[-1]), flush=True)
         stop_session(session)
     report("engine_replay", [*results, load_average()])

@@ -35,7 +35,7 @@ def sample(session: Any, number: int) -> Row:
     threads = factory.getThreadMXBean().getThreadCount()
     jvm = current_jvm()
     assert jvm is not None
-    figures = {
+    values = {
         "heap": heap,
         "other": other,
         "classes": classes,
@@ -43,7 +43,7 @@ def sample(session: Any, number: int) -> Row:
         "jvm_rss": psutil.Process(jvm.process.pid).memory_info().rss / MIB,
         "python_rss": psutil.Process().memory_info().rss / MIB,
     }
-    return Row(f"epoch {number}", {what: round(v) for what, v in figures.items()})
+    return Row(f"epoch {number}", {what: round(v) for what, v in values.items()})
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ log. Prints how many times the live rate that is, and the peak of what the proce
 (anonymous memory, sampled every 50 ms) beside the pod's limit. The last cases are one epoch of
 300 MB: a small pod refuses it and names the limit, a pod of that limit takes it.
 
-Bars: catch up at twice the live rate at least; memory below the limit; the refusal in those words.
+Targets: catch up at twice the live rate at least; memory below the limit; the refusal in those
+words.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
 from rekindle_testing.harness.report import Row, load_average, report
 
-BAR = 2.0
+TARGET = 2.0
 SAMPLE_S = 0.05
 LIVE_S = 1.0
 START_TIMEOUT_S = 120.0
@@ -110,7 +111,7 @@ class Outcome:
 
 
 class Memory:
-    """The most that this process and its children held together, while it is entered."""
+    """Peak memory of this process and its children, while the context is entered."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -185,9 +186,9 @@ queries:
     return compile_topology(load_spec(yaml.safe_load(text)), "bench", local=True)
 
 
-def judge(name: str, case: Case, outcome: Outcome) -> Row:
+def to_row(name: str, case: Case, outcome: Outcome) -> Row:
     ratio = case.epochs * LIVE_S / outcome.seconds
-    figures = {
+    values = {
         "x live": round(ratio, 1),
         "peak MiB": round(outcome.peak_bytes / MIB),
         "limit MiB": round(case.limit_bytes / MIB),
@@ -199,8 +200,8 @@ def judge(name: str, case: Case, outcome: Outcome) -> Row:
         words = outcome.refusal or ""
         clear = all(w in words for w in ("epoch 0", "150,000 rows", "resources.limits.memory"))
         return Row(f"{name}: refused", {"in clear words": clear}, 1, clear and within)
-    fast = case.epochs == 1 or ratio >= BAR or case.limit_bytes > 1024 * MIB
-    return Row(name, figures, BAR, fast and within and outcome.refusal is None)
+    fast = case.epochs == 1 or ratio >= TARGET or case.limit_bytes > 1024 * MIB
+    return Row(name, values, TARGET, fast and within and outcome.refusal is None)
 
 
 def main() -> None:
@@ -220,7 +221,7 @@ def main() -> None:
     for name in [arguments.case] if arguments.case else CASES:
         command = [sys.executable, __file__, "--child", "--case", name, "--epochs", str(most)]
         printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-        rows.append(judge(name, cases[name], Outcome(**json.loads(printed.splitlines()[-1]))))
+        rows.append(to_row(name, cases[name], Outcome(**json.loads(printed.splitlines()[-1]))))
     report("engine_wide", [*rows, load_average()])
 
 

@@ -1,6 +1,6 @@
-"""`make bench`: every benchmark in turn; tables on stdout, JSON under build/bench.
+"""`make bench`: runs all benchmarks; tables on stdout, JSON under build/bench.
 
-In the end: which did not finish, and every bar that was missed. Exits with 1 if there is either.
+At the end: benchmarks that did not finish, and missed targets. Exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def main() -> int:
         if subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode:
             failed.append(name)  # what is under build/bench is of an earlier run
         else:
-            missed += [f"{name}: {line(row)}" for row in reported(name) if row.held is False]
+            missed += [f"{name}: {line(row)}" for row in reported(name) if row.met is False]
     if failed:
         print(f"\ndid not finish: {', '.join(failed)}")
     if missed:
-        print("\nmissed bars:", *missed, sep="\n  ")
+        print("\nmissed targets:", *missed, sep="\n  ")
     return 1 if failed or missed else 0
 
 

@@ -3,8 +3,8 @@
 .venv/bin/python benchmarks/spark_start.py [--runs 3]
 
 Ready is: session up and the result of a first query there. Variants are interleaved. CPU seconds
-are of the JVM (user and system), which other work on the machine inflates less than the clock. Bar:
-ready in 4 s with AppCDS (median), alone on the machine.
+are of the JVM (user and system), which other work on the machine inflates less than the clock.
+Target: ready in 4 s with AppCDS (median), alone on the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from rekindle_testing.harness.report import Row, load_average, report
 
-BAR_S = 4.0
+TARGET_S = 4.0
 
 
 def one(variant: str, archive: str, directory: str) -> None:
@@ -93,16 +93,16 @@ def main() -> None:
 def summary(variant: str, runs: list[dict[str, float]]) -> Row:
     """Medians, and the best of the runs, which other work on the machine delayed least."""
     middle = {k: statistics.median(r[k] for r in runs) for k in runs[0]}
-    figures = {
+    values = {
         "session s": middle["session"],
         "ready s": middle["ready"],
         "best s": min(r["ready"] for r in runs),
         "JVM CPU s": middle["cpu"],
     }
-    rounded = {what: round(s, 2) for what, s in figures.items()}
-    judged = variant == "appcds"
-    held = middle["ready"] <= BAR_S if judged else None
-    return Row(variant, rounded, BAR_S if judged else None, held)
+    rounded = {what: round(s, 2) for what, s in values.items()}
+    has_target = variant == "appcds"
+    met = middle["ready"] <= TARGET_S if has_target else None
+    return Row(variant, rounded, TARGET_S if has_target else None, met)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from rekindle_testing.harness.report import Row, line, report, reported
 
 def test_what_was_reported_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BENCH", tmp_path)
-    rows = [Row("gap", {"max s": 1.2}, bar=1.1, held=False), Row("load average", {"1 min": 0.5})]
+    rows = [Row("gap", {"max s": 1.2}, target=1.1, met=False), Row("load average", {"1 min": 0.5})]
     report("failover", rows)
     assert reported("failover") == rows
 
 
 def test_a_line_says_whether_the_bar_was_kept() -> None:
-    missed, kept = Row("gap", {"s": 1.2}, 1.1, held=False), Row("gap", {"s": 1.0}, 1.1, held=True)
-    assert line(missed) == "gap  s 1.2  (bar 1.1)  MISSED"
-    assert line(kept, width=5) == "gap    s 1  (bar 1.1)  ok"
+    missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("gap", {"s": 1.0}, 1.1, met=True)
+    assert line(missed) == "gap  s 1.2  (target 1.1)  MISSED"
+    assert line(kept, width=5) == "gap    s 1  (target 1.1)  ok"
     assert line(Row("gap", {"s": 1.0})) == "gap  s 1"

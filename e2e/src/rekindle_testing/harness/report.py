@@ -1,4 +1,4 @@
-"""How benchmarks say what they measured: a table for people, JSON for the next comparison."""
+"""Results of benchmarks: a table for users, JSON for comparisons."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BENCH = ROOT / "build" / "bench"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement; `held` says whether it kept its bar (None: it has no bar)."""
+    """One measurement; `met`: whether it met its target (None: it has no target)."""
 
     what: str
-    figures: Mapping[str, float]
-    bar: float | None = None
-    held: bool | None = None
+    values: Mapping[str, float]
+    target: float | None = None
+    met: bool | None = None
 
 
 def report(name: str, rows: Sequence[Row]) -> None:
@@ -34,19 +34,19 @@ def report(name: str, rows: Sequence[Row]) -> None:
 
 
 def line(row: Row, width: int = 0) -> str:
-    figures = "  ".join(f"{k} {v:g}" for k, v in row.figures.items())
-    verdict = "" if row.held is None else ("  ok" if row.held else "  MISSED")
-    bar = "" if row.bar is None else f"  (bar {row.bar:g}){verdict}"
-    return f"{row.what:{width}}  {figures}{bar}"
+    values = "  ".join(f"{k} {v:g}" for k, v in row.values.items())
+    result = "" if row.met is None else ("  ok" if row.met else "  MISSED")
+    target = "" if row.target is None else f"  (target {row.target:g}){result}"
+    return f"{row.what:{width}}  {values}{target}"
 
 
 def reported(name: str) -> list[Row]:
-    """What the newest `report` of this name wrote."""
+    """The rows of the newest `report` of this name."""
     return [Row(**row) for row in json.loads(_path(name).read_text())]
 
 
 def load_average() -> Row:
-    """What else the machine did: figures of time mean little without it."""
+    """The load of the machine, which affects all measured times."""
     return Row("load average", {"1 min": round(os.getloadavg()[0], 1)})
 
 
