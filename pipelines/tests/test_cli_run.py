@@ -88,7 +88,7 @@ def test_the_time_left_follows_from_the_epochs() -> None:
 
 
 def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
-    url = "file:///" + "long/" * 60
+    url = "file:///[/a]/[b]/:100:/" + "long/" * 60
     result = ReferenceResult(
         rows={"alarms": 12_345, "q": 0},
         epochs_with_rows={"alarms": 7, "q": 0},

@@ -196,6 +196,13 @@ def test_a_clock_behind_the_clusters_shows_no_negative_age() -> None:
     assert "epoch 229, 0.0 s ago" in text_of(observed)
 
 
+def test_what_the_cluster_says_is_not_read_as_markup() -> None:
+    observed = Observed("lost")
+    problem = "source s: '[/tmp/a]' is not a DOUBLE, in s3://b/[a-z]*.csv :100:"
+    observed.status["dataPlane"]["problems"] = [problem]
+    assert problem in text_of(observed)
+
+
 def test_an_edit_that_the_operator_has_not_seen_is_shown() -> None:
     observed = Observed("running")
     observed.topology["metadata"]["generation"] = 2

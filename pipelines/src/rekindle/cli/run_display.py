@@ -41,9 +41,14 @@ def open_display(stream: TextIO, topology: str, log: Path) -> Iterator[Display]:
     if not stream.isatty():
         yield Lines(stream, topology, log)
         return
-    console = Console(file=stream, highlight=False)
+    console = _console(stream)
     with Bars(console, topology, log) as bars:
         yield bars
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    """Plain text: paths and URLs may have `[...]` in them."""
+    return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
 def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> str:
@@ -130,7 +135,7 @@ class Bars:
 
 def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None:
     """What each query got and where it is, and which rows windows dropped."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDE)
+    console = _console(stream, None if stream.isatty() else _WIDE)
     title = f"{topology}: {result.epochs:,} epochs in {readable_duration(result.seconds)}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("query")

@@ -1,4 +1,7 @@
-"""Draws a `StatusView` for a terminal, with Rich. Pure: the time is passed in."""
+"""Draws a `StatusView` for a terminal, with Rich. Pure: the time is passed in.
+
+What comes from the cluster is `Text`: Rich would read `[...]` in a plain string as its markup.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
     since = f" for {_age(recovery.since, now)}" if recovery.since is not None else ""
     table.add_row("recovery", Text(f"{recovery.mode}{since}", "yellow"))
     if recovery.lost_nodes:
-        table.add_row("lost nodes", ", ".join(recovery.lost_nodes))
+        table.add_row("lost nodes", Text(", ".join(recovery.lost_nodes)))
     states = {query.name: query.state for query in view.queries}
     for number, name in enumerate(recovery.plan, 1):
         step = Text.assemble(f"{number}. {name:<{_NAME}} ", _state(states.get(name, "")))
@@ -98,7 +101,7 @@ def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
         table.add_row("plan", "replicas only: no query is down")
     if recovery.why:
         at = f"{_age(recovery.why_at, now)} ago: " if recovery.why_at is not None else ""
-        table.add_row("why", f"{at}{recovery.why}")
+        table.add_row("why", Text(f"{at}{recovery.why}"))
     return table
 
 
@@ -109,7 +112,7 @@ def _trouble(view: StatusView) -> Table:
         text = Text.assemble((f"{condition.status}, {condition.reason}", style))
         table.add_row(condition.type, text.append(f": {condition.message}", "default"))
     for problem in view.problems:
-        table.add_row("problem", problem)
+        table.add_row("problem", Text(problem))
     return table
 
 
