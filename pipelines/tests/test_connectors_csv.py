@@ -45,6 +45,10 @@ def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: A
         ('a,b\n1,"x\\\\"\n2,"\\", z"\n', {"escape": "\\"}, [(1, "x\\"), (2, '", z')]),
         ("a,b\n\\N,\\N\n1,NA\n", {"nullValue": r"\N"}, [(None, None), (1, "NA")]),
         ('a,b\n1,"\\N"\n', {"nullValue": r"\N"}, [(1, r"\N")]),
+        ('a,b\n1,"x ""y"", z"\n2,""\n', {"escape": '"'}, [(1, 'x "y", z'), (2, "")]),
+        ("\n\na,b\n\n1,x\n", {}, [(1, "x")]),
+        ("\n1,x\n", {"header": False}, [(1, "x")]),
+        (f"1,{'x' * 200_000}\n", {"header": False}, [(1, "x" * 200_000)]),
         ("a,b\n1,caf\u00e9\n".encode("latin-1"), {"encoding": "ISO-8859-1"}, [(1, "caf\u00e9")]),
         ("a,b\n1,\u20ac\n".encode("cp1252"), {"encoding": "windows-1252"}, [(1, "\u20ac")]),
         ("a,b\n1,caf\u00e9\n".encode("utf-16"), {"encoding": "UTF-16"}, [(1, "caf\u00e9")]),
@@ -75,6 +79,7 @@ def test_an_option_reads_what_its_files_hold(
         ("a,b\n1,'x\n", {"quote": "'"}, "line 2: a value in quotes does not end"),
         ('a,b\n1,"x\\"\n', {"escape": "\\"}, "line 2: a value in quotes does not end"),
         ("", {}, "the file is empty.*header: false"),
+        ("\n", {}, "the file is empty.*header: false"),
         ("a,b\nx,1\n", {}, "column a, row 1: 'x' is not a INT"),
     ],
 )

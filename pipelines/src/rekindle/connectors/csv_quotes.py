@@ -6,6 +6,7 @@ lost in silence. The check reads a file again, and only one that has quotes at a
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sys
 from collections.abc import Iterable, Iterator
@@ -66,15 +67,23 @@ def require_closed_quotes(lines: Iterable[str], where: str, marks: CsvMarks) -> 
     """Raises SchemaMismatch with the line in which a value in quotes begins that does not end, or
     is followed by other text."""
     numbered = _Numbered(lines, marks.quote or "")
-    limit = csv.field_size_limit(sys.maxsize)
     try:
-        for _ in marks.reader(numbered, strict=True):
-            numbered.first = 0
+        with long_values():
+            for _ in marks.reader(numbered, strict=True):
+                numbered.first = 0
     except csv.Error as e:
         raise SchemaMismatch(
             f"{where}, line {numbered.first}: a value in quotes does not end, or text follows its "
             "closing quote; put the whole value in quotes, and write each quote inside of it twice"
         ) from e
+
+
+@contextlib.contextmanager
+def long_values() -> Iterator[None]:
+    """The module `csv` takes values of any length, not only of 128 KiB."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
     finally:
         csv.field_size_limit(limit)
 

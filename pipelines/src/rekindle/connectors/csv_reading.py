@@ -2,18 +2,25 @@
 
 Options have the names of Spark's CSV source. With `header` columns are found by name, without it by
 position. A quote inside of a value in quotes is written twice, or after `escape`, which takes the
-next character as it is, inside and outside of quotes.
+next character as it is, inside and outside of quotes. A quote as `escape` means that quotes are
+written twice, as they always may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from rekindle.connectors.csv_quotes import CsvMarks, QuoteWatch, require_closed_quotes
+from rekindle.connectors.csv_quotes import (
+    CsvMarks,
+    QuoteWatch,
+    long_values,
+    require_closed_quotes,
+)
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.files import UTF_8, FilesSourceSpec
 from rekindle.topology.problems import did_you_mean
@@ -36,7 +43,8 @@ def read_csv(
 def _read(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    marks = CsvMarks(options.delimiter, options.quote or None, options.escape)
+    escape = None if options.escape == options.quote else options.escape
+    marks = CsvMarks(options.delimiter, options.quote or None, escape)
     if not _check_first_row(fs, path, options, marks, schema, where):
         return
     wrong: list[pa_csv.InvalidRow] = []
@@ -89,8 +97,12 @@ def _check_first_row(
 ) -> bool:
     """Whether there is a row to read at all. Raises SchemaMismatch."""
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
-    with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f:
-        first = next(marks.reader(_without_mark(f)), None)
+    with (
+        fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
+        nullcontext() if options.header else long_values(),  # no names are long
+    ):
+        # Arrow passes over empty lines.
+        first = next((row for row in marks.reader(_without_mark(f)) if row), None)
     if options.header:
         if first is None:
             raise SchemaMismatch(
@@ -99,7 +111,7 @@ def _check_first_row(
             )
         require_columns(first, schema, where, _delimiter_hint(first, marks))
         return True
-    if first and len(first) != len(schema):
+    if first is not None and len(first) != len(schema):
         raise SchemaMismatch(
             f"{where}: the first row has {len(first)} values, and the schema {len(schema)} "
             f"columns: with header: false the schema has a column for each value, in the order "
