@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
         ),
         ("t STRING", "to_timestamp(t, 'd/M/yyyy')", "31/2/2020", "there is no such time"),
         ("t STRING", "to_timestamp(t, 'd/M/yyyy H:mm')", "1/2/2020 24:00", "there is no such time"),
+        ("t STRING", "to_timestamp(t, 'd/M/y HHXXX')", "1/2/2020 00+18:01", "there is no such"),
+        ("t STRING", "to_timestamp(t, 'd/M/y HHXX')", "1/2/2020 00-0160", "there is no such"),
         ("t STRING", "to_timestamp(t)", "1/2/2020", "give to_timestamp its format"),
         ("t BIGINT", "timestamp_seconds(t)", "9223372036854775807", "outside of the times"),
         ("t DOUBLE", "timestamp_seconds(t)", "NaN", "outside of the times"),
@@ -173,6 +176,12 @@ def test_the_file_name_is_a_column_that_an_expression_can_use(tmp_path: Path) ->
     assert [t.day for t in rows["at"].to_pylist()] == [2, 1]
     below = opened(tmp_path, f"file://{tmp_path}/a", "n INT", None, fileNameColumn="file")
     assert below.cut(0).rows["file"].to_pylist() == ["log-2020-01-02.csv"]
+
+
+def test_a_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")).write_text("n\n1\n")
+    with pytest.raises(SchemaMismatch, match=r"the name of caf\\udce9\.csv is not UTF-8"):
+        opened(tmp_path, f"file://{tmp_path}/*.csv", "n INT", None, fileNameColumn="file")
 
 
 def test_what_is_not_given_is_not_in_the_operator_id() -> None:

@@ -33,6 +33,8 @@ from rekindle.topology.sql.event_time import (
 from rekindle.topology.sql.time_formats import MONTHS, TimeFormat
 
 _SECOND_US = 1_000_000
+_MOST_OFFSET_MIN = 18 * 60
+"""Of a zone from UTC, as in Spark."""
 _EPOCH = dt.datetime(1970, 1, 1)
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -147,8 +149,9 @@ def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     length = (months + 1).astype("datetime64[D]").astype(np.int64) - first
     possible &= day <= length
     seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
-    micros = seconds * _SECOND_US + _fraction(parts, rows) - _offset(parts, rows)
-    return micros, possible
+    ahead_min, known = _offset(parts, rows)
+    micros = (seconds - ahead_min * 60) * _SECOND_US + _fraction(parts, rows)
+    return micros, possible & known
 
 
 def _part(parts: dict[str, pa.Array], name: str, rows: int) -> Int64s:
@@ -178,16 +181,16 @@ def _fraction(parts: dict[str, pa.Array], rows: int) -> Int64s:
     return micros
 
 
-def _offset(parts: dict[str, pa.Array], rows: int) -> Int64s:
-    """Microseconds by which a time's own zone is before UTC."""
+def _offset(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
+    """Minutes by which a time's own zone is ahead of UTC, and which of them there are."""
     if "zone" not in parts:
-        return np.zeros(rows, dtype=np.int64)
+        return np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
     zone = pc.replace_substring(pc.fill_null(parts["zone"], ""), ":", "")
     digits = pc.utf8_rpad(pc.replace_substring_regex(zone, "^[^0-9]*", ""), 4, "0")
     number = _numpy(pc.cast(digits, pa.int64()), 0)
     sign = np.where(_numpy(pc.starts_with(zone, "-"), False), -1, 1)
     minutes: Int64s = number // 100 * 60 + number % 100
-    return sign * minutes * 60 * _SECOND_US
+    return sign * minutes, (number % 100 < 60) & (minutes <= _MOST_OFFSET_MIN)
 
 
 def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:

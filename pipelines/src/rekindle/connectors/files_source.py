@@ -276,12 +276,24 @@ def _read(job: _Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are made of them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name)
     if job.files.file_name_column is not None:
-        batches = _with_name(batches, job.files.file_name_column, file.name)
+        batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
     if job.expression is None:
         return batches
     raw = pa.schema([f for f in job.schema if f.name != job.event_time])
     expression = parse_event_time(job.expression, raw)
     return with_event_time(batches, expression, job.schema, f"source {job.name}: {file.path}")
+
+
+def _text(job: _Job, name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError as e:
+        shown = name.encode(errors="backslashreplace").decode()
+        raise SchemaMismatch(
+            f"source {job.name}: the name of {shown} is not UTF-8, so fileNameColumn cannot have "
+            "it; rename the file"
+        ) from e
+    return name
 
 
 def _with_name(

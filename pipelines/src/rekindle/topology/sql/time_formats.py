@@ -89,6 +89,8 @@ def parse_format(pattern: str) -> TimeFormat:
     if depth:
         _refuse(pattern, "has brackets that do not match", "write them like [:ss]")
     for names in _DATE:
+        if sum(name in parts for name in names) > 1:
+            _refuse(pattern, f"has {names[0]} twice", "write each part once")
         if not any(name in parts and name not in optional for name in names):
             what = f"has no {names[0]}"
             hint = "a time without its date is not an event time: join the columns with concat"
