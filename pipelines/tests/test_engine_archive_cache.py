@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_no_archive_is_used_before_it_is_made(tmp_path: Path, training: Training
     assert archive_cache.cached_archive(tmp_path, spec) is None
     made = archive_cache.ensure_archive(tmp_path)
     assert archive_cache.cached_archive(tmp_path, spec) == made
+
+
+def test_a_jvm_that_no_archive_can_serve_starts_without(tmp_path: Path, training: Training) -> None:
+    spec = archive_cache.session.jvm_spec()
+    wild = replace(spec, jars=(tmp_path / "*",))
+    assert archive_cache.cached_archive(tmp_path, wild) is None
+    assert archive_cache.cached_archive(tmp_path, replace(spec, heap="2gb")) is None
 
 
 def test_archives_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:

@@ -30,8 +30,11 @@ _UNUSED_S = 30 * 86400
 
 
 def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
-    """The archive for `spec`; None if it has not been made."""
-    archive = _path(directory, spec)
+    """The archive for `spec`; None if it has not been made, or none can be made."""
+    try:
+        archive = _path(directory, spec)
+    except (OSError, ValueError):  # a class path with wildcards, say, or a size that is none
+        return None
     if not _is_complete(archive):
         return None
     with suppress(OSError):  # another user's
