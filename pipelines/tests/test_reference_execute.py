@@ -280,6 +280,14 @@ def test_places_are_rewritten_by_name() -> None:
     assert redirect(spec, input=None, output=None) == spec
 
 
+def test_a_source_of_no_kind_is_left_to_validation(tmp_path: Path) -> None:
+    name, spec = manifest(MANIFEST)
+    bare = spec.sources[0].model_copy(update={"files": None, "generator": None})
+    bare_spec = spec.model_copy(update={"sources": (bare,)})
+    with pytest.raises(InvalidTopology, match=r"spec\.sources\[0\]: has no files"):
+        run_reference(bare_spec, name, output=None, input=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("urls", "places"),
     [

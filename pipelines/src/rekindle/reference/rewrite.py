@@ -91,11 +91,12 @@ def _after(pattern: str, at: int) -> int:
 
 
 def _read_from(source: SourceSpec, directory: Path, places: dict[str, str]) -> SourceSpec:
-    kind, given = source.kind
-    if given.input_url is None:
-        return source
-    url = f"file://{directory.absolute()}/{places[given.input_url]}"
-    return source.model_copy(update={kind: given.reading(url)})
+    changes = {
+        kind: given.reading(f"file://{directory.absolute()}/{places[given.input_url]}")
+        for kind, given in source.kinds.items()
+        if given is not None and given.input_url is not None
+    }
+    return source.model_copy(update=changes)
 
 
 def _write_to(query: QuerySpec, directory: Path) -> QuerySpec:
