@@ -76,6 +76,12 @@ def test_what_follows_from_a_misspelt_field_is_left_out() -> None:
     ]
 
 
+def test_operators_misspelt_are_not_missing_in_what_reads_them() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["operatrs"] = manifest["spec"].pop("operators")
+    assert problems(manifest) == ["spec.operatrs: unknown field operatrs (did you mean operators?)"]
+
+
 def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
     manifest = good_manifest()
     del manifest["metadata"]["name"]

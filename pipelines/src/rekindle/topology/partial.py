@@ -28,6 +28,7 @@ _ROUNDS = 8
 """A placeholder of an object may lack fields of its own."""
 _PLACEHOLDER = "placeholder"
 _OF_THE_GRAPH = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
+_FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
 _NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
 _FOLLOWS = {
     "spec.epochInterval": frozenset({"NotAMultiple"}),
@@ -123,11 +124,17 @@ def _follows(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]])
         return True
     if any(at[: len(b)] == b or b[: len(at)] == at for b in bad):
         return True
-    if problem.reason in _OF_THE_GRAPH and any(_field_of(b) in _NAMES for b in bad):
+    if problem.reason in _OF_THE_GRAPH and any(map(_may_hold_names, bad)):
         return True
     if any(problem.reason in _FOLLOWS.get(".".join(b), ()) for b in bad):
         return True
     return _node_of(at) in _touched(spec, bad)
+
+
+def _may_hold_names(parts: Sequence[str]) -> bool:
+    """Whether there are names of sources and operators at a path: an unknown field of the spec may
+    be `operators`, misspelt."""
+    return _field_of(parts) in _NAMES or (len(parts) == 2 and parts[1] not in _FIELDS)
 
 
 def _field_of(parts: Sequence[str]) -> str:
