@@ -19,7 +19,11 @@ class Spec(BaseModel):
     """A part of a manifest: unknown fields are refused, names are camelCase."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=False
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=False,
+        allow_inf_nan=False,
     )
 
     other_names: ClassVar[Mapping[str, str]] = {}
