@@ -82,3 +82,25 @@ def test_where_event_time_is_lost_is_said(sql: str, inputs: list[str], said: str
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"
     assert said in problem.message
+
+
+@pytest.mark.parametrize(
+    ("column", "file_name", "field", "reason"),
+    [
+        ("__e", None, "eventTime.column", "ReservedColumn"),
+        ("Started", None, "eventTime.column", "DuplicateColumn"),
+        ("at", "__f", "files.fileNameColumn", "ReservedColumn"),
+        ("at", "Started", "files.fileNameColumn", "DuplicateColumn"),
+        ("at", "AT", "eventTime.column", "DuplicateColumn"),
+    ],
+)
+def test_added_columns_have_names_of_their_own_for_spark(
+    column: str, file_name: str | None, field: str, reason: str
+) -> None:
+    made = {"column": column, "expression": "to_timestamp(started)"}
+    files = {**source()["files"], "orderBy": column, "fileNameColumn": file_name}
+    files = {k: v for k, v in files.items() if v is not None}
+    trips = source("trips", schema="started STRING", eventTime=made, files=files)
+    spec = load_spec(manifest_spec([trips], [], [query("q", "trips")]))
+    found = [(p.path, p.reason) for p in validate(spec, "t", local=True)]
+    assert found == [(f"spec.sources[0].{field}", reason)]

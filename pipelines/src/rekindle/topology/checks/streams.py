@@ -66,13 +66,9 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     except InvalidSql as error:
         problems += [f.at(f"{path}.schema") for f in error.problems]
         return Stream(None, node.event_time.column if node.event_time else None, 1)
-    schema = _with_added(node, schema, path, problems)
     for field in schema:
-        if field.name.startswith("__"):
-            what = f"column {field.name} begins with __"
-            problems.append(
-                Problem(f"{path}.schema", "ReservedColumn", what, "rename it, it is reserved")
-            )
+        problems += _reserved(field.name, f"{path}.schema")
+    schema = _with_added(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None
     if node.event_time is not None and node.event_time.expression is not None:
         problems += _made_event_time(node, node.event_time, schema, f"{path}.eventTime")
@@ -93,13 +89,25 @@ def _with_added(
     """The declared columns, and those that the connector adds."""
     for kind, given in node.kinds.items():
         for option, field in (given.added_columns if given else {}).items():
-            if field.name in schema.names:
-                what = f"column {field.name} is in the schema, and would be added to it"
-                where = f"{path}.{kind}.{option}"
+            where = f"{path}.{kind}.{option}"
+            problems += _reserved(field.name, where)
+            if (taken := _taken(field.name, schema)) is not None:
+                what = f"column {taken} is in the schema, and {field.name} would be added to it"
                 problems.append(Problem(where, "DuplicateColumn", what, "use another name"))
             else:
                 schema = schema.append(field)
     return schema
+
+
+def _reserved(name: str, path: str) -> Iterator[Problem]:
+    if name.startswith("__"):
+        what = f"column {name} begins with __"
+        yield Problem(path, "ReservedColumn", what, "rename it, it is reserved")
+
+
+def _taken(name: str, schema: pa.Schema) -> str | None:
+    """The column that Spark would find by this name: it ignores case."""
+    return next((column for column in schema.names if column.lower() == name.lower()), None)
 
 
 def _made_event_time(
@@ -110,8 +118,9 @@ def _made_event_time(
         what = "only a source of files has columns to make event time of"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
         return
-    if event_time.column in schema.names:
-        what = f"column {event_time.column} is in the schema, and would be made by expression"
+    yield from _reserved(event_time.column, f"{path}.column")
+    if (taken := _taken(event_time.column, schema)) is not None:
+        what = f"column {taken} is in the schema, and expression would make {event_time.column}"
         hint = "give the made column another name, or leave expression out"
         yield Problem(f"{path}.column", "DuplicateColumn", what, hint)
     try:
