@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -108,6 +109,17 @@ def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str)
     manifest = good_manifest()
     manifest["spec"][field] = value
     assert problems(manifest) == [f"spec.{field}: {said}"]
+
+
+def test_a_rate_is_a_finite_number() -> None:
+    manifest = good_manifest()
+    files = manifest["spec"]["sources"][0]["files"]
+    files.pop("speedup", None)
+    files["rowsPerSecond"] = math.inf
+    assert problems(manifest) == [
+        "spec.sources[0].files.rowsPerSecond: Infinity is not a number "
+        "(write it without quotes, like 2.5)"
+    ]
 
 
 def test_a_field_called_on_needs_quotes() -> None:
