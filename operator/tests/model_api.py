@@ -187,7 +187,7 @@ class ModelOperator:
         model.kubelets_and_scheduler()
 
     def run(self, seconds: float, step_s: float = 0.5) -> None:
-        """Run passes for so many seconds of the model's time."""
+        """Run passes for so many seconds of model time."""
         for _ in range(max(1, round(seconds / step_s))):
             self.run_pass()
             self.model.pass_time(step_s)

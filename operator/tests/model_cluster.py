@@ -48,7 +48,7 @@ MOST_PASSES = 12
 
 class ModelCluster(ModelState):
     def lose_node(self, name: str) -> None:
-        """It died long enough ago for Kubernetes to call it NotReady, and so did what ran on it."""
+        """It died with its pods, long enough ago to be NotReady."""
         super().lose_node(name)
         self._report()
         for topology, view in self.topologies.items():
@@ -104,7 +104,7 @@ class ModelCluster(ModelState):
             preparing_since=self.preparing,
         )
 
-    # --- time goes on -----------------------------------------------------------
+    # --- time passes -----------------------------------------------------------
 
     def settle(self) -> int:
         """Reconcile until nothing is left to do; the number of passes that did something."""
@@ -182,7 +182,7 @@ class ModelCluster(ModelState):
         return False
 
     def _report(self) -> bool:
-        """Coordinators say what runs on nodes that have a kubelet."""
+        """Coordinators report what runs on nodes with a kubelet."""
         changed = False
         for name, view in self.topologies.items():
             age_s = self.now - self.reports.get(view.uid, -self.report_delay_s)
@@ -195,7 +195,7 @@ class ModelCluster(ModelState):
                     "incarnation": p.incarnation,
                     "phase": "Live",
                     "stableEpoch": 1,
-                    **self.said.get(p.name, {}),
+                    **self.task_reports.get(p.name, {}),
                 }
                 for p in self.tasks(name).values()
                 if p.slot and p.node and p.node not in self.dead
@@ -272,9 +272,9 @@ class ModelCluster(ModelState):
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]
         owner = meta["labels"][names.LABEL_TOPOLOGY]
-        assert not self.topologies[owner].deleting, "created for a topology that is going"
+        assert not self.topologies[owner].deleting, "created for a topology that is being deleted"
         base, _, incarnation = meta["name"].rpartition("-")
-        assert int(incarnation) > self.highest.get(base, 0), f"{meta['name']} was there before"
+        assert int(incarnation) > self.highest.get(base, 0), f"{meta['name']} existed before"
         slots = self.topologies[owner].status["slots"]
         assert int(incarnation) in {s["incarnation"] for s in slots}, "not reserved before"
         self.highest[base] = int(incarnation)
@@ -317,7 +317,7 @@ class ModelCluster(ModelState):
         view = self.topologies[name]
         before = {s["slot"]: s["incarnation"] for s in view.status.get("slots") or ()}
         after = {s["slot"]: s["incarnation"] for s in status.get("slots") or ()}
-        assert all(v >= before.get(k, 0) for k, v in after.items()), "an incarnation fell"
+        assert all(v >= before.get(k, 0) for k, v in after.items()), "an incarnation decreased"
         if view.data_plane:
             status["dataPlane"] = view.data_plane
         self.topologies[name] = replace(view, status=status, version=self.next_version())

@@ -48,7 +48,7 @@ class ModelState:
         self.quarantined: dict[str, float] = {}
         self.refusals: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
-        self.refused_in: set[str] = set()  # namespaces in which no pod may be made
+        self.refused_in: set[str] = set()  # namespaces in which pods are refused
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
         self.failing: dict[str, float] = {}  # pod uid -> since when
@@ -57,24 +57,24 @@ class ModelState:
         self.binding = True
         self.died_at: dict[str, float] = {}
         self.pods_respond = True
-        self.kubelets_respond = True  # the operator is let through to those that live
+        self.kubelets_respond = True  # the operator can reach those of running nodes
         self.dead: set[str] = set()  # nodes without a kubelet
-        self.stuck: set[str] = set()  # pods that have a node and never say a word
-        self.said: dict[str, dict[str, Any]] = {}  # pod -> what its task says besides
+        self.stuck: set[str] = set()  # pods that have a node and never become Ready
+        self.task_reports: dict[
+            str, dict[str, Any]
+        ] = {}  # pod -> additional fields of its task's report
         self.lags_s: dict[str, float] = {}  # query -> how far the coordinator reports it behind
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
         self.binding_delay_s = 0.0
         self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
         self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it
-        self.reports_lost = (
-            False  # coordinators cannot write; their Leases are renewed all the same
-        )
+        self.reports_lost = False  # coordinators cannot write; their Leases are still renewed
         self.reports: dict[str, float] = {}  # topology uid -> when its report was last known true
         self.phases: Mapping[str, Stamp] = {}
         self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
 
-    # --- what happens to it -----------------------------------------------------
+    # --- changes ---------------------------------------------------------------
 
     def add_node(self, name: str, cpu_m: int = 4000, memory: int = 8 << 30, **more: Any) -> None:
         self.dead.discard(name)
@@ -99,7 +99,7 @@ class ModelState:
         self._turn([name], False)
 
     def freeze_node(self, name: str) -> None:
-        """Its tasks fall silent; Kubernetes does not know yet."""
+        """Its tasks become silent; its status is still Ready."""
         self.dead.add(name)
         self.died_at[name] = self.now
         for pod in self.pods():
@@ -108,7 +108,7 @@ class ModelState:
                 self.silent.setdefault(ref, self.now)
 
     def turn_not_ready(self, *nodes: str) -> None:
-        """The API server hears nothing of their kubelets; all that runs on them goes on."""
+        """Their kubelets do not reach the API server; all pods on them keep running."""
         self._turn(nodes, False)
 
     def turn_ready(self, *nodes: str) -> None:
@@ -157,7 +157,7 @@ class ModelState:
     def delete(self, name: str) -> None:
         self.topologies[name] = replace(self.topologies[name], deleting=True)
 
-    # --- what there is ----------------------------------------------------------
+    # --- content ---------------------------------------------------------------
 
     def pods(self) -> list[PodView]:
         return [view_of(raw) for raw in self.raw_pods.values()]
@@ -171,7 +171,7 @@ class ModelState:
         }
 
     def kubelet_probes(self) -> dict[str, ProbeResults]:
-        """By the node's uid: what came of asking kubelets at every moment."""
+        """By the node's uid: results of probing kubelets all the time."""
         if not self.kubelets_respond:
             return {}
         heard = ProbeResults(self.now, self.now)

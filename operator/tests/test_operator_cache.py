@@ -90,7 +90,7 @@ def test_a_report_with_wrong_types_is_no_error(
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
 
 
-def test_a_kubelets_silence_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:
+def test_silence_of_a_kubelet_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:
     cluster.kubelet_probes.sent("uid-a", clock.now)
     clock.now += 5
     cluster.reset_timers()
@@ -127,10 +127,10 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
     class Asked(Exception):
         """No failure of the API server, after which a mirror waits."""
 
-    asked: list[str] = []
+    called: list[str] = []
 
     def call(api: client.ApiClient, method: str, url: str, *_: Any, **__: Any) -> Any:
-        asked.append(url.removeprefix(api.configuration.host).partition("?")[0])
+        called.append(url.removeprefix(api.configuration.host).partition("?")[0])
         raise Asked
 
     monkeypatch.setattr(client.ApiClient, "call_api", call)
@@ -141,9 +141,9 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
             ["/api/v1/namespaces/a/configmaps", "/apis/coordination.k8s.io/v1/namespaces/a/leases"],
         ),
     ):
-        asked.clear()
+        called.clear()
         cluster = ClusterCache(client.ApiClient(), namespace, lambda: 0.0)
         for mirror in (cluster.nodes, cluster.pods, cluster.configs, cluster.leases):
             with pytest.raises(Asked):
                 mirror._request()
-        assert asked == ["/api/v1/nodes", "/api/v1/pods", *places]
+        assert called == ["/api/v1/nodes", "/api/v1/pods", *places]

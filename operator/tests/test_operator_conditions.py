@@ -1,4 +1,4 @@
-"""The conditions of a topology: what fails, what nobody knows, what a user has to do."""
+"""The conditions of a topology: what fails, what is unknown, what a user has to do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_testing.fixtures.crd import undeclared_in_status
 
 
-def test_a_fault_of_ours_is_said_and_the_others_recover(running: ModelCluster) -> None:
+def test_an_internal_error_is_reported_and_others_recover(running: ModelCluster) -> None:
     unhashable = {"spec": {"containers": [{"name": {}}]}}
     running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
     running.lose_node("a")
     decisions = reconcile_all(running.snapshot(), running.now)
     assert [t.owner for t in decisions if t.error is not None] == ["default/bad"]
-    (said,) = (a for t in decisions if t.error is not None for a in t.actions)
-    assert isinstance(said, WriteStatus)
-    conditions = {c["type"]: c for c in said.status["conditions"]}
+    (write,) = (a for t in decisions if t.error is not None for a in t.actions)
+    assert isinstance(write, WriteStatus)
+    conditions = {c["type"]: c for c in write.status["conditions"]}
     assert conditions["Ready"]["status"] == "Unknown"
     assert conditions["Degraded"]["reason"] == "ReconcileFailed"
     assert "unhashable type" in conditions["Degraded"]["message"]
@@ -56,7 +56,7 @@ def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> No
     assert undeclared_in_status(running.status()) == []
 
 
-def test_valid_is_unknown_while_the_dry_run_is_under_way(running: ModelCluster) -> None:
+def test_valid_is_unknown_while_the_dry_run_is_pending(running: ModelCluster) -> None:
     running.edit("flights", image="another")
     written = _written(running)
     assert written["Valid"]["status"] == "Unknown"
@@ -70,7 +70,7 @@ def test_valid_is_unknown_while_the_dry_run_is_under_way(running: ModelCluster) 
     ("checkpoint", "status", "reason"),
     [({"epoch": 100}, "True", "UpToDate"), ({"epoch": 40}, "False", "Overdue")],
 )
-def test_checkpoints_that_do_not_keep_up_are_said(
+def test_overdue_checkpoints_are_reported(
     running: ModelCluster, checkpoint: dict[str, int], status: str, reason: str
 ) -> None:
     view = running.topologies["flights"]

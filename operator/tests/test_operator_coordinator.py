@@ -1,4 +1,4 @@
-"""When a coordinator is replaced, by whose clock, and where its successor goes."""
+"""When a coordinator is replaced, by whose clock, and on which node the next one runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
 
-def begin_anew(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
-    """The coordinator's pod has just come to its node, and has no Lease yet."""
+def begin_again(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
+    """The coordinator's pod was just bound to its node, and has no Lease yet."""
     raw = cluster.raw_pods["flights-coordinator-1"]
     raw["metadata"]["uid"] = "uid-fresh"
     raw["status"] = {"phase": "Running", **status}
@@ -31,15 +31,15 @@ def pass_time(cluster: ModelCluster, seconds: float) -> None:
     cluster.settle()
 
 
-def test_a_clock_that_is_ahead_kills_no_new_coordinator(running: ModelCluster) -> None:
-    raw = begin_anew(running)
+def test_a_clock_that_is_ahead_replaces_no_new_coordinator(running: ModelCluster) -> None:
+    raw = begin_again(running)
     raw["metadata"]["creationTimestamp"] = rfc3339(running.now - 65)
     pass_time(running, 30)
     assert "flights-coordinator-1" in running.raw_pods
 
 
-def test_an_image_that_is_pulled_slowly_kills_no_coordinator(running: ModelCluster) -> None:
-    begin_anew(running, phase="Pending")
+def test_a_slow_image_pull_replaces_no_coordinator(running: ModelCluster) -> None:
+    begin_again(running, phase="Pending")
     pass_time(running, 240)
     assert "flights-coordinator-1" in running.raw_pods
 
@@ -54,7 +54,7 @@ def test_an_image_that_is_pulled_slowly_kills_no_coordinator(running: ModelClust
 def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
     running: ModelCluster, status: dict[str, Any], within_s: float
 ) -> None:
-    begin_anew(running, **status)
+    begin_again(running, **status)
     bad = running.coordinator().node
     running.binding = False
     pass_time(running, within_s)
@@ -65,7 +65,7 @@ def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
 
 
 def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:
-    """An owner reference is what whoever may create a pod writes into it."""
+    """Any user who may create a pod can write an owner reference into it."""
     for role in ("storms", "coordinator"):
         raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if role in n))
         raw["metadata"] |= {"namespace": "evil", "name": f"x-{role}", "uid": f"u-{role}"}
@@ -86,7 +86,7 @@ def test_a_forged_pod_of_another_topology_changes_nothing(running: ModelCluster)
 
 
 def test_a_node_whose_coordinator_reports_is_not_lost(running: ModelCluster) -> None:
-    """Two tasks that stall there say less than the report itself, which came from there."""
+    """The report proves that the node works, although two tasks on it stall."""
     node = running.coordinator().node
     assert node is not None
     assert sum(p.node == node for p in running.tasks().values()) > 1

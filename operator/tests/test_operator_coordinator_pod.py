@@ -1,4 +1,4 @@
-"""What the coordinator's pod takes from `podTemplate`, and what stays a task's alone."""
+"""What the coordinator's pod takes from `podTemplate`, and what only tasks have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_coordinator_runs_where_tasks_may_run(cluster: ModelCluster) -> None
     assert spec["priorityClassName"] == "p"
 
 
-def test_required_node_affinity_holds_beside_lost_nodes(running: ModelCluster) -> None:
+def test_required_node_affinity_is_kept_with_lost_nodes(running: ModelCluster) -> None:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [FAST]}}
     affinity = {"nodeAffinity": required}
     running.edit("flights", podTemplate={"spec": {"affinity": affinity}})
@@ -84,7 +84,7 @@ def test_the_coordinator_reads_the_store_as_tasks_do(cluster: ModelCluster) -> N
     assert "scratch" not in {v["name"] for v in spec["volumes"]}
 
 
-def test_labels_and_annotations_are_shared_but_for_its_identity(cluster: ModelCluster) -> None:
+def test_labels_and_annotations_are_shared_except_identity(cluster: ModelCluster) -> None:
     labels = {"cost-centre": "7", "app.kubernetes.io/part-of": "mine"}
     template = {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}}
     meta = coordinator_with(cluster, template)["metadata"]
@@ -94,9 +94,9 @@ def test_labels_and_annotations_are_shared_but_for_its_identity(cluster: ModelCl
     assert meta["annotations"]["prometheus.io/port"] == "8080"
 
 
-def test_a_tasks_resources_account_and_sidecars_stay_its_own(cluster: ModelCluster) -> None:
-    asked = {"limits": {"nvidia.com/gpu": 1}}
-    template = task(resources=asked, command=["x"], image="tasks-only")
+def test_resources_account_and_sidecars_are_not_shared(cluster: ModelCluster) -> None:
+    requested = {"limits": {"nvidia.com/gpu": 1}}
+    template = task(resources=requested, command=["x"], image="tasks-only")
     template["spec"]["containers"].append({"name": "sidecar", "image": "s"})
     template["spec"]["initContainers"] = [{"name": "init", "image": "i"}]
     template["spec"]["serviceAccountName"] = "tasks"
@@ -109,8 +109,8 @@ def test_a_tasks_resources_account_and_sidecars_stay_its_own(cluster: ModelClust
     assert "initContainers" not in spec
 
 
-def test_nodes_where_it_failed_come_last_all_of_them(cluster: ModelCluster) -> None:
-    """With a memory of one node it would go to and fro between two bad ones."""
+def test_all_nodes_where_it_failed_are_used_last(cluster: ModelCluster) -> None:
+    """Otherwise it would alternate between two bad nodes."""
     for name in "abc":
         cluster.add_node(name)
     cluster.settle()

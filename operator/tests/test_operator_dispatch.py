@@ -1,4 +1,4 @@
-"""Doing several actions at a time: a call that hangs or fails holds up nothing else."""
+"""Executing several actions in parallel: a call that hangs or fails delays no other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def dispatcher(
     return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, STALL_S / 5)
 
 
-def test_calls_that_hang_hold_up_no_other_topology(doer: Doer) -> None:
+def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
     hanging = [step(f"hang{n}", "bad") for n in range(20)]
     others = [step(f"good{n}", "good") for n in range(20)]
     started = time.monotonic()
@@ -124,11 +124,11 @@ def test_a_hanging_namespace_gets_two_workers(
     running.join(_DEADLINE_S)
 
 
-def test_a_call_that_hangs_is_not_made_twice(doer: Doer) -> None:
+def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
     doing = dispatcher(doer)
     doing.run([step("hang")])
     doing.run([step("hang"), step("next", after="hang")])
-    assert doer.skipped == ["next"], "nobody knows whether it is done"
+    assert doer.skipped == ["next"], "its result is unknown"
     doer.released.set()
     wait_for("the call ends", lambda: doer.done == ["hang"])
 
@@ -142,7 +142,7 @@ def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     assert doer.done == ["hang", "event"]
 
 
-def test_what_depends_on_a_failed_step_is_not_done(doer: Doer) -> None:
+def test_dependents_of_a_failed_step_are_skipped(doer: Doer) -> None:
     steps = [step("fail"), step("child", after="fail"), step("grandchild", after="child")]
     dispatcher(doer, workers=1).run([*steps, step("other")])
     assert doer.done == ["fail", "other"]
@@ -228,7 +228,7 @@ def test_back_off_grows_to_half_a_minute_and_no_further(jitters: list[float]) ->
     assert all(wait >= 15.0 for wait in waits[8:])
 
 
-def test_back_off_forgets_steps_that_nobody_retries() -> None:
+def test_back_off_forgets_steps_that_are_not_retried() -> None:
     retries = Retries(lambda: 1.0)
     retries.failed("k", 0.0)
     retries.forget_old(599.0)

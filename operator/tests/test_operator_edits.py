@@ -1,4 +1,4 @@
-"""Reconcile: what becomes of a topology that is wrong, refused, edited, or suspended."""
+"""Reconcile: topologies that are invalid, refused, edited, or suspended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.model import DryRunResult
 
 
-def test_an_invalid_spec_makes_nothing_and_says_where_and_what(cluster: ModelCluster) -> None:
+def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelCluster) -> None:
     spec = flights_spec()
     spec["queries"] = [{**spec["queries"][0], "from": "nowhere"}]
     cluster.add_topology("flights", spec)
@@ -80,8 +80,8 @@ def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) ->
 
 def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster) -> None:
     refusal = {"refused": "alarms", "problem": "alarms: operator alarms: no such function"}
-    running.said["flights-alarms-0-0-1"] = {"phase": "Failed", **refusal}
-    running.said["flights-alarms-0-1-1"] = {"phase": "Failed", **refusal}
+    running.task_reports["flights-alarms-0-0-1"] = {"phase": "Failed", **refusal}
+    running.task_reports["flights-alarms-0-1-1"] = {"phase": "Failed", **refusal}
     running.settle()
     valid, alarms = running.condition("Valid"), _position(running, "alarms")
     assert (valid["status"], valid["reason"]) == ("False", "RefusedByTask")
@@ -89,11 +89,11 @@ def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster
     assert running.condition("Ready")["reason"] == "RefusedByTask"
     assert running.reasons().count("Invalid") == 1
 
-    for name in running.said:  # their containers are started again
-        running.said[name] = {"phase": "Restoring"}
+    for name in running.task_reports:  # their containers are started again
+        running.task_reports[name] = {"phase": "Restoring"}
     running.settle()
     assert running.condition("Valid") == valid
-    running.said.clear()
+    running.task_reports.clear()
     running.settle()
     assert running.condition("Valid")["status"] == "True"
 
@@ -102,11 +102,15 @@ def test_a_problem_found_by_a_task_ends_with_its_generation(
     running: ModelCluster,
 ) -> None:
     for name in ("flights-alarms-0-0-1", "flights-alarms-0-1-1"):
-        running.said[name] = {"phase": "Failed", "refused": "alarms", "problem": "alarms: no"}
+        running.task_reports[name] = {
+            "phase": "Failed",
+            "refused": "alarms",
+            "problem": "alarms: no",
+        }
     running.settle()
     assert running.condition("Valid")["status"] == "False"
-    for name in running.said:
-        running.said[name] = {"phase": "Restoring"}
+    for name in running.task_reports:
+        running.task_reports[name] = {"phase": "Restoring"}
     running.edit("flights", suspend=False)
     running.settle()
     assert running.condition("Valid")["status"] == "True"
@@ -147,14 +151,14 @@ def test_a_template_changes_only_the_disk_of_tasks(
 def test_the_plan_counts_devices_that_a_template_requests(
     cluster: ModelCluster,
 ) -> None:
-    asked = {"requests": {"cpu": "3"}, "limits": {"example.com/gpu": 1, "memory": "2Gi"}}
-    template = {"spec": {"containers": [{"name": "task", "resources": asked}]}}
+    requested = {"requests": {"cpu": "3"}, "limits": {"example.com/gpu": 1, "memory": "2Gi"}}
+    template = {"spec": {"containers": [{"name": "task", "resources": requested}]}}
     cluster.edit("flights", podTemplate=template)
     cluster.settle()
     assert cluster.tasks()
     for name, pod in cluster.tasks().items():
         resources = cluster.raw_pods[name]["spec"]["containers"][0]["resources"]
-        assert resources["limits"] == asked["limits"]
+        assert resources["limits"] == requested["limits"]
         assert resources["requests"].keys() == {"cpu", "memory"}
         assert (pod.requests.cpu_m, pod.requests.memory) == (3000, 1024**3)
 
@@ -171,8 +175,8 @@ def test_a_fused_tasks_limits_are_the_highest_of_its_nodes(cluster: ModelCluster
     for name in cluster.tasks():
         resources = cluster.raw_pods[name]["spec"]["containers"][0]["resources"]
         assert resources["limits"] in limits
-        asked = Amounts.parse(resources["requests"])
-        assert asked == Amounts.parse(resources["limits"])
+        requested = Amounts.parse(resources["requests"])
+        assert requested == Amounts.parse(resources["limits"])
         fused += resources["limits"] == limits[0]
     assert fused
 
@@ -204,8 +208,8 @@ def test_an_edit_replaces_a_bound_pod_that_does_not_start(running: ModelCluster)
     assert "recovery" not in running.status()
 
 
-def test_an_edit_leaves_a_task_that_crashed_to_its_kubelet(running: ModelCluster) -> None:
-    """It has a log on its node's disk, and is up again sooner than a new one."""
+def test_an_edit_does_not_replace_a_task_that_crashed(running: ModelCluster) -> None:
+    """Its output log is on its node's disk, so it restarts sooner than a new pod."""
     name = "flights-storms-0-0-1"
     down = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:02:00Z"}
     status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [down]}
@@ -217,7 +221,7 @@ def test_an_edit_leaves_a_task_that_crashed_to_its_kubelet(running: ModelCluster
     assert name in running.tasks()
 
 
-def test_an_edit_that_concerns_no_task_leaves_pods_that_wait(cluster: ModelCluster) -> None:
+def test_an_edit_without_effect_on_tasks_keeps_gated_pods(cluster: ModelCluster) -> None:
     cluster.settle()
     before = set(cluster.tasks())
     queries = [{**q, "priority": 7} for q in flights_spec()["queries"]]
@@ -238,14 +242,14 @@ def test_outdated_pods_are_counted_in_the_status(running: ModelCluster) -> None:
     assert "7 of 8 pods are outdated" in running.condition("Valid")["message"]
 
 
-def test_an_edit_leaves_what_runs(running: ModelCluster) -> None:
+def test_an_edit_does_not_affect_running_pods(running: ModelCluster) -> None:
     before = running.tasks()
     running.edit("flights", **_EDIT)
     running.settle()
     assert running.tasks() == before
 
 
-def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelCluster) -> None:
+def test_replicas_are_added_and_removed_in_place(running: ModelCluster) -> None:
     before = set(running.tasks())
     sources = [dict(s) for s in flights_spec()["sources"]]
     operators = [dict(o) for o in flights_spec()["operators"]]
@@ -262,7 +266,7 @@ def test_more_replicas_are_added_and_fewer_taken_away_in_place(running: ModelClu
     assert set(running.tasks()) == before
 
 
-def test_a_replica_that_is_taken_away_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
+def test_a_replica_removed_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
     cluster.edit("flights", **with_replicas(3))
     for name in "abcd":
         cluster.add_node(name, 16_000, 64 << 30)
@@ -320,7 +324,7 @@ def test_suspension_stops_tasks_first_and_is_no_recovery(
 
 
 def _take_away_replicas_that_are_left(cluster: ModelCluster) -> None:
-    """One of two nodes is lost, and with it replicas that are to stay."""
+    """One of two nodes is lost, and with it the replicas that stay."""
     cluster.edit("flights", **with_replicas(2))
     for name in "ab":
         cluster.add_node(name, 16_000, 64 << 30)
@@ -331,10 +335,10 @@ def _take_away_replicas_that_are_left(cluster: ModelCluster) -> None:
     cluster.edit("flights", **with_replicas(1))
 
 
-def test_the_last_surplus_replica_serves_while_capacity_lacks(
+def test_the_last_surplus_replica_serves_without_capacity(
     cluster: ModelCluster,
 ) -> None:
-    """The replica that is to stay may not stand beside it, and there is no other node."""
+    """The replica that stays may not be on the same node, and there is no other node."""
     _take_away_replicas_that_are_left(cluster)
     for _ in range(5):
         cluster.settle()
@@ -347,8 +351,8 @@ def test_the_last_surplus_replica_serves_while_capacity_lacks(
     assert all(p.slot.replica == 0 for p in cluster.tasks().values() if p.slot)
 
 
-def test_a_surplus_replica_that_falls_silent_makes_room(cluster: ModelCluster) -> None:
-    """What is to stay may stand on its node then, from the checkpoint."""
+def test_a_silent_surplus_replica_is_replaced(cluster: ModelCluster) -> None:
+    """Then the replica that stays may use its node, and starts from the checkpoint."""
     _take_away_replicas_that_are_left(cluster)
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
@@ -361,8 +365,8 @@ def test_a_surplus_replica_that_falls_silent_makes_room(cluster: ModelCluster) -
     assert set(cluster.query_states().values()) == {"Live"}
 
 
-def test_what_edits_leave_behind_does_not_pile_up(running: ModelCluster) -> None:
-    """`status.slots` has a limit, and one write that is refused would end all that follow."""
+def test_slots_of_removed_segments_do_not_accumulate(running: ModelCluster) -> None:
+    """`status.slots` has a limit, and a refused write would make all later writes fail."""
     operators = [dict(o) for o in flights_spec()["operators"]]
     changed = next(o for o in operators if o["name"] == "routes")
     sizes = []

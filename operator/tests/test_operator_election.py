@@ -48,7 +48,7 @@ class Faults:
     lost_response: float = 0.0
     slow: float = 0.0
     pause: float = 0.0
-    deletion_s: float = 0.0  # mean time between two; 0: nobody deletes the Lease
+    deletion_s: float = 0.0  # mean time between two; 0: the Lease is not deleted
 
 
 @dataclass
@@ -91,7 +91,7 @@ class World:
         self.after(0.0, lambda: self.delete(is_first=True))
 
     def delete(self, is_first: bool = False) -> None:
-        """By hand; whoever leads is not asked."""
+        """By a user, whoever leads."""
         if self.faults.deletion_s == 0:
             return
         if not is_first:
@@ -292,7 +292,7 @@ def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
     assert leader.is_holder
     again = leader.after_write(record("a", "3"), Span(5.0, 5.1))
     assert again.leads(5.2)
-    assert again.term == leader.term, "nobody led in between"
+    assert again.term == leader.term, "no other leader in between"
 
 
 def test_leading_again_after_another_is_a_new_term() -> None:

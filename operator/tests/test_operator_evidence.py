@@ -54,7 +54,7 @@ def test_the_control_planes_problem_is_over_when_nodes_are_ready(running: ModelC
     assert running.condition("Degraded")["status"] == "False"
 
 
-def test_one_node_that_is_not_ready_and_heard_keeps_its_tasks(running: ModelCluster) -> None:
+def test_a_not_ready_node_with_responding_tasks_keeps_them(running: ModelCluster) -> None:
     running.turn_not_ready("b")
     assert changes(running) == []
 
@@ -80,7 +80,7 @@ def test_most_nodes_not_ready_without_a_report_lose_none(
     assert changes(running) == []
 
 
-def test_most_nodes_not_ready_are_lost_once_a_report_comes(
+def test_most_nodes_not_ready_are_lost_once_a_report_arrives(
     running: ModelCluster,
 ) -> None:
     running.kubelets_respond = False
@@ -95,19 +95,19 @@ def test_most_nodes_not_ready_are_lost_once_a_report_comes(
 # --- a coordinator against a kubelet ------------------------------------------
 
 
-def test_a_coordinator_condemns_no_node_whose_kubelet_responds(running: ModelCluster) -> None:
+def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluster) -> None:
     """Its own tasks are replaced, elsewhere; to everybody else the node is as good as before."""
     (victim, *_) = nodes_with_two_tasks(running)
-    told = {p.name for p in running.tasks().values() if p.node == victim}
+    reported = {p.name for p in running.tasks().values() if p.node == victim}
     for pod in running.tasks().values():
-        if pod.name in told:
+        if pod.name in reported:
             running.silent[pod.ref] = running.now
     running.pass_time(3.5)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
     assert not assessment.lost_nodes
     assert victim in assessment.usable
     done = changes(running)
-    assert {a.name for a in done if isinstance(a, DeletePod)} == told
+    assert {a.name for a in done if isinstance(a, DeletePod)} == reported
     assert not [a for a in done if isinstance(a, DeletePod) and a.grace_s == 0]
     running.settle()
     assert {p.node for p in running.tasks().values()} <= set(running.nodes) - {victim}
@@ -150,7 +150,7 @@ def test_a_last_report_of_a_short_stall_loses_no_task(
         assert changes(running) == []
 
 
-def test_a_node_heard_again_before_any_action_is_kept(
+def test_a_node_that_responds_before_any_action_is_kept(
     running: ModelCluster,
 ) -> None:
     """What was decided was not done: the API server did not confirm it, or was away."""
@@ -167,7 +167,7 @@ def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
     assert [a.node for a in changes(running) if isinstance(a, QuarantineNode)] == [victim]
 
 
-def test_without_a_report_nothing_is_said_to_be_live(running: ModelCluster) -> None:
+def test_without_a_report_no_query_is_live(running: ModelCluster) -> None:
     running.reports_lost = True
     running.pass_time(2.0)
     running.settle()
@@ -201,7 +201,7 @@ def test_an_hour_without_a_report_writes_the_status_once(running: ModelCluster) 
     assert running.topologies["flights"].version == version
 
 
-def test_reports_that_come_again_make_queries_live_again(running: ModelCluster) -> None:
+def test_queries_are_live_again_with_a_new_report(running: ModelCluster) -> None:
     running.reports_lost = True
     running.pass_time(10.0)
     running.settle()
@@ -212,7 +212,7 @@ def test_reports_that_come_again_make_queries_live_again(running: ModelCluster) 
     assert "recovery" not in running.status()
 
 
-def test_reports_that_are_always_late_are_never_believed(running: ModelCluster) -> None:
+def test_reports_that_are_always_late_are_ignored(running: ModelCluster) -> None:
     running.report_delay_s = 5.0
     for _ in range(12):
         running.pass_time(1.0)
@@ -220,7 +220,7 @@ def test_reports_that_are_always_late_are_never_believed(running: ModelCluster) 
     assert set(running.query_states().values()) == {"Unknown"}
 
 
-def test_a_recovery_is_not_over_while_nobody_knows(running: ModelCluster) -> None:
+def test_a_recovery_does_not_end_in_unknown_states(running: ModelCluster) -> None:
     alone = running.tasks()["flights-storms-0-0-1"]  # has no partner
     running.lose_node(str(alone.node))
     actions = reconcile(running.snapshot(), running.now, running.settings)
@@ -252,7 +252,7 @@ def test_six_nodes_and_the_coordinator_are_lost_in_time(
     victims = {here, *others[:5]}
     for node in victims:
         wide.freeze_node(node)
-    wide.silent.clear()  # nobody reports their silence
+    wide.silent.clear()  # no coordinator reports their silence
     made = []
     for _ in range(8):
         wide.pass_time(0.5)
@@ -326,7 +326,7 @@ _NODES = st.frozensets(st.sampled_from("abc"))
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(unready=_NODES, silent_kubelets=_NODES, silent_pods=_NODES, age_s=st.floats(0, 2.4))
-def test_a_node_with_a_task_that_is_heard_is_never_lost(
+def test_a_node_with_a_responding_task_is_never_lost(
     running: ModelCluster,
     unready: frozenset[str],
     silent_kubelets: frozenset[str],
@@ -352,7 +352,7 @@ def test_a_node_with_a_task_that_is_heard_is_never_lost(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(silent=st.frozensets(st.integers(0, 7)), age_s=st.floats(2.6, 3600), unready=_NODES)
-def test_an_old_report_condemns_no_node_whose_kubelet_responds(
+def test_an_old_report_loses_no_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], age_s: float, unready: frozenset[str]
 ) -> None:
     """However many tasks it calls silent, and whatever Kubernetes thinks of the nodes."""
@@ -376,7 +376,7 @@ def test_an_old_report_condemns_no_node_whose_kubelet_responds(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(silent=st.frozensets(st.integers(0, 7)), for_s=st.floats(0, 60), ago_s=st.floats(0, 2.9))
-def test_no_report_takes_a_node_whose_kubelet_responds(
+def test_no_report_loses_a_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], for_s: float, ago_s: float
 ) -> None:
     pods = sorted(running.tasks().values(), key=lambda p: p.name)
@@ -429,7 +429,7 @@ def watching() -> ReportAges:
     return ages
 
 
-def test_a_report_found_at_the_start_proves_nothing() -> None:
+def test_a_preexisting_report_proves_nothing() -> None:
     ages, view, now = ReportAges(), topology(2, 7), 1000.0
     ages.read(view, now)
     stale = {"uid": now - PREEXISTING_AGE_S}
@@ -447,7 +447,7 @@ def test_a_report_that_changes_after_the_start_is_fresh() -> None:
     assert ages.as_of([], []) == {"uid": 1003.0}
 
 
-def test_a_report_that_is_read_again_is_no_younger() -> None:
+def test_a_report_that_is_read_again_is_not_fresher() -> None:
     ages = watching()
     ages.read(topology(2, 7), now=0.0)
     ages.read(topology(2, 7, version=2), now=4.0)

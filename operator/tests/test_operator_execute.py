@@ -1,4 +1,4 @@
-"""Doing what reconcile asks for, against an API server that refuses pods."""
+"""Executing actions against an API server that refuses pods."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Refusing(client.ApiClient):
     status: int = 403
     says: str = "exceeded quota: pods"
     owner: str = REF.topology_uid
-    missing: bool = False  # what is asked for by name
+    missing: bool = False  # of reads by name
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -150,20 +150,20 @@ def grant_access(owner: str | None) -> list[str]:
     return api.calls
 
 
-def test_an_account_of_somebody_else_is_neither_changed_nor_used() -> None:
+def test_an_account_of_another_owner_is_not_changed_or_used() -> None:
     """Whoever may name a topology would have its image run as any account of that name."""
     calls = grant_access("another's")
     assert not [c for c in calls if c.startswith(("PATCH", "POST"))]
 
 
 @pytest.mark.parametrize("owner", ["uid", None])
-def test_a_topologys_own_access_is_brought_up_to_date(owner: str | None) -> None:
+def test_the_access_objects_of_a_topology_are_updated(owner: str | None) -> None:
     calls = grant_access(owner)
     assert sum(c.startswith("PATCH t-coordinator") for c in calls) == 3
     assert "POST pods" in calls
 
 
-def test_a_pod_of_an_earlier_topology_is_waited_for_alone() -> None:
+def test_a_pod_of_an_earlier_topology_delays_only_itself() -> None:
     api = Refusing(409, "already exists", owner="of the topology before")
     refusal = run(api).snapshot().refusals[REF]
     assert "delete it first" in refusal.message
@@ -215,7 +215,7 @@ class Clock:
         return self.now
 
 
-def test_a_delete_that_is_denied_holds_up_no_other() -> None:
+def test_a_denied_delete_delays_no_other() -> None:
     clock, api = Clock(), Failing({"DELETE z0": 403})
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
@@ -268,7 +268,7 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
     assert keys[:2] == ["WriteStatus default/d d", "CreatePod default/d-0"]
 
 
-def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
+def test_an_action_that_keeps_failing_is_reported() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
@@ -284,7 +284,7 @@ def test_an_action_that_keeps_failing_is_told_by_topology() -> None:
     assert cluster.snapshot().failures == {}
 
 
-def test_a_failed_action_is_forgotten_when_nobody_wants_it() -> None:
+def test_a_failed_action_is_forgotten_when_not_retried() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
     executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)

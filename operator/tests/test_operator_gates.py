@@ -21,7 +21,7 @@ def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | 
     return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
 
 
-def test_an_open_gate_that_stays_unbound_is_planned_anew(cluster: ModelCluster) -> None:
+def test_an_unbound_pod_is_planned_again(cluster: ModelCluster) -> None:
     cluster.binding = False
     cluster.add_node("a")
     cluster.add_node("b")
@@ -114,7 +114,7 @@ def with_greedy(cluster: ModelCluster, **more: Any) -> None:
     cluster.topologies["greedy"] = replace(cluster.topologies["greedy"], namespace="greedy")
 
 
-def test_pods_that_may_not_be_made_keep_no_room_from_others(cluster: ModelCluster) -> None:
+def test_refused_pods_reserve_no_capacity(cluster: ModelCluster) -> None:
     with_greedy(cluster)
     cluster.refused_in = {"greedy"}
     for name in "ab":
@@ -131,7 +131,7 @@ def test_pods_that_may_not_be_made_keep_no_room_from_others(cluster: ModelCluste
     assert set(cluster.query_states("greedy").values()) == {"Live"}
 
 
-def test_a_gated_pod_that_requires_a_node_takes_no_room_there(cluster: ModelCluster) -> None:
+def test_a_gated_pod_with_a_required_node_uses_no_capacity(cluster: ModelCluster) -> None:
     fields = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
     never = [{"key": "no-such-label", "operator": "Exists"}]
     term = {"matchFields": fields, "matchExpressions": never}

@@ -46,7 +46,7 @@ def test_replacements_after_an_upgrade_run_the_recorded_image(running: ModelClus
     assert set(images(running, "coordinator").values()) == {OLD}
 
 
-def test_an_outdated_image_is_said(running: ModelCluster) -> None:
+def test_an_outdated_image_is_reported(running: ModelCluster) -> None:
     assert NEW not in running.condition("Valid")["message"]
     upgrade(running)
     running.settle()
@@ -68,7 +68,7 @@ def test_the_next_generation_takes_the_new_image(running: ModelCluster) -> None:
     assert NEW in images(running, "task").values()
 
 
-def test_an_image_of_the_spec_is_nobodys_default(running: ModelCluster) -> None:
+def test_an_image_of_the_spec_is_not_outdated(running: ModelCluster) -> None:
     running.edit("flights", image="mine:1")
     running.settle()
     upgrade(running)
@@ -130,7 +130,7 @@ def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
     assert kept <= set(running.tasks())
 
 
-def test_the_annotation_asks_for_a_roll() -> None:
+def test_the_annotation_requests_a_roll() -> None:
     meta = {
         "namespace": "default",
         "name": "flights",
@@ -139,6 +139,6 @@ def test_the_annotation_asks_for_a_roll() -> None:
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }
     assert not topology_view({"metadata": meta}).roll
-    for value, asked in (("true", True), ("2026-11-22", True), ("false", False), ("", False)):
+    for value, requested in (("true", True), ("2026-11-22", True), ("false", False), ("", False)):
         annotated = {**meta, "annotations": {names.ANNOTATION_ROLL: value}}
-        assert topology_view({"metadata": annotated}).roll is asked
+        assert topology_view({"metadata": annotated}).roll is requested

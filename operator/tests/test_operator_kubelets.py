@@ -26,7 +26,7 @@ TIMING = Timing()
 
 
 class Watch:
-    """An operator that asks the kubelets of `nodes`, each with one task, on a clock of its own.
+    """An operator that probes the kubelets of `nodes`, each with one task, on its own clock.
 
     A kubelet of `delays` responds after so many seconds, while it lives and can be reached.
     """
@@ -62,8 +62,8 @@ class Watch:
         return set(assess_nodes(self.snapshot(), self.now, TIMING).lost_nodes)
 
     def tick(self, after_s: float = TICK_S, lose_response_of: str = "") -> set[str]:
-        """What was called lost meanwhile. A process that was away sends what it had to send only
-        when it comes back, and reads responses as late."""
+        """Nodes that were lost meanwhile. A process that was paused sends what it had to send only
+        after the pause, and reads responses as late."""
         self.now += after_s
         lost = self.lost()
         self.probes.ticked(self.now)
@@ -158,7 +158,7 @@ def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
     assert watch.lost() == victims
 
 
-def test_a_clock_that_was_set_back_makes_nobody_silent() -> None:
+def test_a_clock_that_was_set_back_makes_no_kubelet_silent() -> None:
     watch = Watch([0.0, 1.0, 0.0])
     watch.run(2.0)
     watch.now -= 60
@@ -176,7 +176,7 @@ def test_a_reset_timer_counts_from_then_on() -> None:
     assert watch.run(1.0) == {"n1"}
 
 
-def test_tasks_lost_together_need_no_task_that_is_heard() -> None:
+def test_tasks_lost_together_need_no_responding_task() -> None:
     watch = Watch([0.0] * 4)
     del watch.pods["n0"], watch.pods["n3"]
     watch.run(1.5)
@@ -202,7 +202,7 @@ def test_a_kubelet_silent_long_before_is_no_signal() -> None:
     assert watch.run(9.0) == set()
 
 
-def test_a_task_that_is_heard_keeps_its_node() -> None:
+def test_a_responding_task_keeps_its_node() -> None:
     watch = Watch([0.0] * 3)
     watch.run(2.0)
     watch.dead = {"n1"}
@@ -212,37 +212,39 @@ def test_a_task_that_is_heard_keeps_its_node() -> None:
 
 def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     nodes = tuple(node(name) for name in "abcdefg")
-    asked = {n.uid: ProbeResults(START, START) for n in nodes}
+    probed = {n.uid: ProbeResults(START, START) for n in nodes}
     pods = (task(0, "a"), task(1, "b"))
-    quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=asked, own_node="c")
-    assert ask(quiet, START + 5) == []
-    assert ask(quiet, START + 10) == ["a", "b"]
+    quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=probed, own_node="c")
+    assert probe(quiet, START + 5) == []
+    assert probe(quiet, START + 10) == ["a", "b"]
     alarmed = replace(quiet, silent_since={pods[0].ref: START})
-    assert ask(alarmed, START + 0.5) == ["b", "d", "e", "a"], "some to compare it with, and itself"
-    assert ask(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
-    assert set(ask(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
-    owing = replace(quiet, kubelet_probes=asked | {"uid-b": ProbeResults(START, START - 9, START)})
-    assert ask(owing, START + 1) == ["b"]
+    assert probe(alarmed, START + 0.5) == ["b", "d", "e", "a"], (
+        "some to compare it with, and itself"
+    )
+    assert probe(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
+    assert set(probe(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
+    owing = replace(quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)})
+    assert probe(owing, START + 1) == ["b"]
 
 
-def ask(snapshot: Snapshot, now: float) -> list[str]:
+def probe(snapshot: Snapshot, now: float) -> list[str]:
     return [n.name for n in kubelets_to_probe(snapshot, frozenset(), now, TIMING)]
 
 
-def test_nobody_is_asked_who_says_not_where() -> None:
+def test_a_kubelet_without_an_address_is_not_probed() -> None:
     nodes = (node("a", kubelet=None), node("b"))
     snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes)
-    assert ask(snapshot, START) == ["b"]
+    assert probe(snapshot, START) == ["b"]
 
 
-def test_a_node_that_is_not_ready_is_asked_at_each_tick() -> None:
+def test_a_node_that_is_not_ready_is_probed_at_each_tick() -> None:
     nodes = (node("a", ready=False), node("b"), node("c"))
-    asked = {n.uid: ProbeResults(START, START) for n in nodes}
-    snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelet_probes=asked)
-    assert ask(snapshot, START + 1) == ["b", "c", "a"], "with others to compare it with"
+    probed = {n.uid: ProbeResults(START, START) for n in nodes}
+    snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelet_probes=probed)
+    assert probe(snapshot, START + 1) == ["b", "c", "a"], "with others to compare it with"
 
 
-def test_what_is_known_of_a_node_goes_with_it() -> None:
+def test_results_of_a_deleted_node_are_forgotten() -> None:
     probes = ProbeState()
     for uid in ("a", "b"):
         probes.sent(uid, START)
@@ -269,12 +271,12 @@ def test_what_is_known_of_a_node_goes_with_it() -> None:
         ({}, None),
     ],
 )
-def test_where_a_kubelet_can_be_asked(status: dict[str, object], expected: Endpoint | None) -> None:
+def test_the_address_of_a_kubelet(status: dict[str, object], expected: Endpoint | None) -> None:
     raw = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "status": status}
     assert node_view(raw).kubelet == expected
 
 
-def test_a_pod_not_heard_yet_makes_no_report_credible() -> None:
+def test_a_pod_that_has_not_responded_makes_no_report_credible() -> None:
     pods = (task(0, "a"), task(1, "a"), task(2, "b"))
     report = [{"slot": p.slot.key, "incarnation": 1, "phase": "Waiting"} for p in pods if p.slot]
     responded = {**report[2], "phase": "Live", "stableEpoch": 7}

@@ -130,7 +130,7 @@ def test_a_leader_that_cannot_renew_stops_acting(monkeypatch: pytest.MonkeyPatch
     assert not leader.may_act()
     server.away = False
     leader.step()
-    assert leader.may_act(), "nobody else led in between"
+    assert leader.may_act(), "no other leader in between"
 
 
 def test_a_replica_that_is_not_ready_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:

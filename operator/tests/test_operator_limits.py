@@ -77,7 +77,7 @@ def test_a_clamped_priority_does_not_displace_others() -> None:
     assert live_beside_a_greedy_namespace() < 3
 
 
-def test_a_namespace_over_its_share_waits_and_says_why() -> None:
+def test_a_namespace_over_its_share_waits_and_has_a_reason() -> None:
     cluster = limited(shares={"default": 0.25})
     for name in "ab":
         cluster.add_node(name, cpu_m=4000)
@@ -92,7 +92,7 @@ def test_a_namespace_over_its_share_waits_and_says_why() -> None:
     assert cluster.status()["phase"] == "Running"
 
 
-def test_a_blocking_topology_over_its_share_says_why() -> None:
+def test_a_blocking_topology_over_its_share_has_a_reason() -> None:
     cluster = limited(shares={"default": 0.1})
     cluster.edit("flights", recovery={"mode": "Blocking"})
     for name in "ab":

@@ -128,7 +128,7 @@ def test_an_annotation_that_is_no_number_counts_as_none(attempt: str) -> None:
     assert pod_view(raw).attempt == 0
 
 
-def test_an_object_that_cannot_be_parsed_hides_no_other(
+def test_an_object_that_cannot_be_parsed_affects_no_other(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     unreadable = {"containers": [{"resources": {"requests": {"cpu": "much"}}}]}
@@ -138,7 +138,7 @@ def test_an_object_that_cannot_be_parsed_hides_no_other(
     assert names(mirror) == {"a", "c"}
 
 
-def test_a_refused_list_is_tried_again_after_a_pause(
+def test_a_refused_list_is_retried_after_a_pause(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

@@ -34,7 +34,7 @@ def test_a_topology_starts_through_the_api(operator: ModelOperator) -> None:
     assert operator.api.made("PATCH", "/pods/"), "gates were opened by patches"
 
 
-def test_pods_that_bind_late_are_not_made_anew(operator: ModelOperator) -> None:
+def test_pods_that_bind_late_are_not_replaced(operator: ModelOperator) -> None:
     operator.model.binding_delay_s = 3.0
     operator.run(12.0)
     assert operator.model.status()["phase"] == "Running"
@@ -50,7 +50,7 @@ def test_a_topology_starts_when_creating_pods_is_allowed_again(operator: ModelOp
     assert operator.model.status()["phase"] == "Running"
 
 
-def test_one_topology_that_is_refused_holds_up_no_other(operator: ModelOperator) -> None:
+def test_a_refused_topology_delays_no_other(operator: ModelOperator) -> None:
     operator.model.add_topology("second", flights_spec())
     operator.api.errors = [ApiError("PATCH", "/flights/status", 403)]
     for name in "def":
@@ -79,7 +79,7 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
 
 
-def test_a_watch_that_is_not_heard_is_said(operator: ModelOperator) -> None:
+def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
     operator.run(6.0)
     snapshot = replace(operator.snapshot(), stalled=("pods",))
     decisions = reconcile_all(snapshot, operator.model.now, operator.model.settings)
@@ -109,7 +109,7 @@ def test_a_stalled_watch_of_leases_replaces_no_coordinator(started: ModelOperato
     assert uids(started) == before
 
 
-def test_a_node_that_only_the_mirror_misses_keeps_its_pods(started: ModelOperator) -> None:
+def test_a_node_missing_only_in_the_mirror_keeps_its_pods(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("nodes")
     started.cache.nodes.drop("", "c")
@@ -118,7 +118,7 @@ def test_a_node_that_only_the_mirror_misses_keeps_its_pods(started: ModelOperato
     assert {n.name for n in started.cache.nodes.views()} == {"a", "b", "c"}
 
 
-def test_pods_that_only_the_mirror_misses_are_not_made_anew(started: ModelOperator) -> None:
+def test_pods_missing_only_in_the_mirror_are_not_replaced(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("pods")
     for pod in started.cache.pods.views():
@@ -127,7 +127,7 @@ def test_pods_that_only_the_mirror_misses_are_not_made_anew(started: ModelOperat
     assert uids(started) == before
 
 
-def test_pods_that_are_bound_behind_the_mirrors_back_are_kept(operator: ModelOperator) -> None:
+def test_pods_bound_while_the_mirror_stalls_are_kept(operator: ModelOperator) -> None:
     operator.model.binding = False
     operator.run(2.0)
     opened = {p.uid for p in operator.model.tasks().values() if not p.gates}
@@ -185,11 +185,11 @@ def test_an_api_server_without_responses_costs_one_timeout(started: ModelOperato
         started.model.remove_node(name)
     started.deliver()
     decisions = reconcile_all(started.snapshot(), started.model.now, started.model.settings)
-    asked: list[str] = []
+    called: list[str] = []
     now = [0.0]
 
     def hang(method: str, url: str, *_: Any, **__: Any) -> Any:
-        asked.append(url)
+        called.append(url)
         now[0] += 5.0
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def test_an_api_server_without_responses_costs_one_timeout(started: ModelOperato
     live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
     why = live.unconfirmed(decisions, started.snapshot())
     assert "does not respond" in why["default/flights"]
-    assert len(asked) == 1
+    assert len(called) == 1
 
 
 @pytest.fixture
@@ -216,13 +216,13 @@ class HangingReads:
     """Reads of the pods of one topology get no response until released."""
 
     def __init__(self, operator: ModelOperator, topology: str) -> None:
-        self.asked = 0
+        self.called = 0
         self.released = threading.Event()
         answer = operator.api.call_api
 
         def call_api(method: str, url: str, *args: Any, **how: Any) -> Any:
             if method == "GET" and url.endswith(f"%3D{topology}"):
-                self.asked += 1
+                self.called += 1
                 self.released.wait(10.0)
                 raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
             return answer(method, url, *args, **how)
@@ -242,11 +242,11 @@ def test_a_read_that_times_out_postpones_its_topology_alone(two: ModelOperator) 
     assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
 
 
-def test_a_read_that_hangs_holds_up_no_other_topology(two: ModelOperator) -> None:
+def test_a_read_that_hangs_delays_no_other_topology(two: ModelOperator) -> None:
     reads = HangingReads(two, "flights")
     two.run(3.0)
     assert "b" not in places(two, "second")
-    assert reads.asked == 1, "it is not put again while it hangs"
+    assert reads.called == 1, "it is not repeated while it hangs"
     assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
     reads.released.set()
 
@@ -287,7 +287,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
     assert 3 <= len(operator.api.made("DELETE", kept)) <= 12, "with back-off"
 
 
-def test_replacements_are_begun_before_clean_up(operator: ModelOperator) -> None:
+def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
     operator.run(10.0)
     operator.model.lose_node(operator.model.coordinator().node or "")
     operator.api.calls.clear()

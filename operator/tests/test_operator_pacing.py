@@ -1,4 +1,4 @@
-"""When the control loop looks next."""
+"""When the next pass of the control loop is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def wait_with(*ages_s: float) -> float:
     return wait_s(Snapshot(reports=reports), 100.0, TIMING)
 
 
-def test_the_loop_looks_when_a_report_expires() -> None:
+def test_the_next_pass_is_when_a_report_expires() -> None:
     assert wait_with(2.3, 0.5) == pytest.approx(0.2)
 
 
-def test_young_and_expired_reports_change_no_pace() -> None:
+def test_fresh_and_expired_reports_change_no_interval() -> None:
     assert wait_with() == 0.5
     assert wait_with(0.1, 1.0) == 0.5
     assert wait_with(60.0) == 0.5

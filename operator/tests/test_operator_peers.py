@@ -50,7 +50,7 @@ def test_a_replica_on_a_lost_node_is_deleted_by_force() -> None:
     assert (action.name, action.uid, action.grace_s) == ("c", "uid of c", 0)
 
 
-def test_a_replica_is_replaced_when_most_nodes_died_and_this_leader_never_heard_them() -> None:
+def test_a_replica_is_replaced_when_most_nodes_die() -> None:
     """Kubernetes evicts nothing, and no task or coordinator proves that the nodes are lost."""
     nodes = [node("up", True), *(node(name, False) for name in ("down", "dead", "gone"))]
 
@@ -76,7 +76,7 @@ def test_the_leader_never_deletes_itself() -> None:
     assert deleted(peer("leader", "down")) == []
 
 
-def test_replicas_of_another_release_are_left_alone() -> None:
+def test_replicas_of_another_release_are_not_deleted() -> None:
     assert deleted(peer("c", "down", release="other")) == []
     assert deleted(peer("c", "down", namespace="elsewhere")) == []
     assert deleted(peer("c", "down"), settings=replace(SETTINGS, release="")) == []

@@ -58,7 +58,7 @@ def test_a_decision_outside_the_table_raises(phase: SlotPhase, event: SlotEvent)
         next_slot_phase(phase, event, "pod p-1 is Running")
 
 
-def test_an_invalid_decision_is_reported_with_its_story(
+def test_an_invalid_decision_is_reported_with_details(
     running: ModelCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is done for the topology: a pod too many would be worse."""
@@ -125,7 +125,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
     assert replace(status, phase=None, queries={}) == TopologyStatus()
 
 
-def test_a_history_without_a_start_stops_no_pass(running: ModelCluster) -> None:
+def test_a_history_without_a_start_fails_no_pass(running: ModelCluster) -> None:
     view = running.topologies["flights"]
     status = {**view.status, "recovery": {"history": [{"mode": "Direct"}]}}
     running.topologies["flights"] = replace(view, status=status)

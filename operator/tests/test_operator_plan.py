@@ -27,7 +27,7 @@ def test_the_papers_density_prefers_queries_that_share_operators() -> None:
     assert [r.key[1] for r in plan.waiting] == ["C"]
 
 
-def test_what_is_left_goes_to_the_next_best_query_that_fits() -> None:
+def test_remaining_capacity_goes_to_the_next_best_query() -> None:
     pods = {n: pod(n, cpu) for n, cpu in (("big", 5), ("huge", 8), ("small", 1))}
     queries = [query("B", 100, "big"), query("H", 100, "huge"), query("S", 1, "small")]
     assert started(make_plan(queries, pods, [], capacity(node("n", 6)))) == ["B", "S"]
@@ -87,7 +87,7 @@ def test_spares_wait_until_a_query_has_waited_long() -> None:
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
-def test_a_query_that_fits_nowhere_keeps_no_spare_waiting() -> None:
+def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
     pods = {"a": pod("a", 40)}
     spare = SpareReplica(pod("spare", 1), 5, "")
     plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
@@ -105,7 +105,7 @@ def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     assert dict(plan.nodes) == {"spare": "plain"}
 
 
-def test_a_query_that_lacks_a_device_holds_no_cpu_back() -> None:
+def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     gpu = PodToPlace("g", Amounts(1, 1, 1, (("gpu", 1),)), "g", 0)
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     whole = Amounts(8, 100, 10, (("gpu", 1),))
@@ -179,7 +179,9 @@ _PARTS = st.dictionaries(
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_no_waiting_query_fits_and_no_node_is_overfull(sizes: Any, nodes: Any, data: Any) -> None:
+def test_no_waiting_query_fits_and_no_node_is_overcommitted(
+    sizes: Any, nodes: Any, data: Any
+) -> None:
     """I6 and I8, against packing by brute force."""
     pods = {name: pod(name, cpu) for name, cpu in sizes.items()}
     needs = st.sets(st.sampled_from(sorted(pods)), min_size=1)
@@ -231,7 +233,7 @@ def test_a_plan_is_worth_no_less_than_the_best_single_query(
     assert sum(priorities[r.key] for r in plan.order) >= max(singles, default=0)
 
 
-def test_a_small_dense_query_keeps_out_no_important_one() -> None:
+def test_a_small_dense_query_displaces_no_important_one() -> None:
     pods = {"s": pod("s", 10), "b": pod("b", 1000)}
     plan = make_plan(
         [query("small", 2, "s"), query("big", 100, "b")], pods, [], capacity(node("n", 1000))
@@ -329,7 +331,7 @@ def test_a_task_is_packed_only_where_its_node_affinity_lets_it() -> None:
     assert pack([wanted], capacity(node("a", 9))) is None
 
 
-def test_an_overcommitted_node_takes_no_room_from_the_others() -> None:
+def test_an_overcommitted_node_reduces_no_other_capacity() -> None:
     over, well = node("a", 4), node("b", 4)
     nodes = {
         "a": NodeCapacity(over, Amounts(-3, 50, 5)),
@@ -340,7 +342,7 @@ def test_an_overcommitted_node_takes_no_room_from_the_others() -> None:
     assert placement.nodes == {"i": "b"}
 
 
-def test_a_query_that_no_node_takes_leaves_the_others_spread() -> None:
+def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     pods = {f"x{n}": pod(f"x{n}", 5, memory=5) for n in range(4)}
     nowhere = PodToPlace("z", Amounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))

@@ -78,12 +78,12 @@ def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
     return handle
 
 
-def ask(endpoint: Endpoint, within_s: float = 5.0) -> bool:
+def probe(endpoint: Endpoint, within_s: float = 5.0) -> bool:
     return asyncio.run(kubelet_responds(endpoint, unverified_tls(), within_s))
 
 
 def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext) -> None:
-    assert ask(serve(shake_hands(server_tls)))
+    assert probe(serve(shake_hands(server_tls)))
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -92,7 +92,7 @@ def test_so_is_a_refusal_of_those_without_a_certificate(
 ) -> None:
     server_tls.verify_mode, server_tls.maximum_version = ssl.CERT_REQUIRED, newest
     try:
-        assert ask(serve(shake_hands(server_tls)))
+        assert probe(serve(shake_hands(server_tls)))
     finally:
         server_tls.verify_mode = ssl.CERT_NONE
         server_tls.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
@@ -100,18 +100,18 @@ def test_so_is_a_refusal_of_those_without_a_certificate(
 
 def test_a_port_that_is_open_and_says_nothing_is_none(serve: Serve) -> None:
     """What the kernel does for a process that is frozen."""
-    told = threading.Event()
+    done = threading.Event()
     try:
-        assert not ask(serve(lambda _: told.wait(10)), within_s=0.3)
+        assert not probe(serve(lambda _: done.wait(10)), within_s=0.3)
     finally:
-        told.set()
+        done.set()
 
 
-def test_neither_is_one_that_closes_or_that_nobody_listens_on(serve: Serve) -> None:
-    assert not ask(serve(lambda connection: connection.close()))
+def test_a_closed_connection_or_port_is_no_response(serve: Serve) -> None:
+    assert not probe(serve(lambda connection: connection.close()))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = Endpoint(*listener.getsockname())
-    assert not ask(gone)
+    assert not probe(gone)
 
 
 class OneNode(ClusterCache):
@@ -132,7 +132,7 @@ class OneNode(ClusterCache):
         )
 
 
-def word_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -> ProbeResults:
+def results_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -> ProbeResults:
     """What is known of the node, once it is `settled`."""
     probe = KubeletProbe(cluster, Timing(), time.time)
 
@@ -141,9 +141,9 @@ def word_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -
         try:
             async with asyncio.timeout(10):
                 while True:
-                    word = cluster.snapshot().kubelet_probes.get("uid-a")
-                    if word is not None and settled(word):
-                        return word
+                    results = cluster.snapshot().kubelet_probes.get("uid-a")
+                    if results is not None and settled(results):
+                        return results
                     await asyncio.sleep(0.01)
         finally:
             probing.cancel()
@@ -154,14 +154,14 @@ def word_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -
 def test_the_store_records_who_responded(serve: Serve, server_tls: ssl.SSLContext) -> None:
     began = time.time()
     cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
-    word = word_after(cluster, lambda w: w.responded_at is not None)
-    assert word.unanswered_since is None
-    assert began <= word.sent_at == word.responded_at
+    results = results_after(cluster, lambda w: w.responded_at is not None)
+    assert results.unanswered_since is None
+    assert began <= results.sent_at == results.responded_at
 
 
 def test_the_cache_records_silence_and_forgets_removed_nodes(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
     cluster.kubelet_probes.sent("uid-gone", time.time())
-    word = word_after(cluster, lambda w: w.unanswered_since is not None)
-    assert word.responded_at is None
+    results = results_after(cluster, lambda w: w.unanswered_since is not None)
+    assert results.responded_at is None
     assert cluster.snapshot().kubelet_probes.keys() == {"uid-a"}

@@ -117,7 +117,7 @@ def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> N
 
 
 def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
-    """I7: the newest incarnation of each slot stands on a node that is not known to be lost."""
+    """I7: the newest incarnation of each slot is on a node that is not known to be lost."""
     lost = assess_nodes(cluster.snapshot(), cluster.now, cluster.settings.timing).lost_nodes
     for topology in cluster.topologies:
         newest: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""Reconcile: what is made, lost, replaced, opened, said; and that it converges."""
+"""Reconcile: pods that are created, lost and replaced, gates, status; and convergence."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_silent_node_is_lost_after_three_seconds(running: ModelCluster) -> Non
     assert all(p.node != "b" for p in running.tasks().values())
 
 
-def test_a_coordinator_that_hears_nobody_condemns_nobody(running: ModelCluster) -> None:
+def test_a_coordinator_without_responses_proves_no_loss(running: ModelCluster) -> None:
     before = running.tasks()
     for node in "abc":
         running.freeze_node(node)
@@ -326,7 +326,7 @@ def test_a_diverged_replica_is_copied_anew_once(running: ModelCluster) -> None:
     assert "Diverged" in running.reasons()
 
 
-def test_a_disagreement_is_said_while_nobody_was_found_wrong(running: ModelCluster) -> None:
+def test_a_disagreement_is_reported_before_a_replica_is_replaced(running: ModelCluster) -> None:
     said = "hourly/0: replicas disagree on epoch 7"
     report = {**running.topologies["flights"].data_plane, "inconsistent": [said]}
     actions = reconcile(_with_report(running, report).snapshot(), running.now, running.settings)
@@ -349,7 +349,7 @@ def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
 def test_a_pod_refused_by_kubelets_is_retried_less_and_less(
     running: ModelCluster,
 ) -> None:
-    """No recovery begins for what never ran, and nothing else is planned anew for it."""
+    """No recovery begins for what never ran, and no other pod is planned again for it."""
     running.refusing = "storms"
     name = next(n for n, p in running.tasks().items() if p.segment_name == "storms")
     running.lose_node(running.tasks()[name].node or "")

@@ -1,4 +1,4 @@
-"""The operator's clock goes on evenly, whatever is done to the machine's."""
+"""The operator's clock does not jump, whatever happens to the machine's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Machine:
         self.clock = SteadyClock(lambda: self.wall_s, lambda: self.elapsed_s)
 
     def after(self, seconds: float) -> float:
-        """How much later it is by the clock."""
+        """How much time has passed by the clock."""
         before = self.clock()
         self.wall_s += seconds
         self.elapsed_s += seconds
         return self.clock() - before
 
 
-def test_it_says_what_the_machine_says() -> None:
+def test_it_follows_the_machines_clock() -> None:
     machine = Machine()
     assert machine.after(10.0) == pytest.approx(10.0)
     assert machine.clock() == machine.wall_s

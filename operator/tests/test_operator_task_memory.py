@@ -1,4 +1,4 @@
-"""A task learns from its pod how much memory it may use."""
+"""The pod of a task has the memory that it may use in a variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def variable(pod: dict[str, Any]) -> str:
     return next(e["value"] for e in task["env"] if e["name"] == "REKINDLE_MEMORY")
 
 
-def test_the_request_counts_where_there_is_no_limit(cluster: ModelCluster) -> None:
+def test_the_request_is_used_without_a_limit(cluster: ModelCluster) -> None:
     assert memory_of_tasks(cluster) == {str(1 << 30)}
 
 

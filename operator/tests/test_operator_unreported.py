@@ -59,7 +59,7 @@ def world(
     pods: Mapping[str, ProbeResults],
     report_age_s: float = 3.0,
 ) -> Snapshot:
-    """A pod on each of the nodes `a`, `b` and `c`, of a topology that nobody reports on."""
+    """A pod on each of the nodes `a`, `b` and `c`, of a topology without a fresh report."""
     names = ("a", "b", "c")
     topology = TopologyView("default", "t", "t", 1, 1, "2026-01-01T00:00:00Z", False, {}, {})
     return Snapshot(
@@ -96,7 +96,7 @@ def test_most_nodes_may_be_lost_at_once() -> None:
         (ALL, {**ALL, "a": SILENT}),
         ({**ALL, "a": SILENT}, {"b": ANSWERS, "c": ANSWERS}),
     ],
-    ids=["pod responds", "kubelet responds", "pod was never asked"],
+    ids=["pod responds", "kubelet responds", "pod was never probed"],
 )
 def test_one_signal_is_not_enough(
     kubelets: Mapping[str, ProbeResults], pods: Mapping[str, ProbeResults]
@@ -104,7 +104,7 @@ def test_one_signal_is_not_enough(
     assert lost(world(kubelets, pods)) == set()
 
 
-def test_who_hears_nobody_is_cut_off_itself() -> None:
+def test_an_operator_without_responses_is_cut_off_itself() -> None:
     dead = dict.fromkeys("abc", SILENT)
     assert lost(world(dead, dead)) == set()
 
@@ -133,8 +133,8 @@ def test_nodes_without_a_report_are_asked_at_once() -> None:
 def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
     snapshot = world(ALL, {}, report_age_s=0.5)
     both = replace(snapshot, pods=(*snapshot.pods, pod("second", "a")))
-    asked = pods_to_probe(both, set(), NOW, TIMING)
-    assert sorted(p.node or "" for p in asked) == ["a", "b", "c"]
+    probed = pods_to_probe(both, set(), NOW, TIMING)
+    assert sorted(p.node or "" for p in probed) == ["a", "b", "c"]
     assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
@@ -146,8 +146,8 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
     snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
     assert "!" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
     unheard = ProbeResults(sent_at=NOW - 11, unanswered_since=NOW - 11)
-    asked = pods_to_probe(replace(snapshot, pod_probes={"!": unheard}), set(), NOW, TIMING)
-    assert [p.uid for p in asked if p.node == "a"] == ["pa"]
+    probed = pods_to_probe(replace(snapshot, pod_probes={"!": unheard}), set(), NOW, TIMING)
+    assert [p.uid for p in probed if p.node == "a"] == ["pa"]
 
 
 def peers_only(snapshot: Snapshot) -> Snapshot:
@@ -166,8 +166,8 @@ def test_the_node_of_a_silent_replica_of_the_operator_is_lost() -> None:
 
 
 def test_a_replica_of_the_operator_is_probed_until_it_responds() -> None:
-    asked = peers_only(world(ALL, {**ALL, "a": SILENT}))
-    assert [p.node for p in pods_to_probe(asked, set(), NOW, TIMING)] == ["a"]
+    probed = peers_only(world(ALL, {**ALL, "a": SILENT}))
+    assert [p.node for p in pods_to_probe(probed, set(), NOW, TIMING)] == ["a"]
 
 
 def test_kubelets_beside_replicas_of_the_operator_are_asked() -> None:
@@ -186,7 +186,7 @@ def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
 
 
 def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
-    async def ask() -> tuple[bool, bool]:
+    async def probe() -> tuple[bool, bool]:
         async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.0 503 busy\r\n\r\n")
             writer.close()
@@ -203,7 +203,7 @@ def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
             server.close()
         return found[0], found[1]
 
-    assert asyncio.run(ask()) == (True, False)
+    assert asyncio.run(probe()) == (True, False)
 
 
 def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
@@ -216,7 +216,7 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     assert lost(heard) == set(), "the control plane has failed, not the nodes"
 
 
-def test_a_task_that_a_silent_kubelet_never_took_is_placed_anew() -> None:
+def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})
     assessment = assess_nodes(snapshot, NOW, TIMING)

@@ -64,7 +64,7 @@ def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
 
-def test_checks_become_rarer_without_a_leader() -> None:
+def test_checks_become_less_frequent_without_a_leader() -> None:
     observation = Observation()
     for second in range(60):
         observation = observation.seen([], {}, float(second))
@@ -224,7 +224,7 @@ def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: ApiServerWith, clo
 
 
 def test_pods_whose_node_responds_are_kept(api: ApiServerWith, clock: Clock) -> None:
-    """The port of the fake API server stands for the pod's."""
+    """The port of the fake API server is that of the pod."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=api.server.server_port)
     api.renewed = False
@@ -243,7 +243,7 @@ def test_a_starting_operator_is_kept_if_probes_do_not_work(
 
 
 def test_silence_counts_if_a_kubelet_has_responded_before(api: ApiServerWith, clock: Clock) -> None:
-    """The port of the fake API server stands for the kubelet's."""
+    """The port of the fake API server is that of the kubelet."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
         api,

@@ -139,6 +139,6 @@ def test_a_mirrors_age_is_the_time_since_the_last_response(
 def test_a_periodic_list_corrects_what_a_watch_has_missed(
     server: Server, started: Mirror[PodView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.items = [pod("z", 1)]  # no event has told
+    server.items = [pod("z", 1)]  # without an event
     monkeypatch.setattr(mirrors, "_RELIST_S", 0.5)
     eventually(lambda: names(started) == {"z"})
