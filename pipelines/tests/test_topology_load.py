@@ -88,6 +88,12 @@ def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
     del manifest["metadata"]["name"]
     manifest["spec"]["replicaz"] = 2
     assert [p.partition(":")[0] for p in problems(manifest)] == ["metadata.name", "spec.replicaz"]
+    del manifest["spec"]["replicaz"]
+    manifest["spec"]["operators"][2]["sql"] = "SELECT * FROM hourly WHERE tripz > 5"
+    assert problems(manifest) == [
+        "metadata.name: a topology needs a name",
+        "spec.operators[2].sql: unknown column tripz (did you mean trips?)",
+    ]
 
 
 @pytest.mark.parametrize(

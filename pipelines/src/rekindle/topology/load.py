@@ -36,6 +36,8 @@ def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, Topolog
         spec = load_spec(manifest["spec"]) if "spec" in manifest else None
     except InvalidTopology as error:
         problems += error.problems
+    else:
+        problems += problems_of_the_rest(manifest["spec"], []) if problems and spec else []
     if problems or spec is None:
         raise InvalidTopology(list(dict.fromkeys(problems)))
     return str(manifest["metadata"]["name"]), spec
