@@ -47,6 +47,8 @@ def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: A
         ('a,b\n1,"\\N"\n', {"nullValue": r"\N"}, [(1, r"\N")]),
         ('a,b\n1,"x ""y"", z"\n2,""\n', {"escape": '"'}, [(1, 'x "y", z'), (2, "")]),
         ("\n\na,b\n\n1,x\n", {}, [(1, "x")]),
+        ("a,b", {}, []),
+        ("a,b\n", {}, []),
         ("\n1,x\n", {"header": False}, [(1, "x")]),
         (f"1,{'x' * 200_000}\n", {"header": False}, [(1, "x" * 200_000)]),
         ("a,b\n1,caf\u00e9\n".encode("latin-1"), {"encoding": "ISO-8859-1"}, [(1, "caf\u00e9")]),

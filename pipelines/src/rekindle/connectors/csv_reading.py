@@ -101,8 +101,10 @@ def _check_first_row(
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
         nullcontext() if options.header else long_values(),  # no names are long
     ):
-        # Arrow passes over empty lines.
-        first = next((row for row in marks.reader(_without_mark(f)) if row), None)
+        lines = _without_mark(f)
+        # Arrow passes over empty lines, and refuses a header without a line end.
+        first = next((row for row in marks.reader(lines) if row), None)
+        ends = next(lines, None) is None
     if options.header:
         if first is None:
             raise SchemaMismatch(
@@ -110,7 +112,7 @@ def _check_first_row(
                 "header: false)"
             )
         require_columns(first, schema, where, _delimiter_hint(first, marks))
-        return True
+        return not ends
     if first is not None and len(first) != len(schema):
         raise SchemaMismatch(
             f"{where}: the first row has {len(first)} values, and the schema {len(schema)} "
