@@ -12,6 +12,7 @@ from rekindle.topology.windows.hopping import HoppingWindows
 from rekindle.topology.windows.registry import KINDS, assigner_of, check_window, unsupported_fields
 
 HOUR = 3_600_000_000
+OF_EACH_KIND = {"size": "1h"}
 
 
 def window(**fields: object) -> WindowSpec:
@@ -38,7 +39,7 @@ def test_windows_over_a_pane_are_those_that_hold_it(
 def test_ends_never_fall_where_starts_grow() -> None:
     starts = np.arange(-5, 5, dtype=np.int64) * HOUR
     for field in KINDS:
-        ends = assigner_of(window(**{field: "1h"})).ends(starts)
+        ends = assigner_of(window(**{field: OF_EACH_KIND[field]})).ends(starts)
         assert (np.diff(ends) >= 0).all(), field
 
 
@@ -60,7 +61,8 @@ def test_a_window_without_slide_does_not_overlap() -> None:
 def test_fields_that_do_not_go_together_are_refused(
     fields: dict[str, object], path: str, said: str
 ) -> None:
-    assert (path, said) in [(p.path, p.message) for p in check_window(window(**fields), "w")]
+    problems = check_window(window(**fields), "w")
+    assert [p for p in problems if p.path == path and p.message.startswith(said)]
 
 
 def test_fields_of_no_kind_are_not_supported() -> None:
