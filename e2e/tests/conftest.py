@@ -1,4 +1,4 @@
-"""What tests on the embedded cluster share: one control plane, and nodes for each test."""
+"""Fixtures of tests on the embedded cluster: one control plane, and nodes for each test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFactory]:
-    """Makes nodes that end with the test, and take their Nodes with them."""
+    """Creates nodes that are stopped, and their Nodes deleted, after the test."""
     ends = contextlib.ExitStack()
 
     def make(name: str = "", **options: Any) -> ProcessNode:
@@ -70,7 +70,7 @@ def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFa
 
 @pytest.fixture
 def pods(control_plane: ControlPlane) -> Iterator[Pods]:
-    """The default namespace; what the test makes there is gone after it."""
+    """The default namespace; pods that the test creates are deleted after it."""
     handle = Pods(control_plane.kubeconfig)
     yield handle
     handle.clear()

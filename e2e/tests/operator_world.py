@@ -1,4 +1,4 @@
-"""What the operator's API tests share: nodes and a data plane that only exist in the API.
+"""Fixtures of the operator's API tests: nodes and a data plane that only exist in the API.
 
 Everything else is real: API server, scheduler, controllers, and the operator as a process.
 """
@@ -25,7 +25,7 @@ from rekindle import names
 from rekindle_testing.embedded.pki import CertificateAuthority
 from rekindle_testing.waiting import wait_for
 
-START_S = 60.0  # of a process that imports much on a busy machine
+START_S = 60.0  # start of the process on a busy machine
 _POLL_S = 0.1
 _BEAT_S = 0.25
 _HEARTBEAT_S = 1.0
@@ -36,7 +36,7 @@ def now_text() -> str:
 
 
 class Kubelet:
-    """No more of one than a port that completes TLS handshakes, until it `hangs`."""
+    """A port that completes TLS handshakes, until it `hangs`."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self.hangs = False
@@ -71,7 +71,7 @@ class Kubelet:
 
 
 class World:
-    """A control plane seen by an admin, with fake nodes, and fake coordinators and tasks on them.
+    """A control plane with fake nodes, and fake coordinators and tasks on them.
 
     One thread plays kubelets (pods run at once, terminating ones end), and the data plane (the
     newest coordinator renews its Lease and reports every running task as Live).
@@ -88,8 +88,8 @@ class World:
         self.custom = client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
         self._alive: set[str] = set()
-        self.silent: set[str] = set()  # pods that the coordinator does not hear
-        self.deaf = False  # it hears none at all
+        self.silent: set[str] = set()  # pods that do not respond to the coordinator
+        self.cut_off = False  # no pod responds to it
         self.coordinators_run = True
         self._beaten_at = 0.0
         self._stop = threading.Event()
@@ -129,12 +129,12 @@ class World:
         wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
     def lose_node(self, name: str) -> None:
-        """No more heartbeats, and Kubernetes has noticed."""
+        """Without heartbeats, and NotReady."""
         self.freeze_node(name)
         self._set_ready(name, "Unknown")
 
     def call_not_ready(self, *names: str) -> None:
-        """Kubernetes thinks that they are lost; all that runs on them goes on."""
+        """NotReady, while all pods on them keep running."""
         for name in names:
             self._set_ready(name, "Unknown")
 
@@ -147,7 +147,7 @@ class World:
         return not self.core.read_node(name).spec.taints
 
     def freeze_node(self, name: str) -> None:
-        """No more heartbeats, and Kubernetes has not noticed yet; its pods and its kubelet are
+        """Without heartbeats, but still Ready; its pods and its kubelet are
         silent."""
         self._alive.discard(name)
         self.kubelets[name].hangs = True
@@ -204,7 +204,7 @@ class World:
         return dict(created)
 
     def edit(self, name: str, change: Callable[[dict[str, Any]], None]) -> int:
-        """The new generation. The operator writes beside us: what conflicts is tried again."""
+        """The new generation. The operator writes too: conflicts are retried."""
 
         def attempt() -> Any:
             manifest = self.topology(name)
@@ -337,7 +337,7 @@ class World:
             incarnation = int(label["incarnation"])
             if incarnation > tasks.get(slot, {}).get("incarnation", 0):
                 frozen = pod.spec.node_name not in self._alive
-                silent = self.deaf or frozen or pod.metadata.name in self.silent
+                silent = self.cut_off or frozen or pod.metadata.name in self.silent
                 tasks[slot] = {
                     "slot": slot,
                     "incarnation": incarnation,

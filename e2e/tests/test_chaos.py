@@ -17,7 +17,7 @@ SEED = 5
 ROUNDS = 3
 
 
-def test_random_faults_lose_and_repeat_nothing() -> None:
+def test_random_faults_lose_and_repeat_no_rows() -> None:
     result = run_seed(SEED, ROUNDS, print, build=BUILD / "test")
     assert not result.failure, f"{result.failure}\nevidence: {result.evidence}"
     assert [r.number for r in result.rounds] == [1, 2, 3]

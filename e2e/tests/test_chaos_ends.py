@@ -1,4 +1,4 @@
-"""However a chaos run ends, none of its processes goes on."""
+"""However a chaos run ends, none of its processes is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATER = ("etcd", "process_node", "rekindle run")  # of the cluster, of a node, 
 
 
 def _processes(directory: Path) -> dict[int, str]:
-    """Those whose command line names the run's directory."""
+    """Processes whose command line has the run's directory."""
     found = {}
     for process in psutil.process_iter():
         try:
@@ -38,7 +38,7 @@ def _has_begun(directory: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_processes(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rekindle_testing.chaos", "--seed", "900001", "--rounds", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with (tmp_path / "output").open("wb") as output:

@@ -1,4 +1,4 @@
-"""What a failed chaos run leaves behind."""
+"""The evidence of a failed chaos run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rekindle_testing.harness.log_keeper import LogKeeper
 class _Cluster:
     """Has a sink's file, a component's log, and an API server that may be gone."""
 
-    def __init__(self, directory: Path, *, answers: bool) -> None:
+    def __init__(self, directory: Path, *, responds: bool) -> None:
         self.control_plane = self
         self.shared = directory / "shared"
         (self.shared / "meters").mkdir(parents=True)
         (self.shared / "meters" / "rows.jsonl").write_text("{}\n")
-        self._answers = answers
+        self._responds = responds
 
     def kubectl(self, *arguments: str) -> str:
-        if not self._answers:
+        if not self._responds:
             raise EmbeddedError("connection refused")
         return " ".join(arguments)
 
@@ -33,9 +33,9 @@ class _Cluster:
         (directory / "etcd.log").write_text("started")
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_evidence_is_kept_whether_the_api_answers_or_not(answers: bool, tmp_path: Path) -> None:
-    cluster: Any = _Cluster(tmp_path, answers=answers)
+@pytest.mark.parametrize("responds", [True, False])
+def test_evidence_is_kept_also_without_the_api(responds: bool, tmp_path: Path) -> None:
+    cluster: Any = _Cluster(tmp_path, responds=responds)
     evidence = tmp_path / "evidence"
     evidence.mkdir()
     keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
@@ -43,5 +43,5 @@ def test_evidence_is_kept_whether_the_api_answers_or_not(answers: bool, tmp_path
     assert (evidence / "failure.txt").read_text() == "stuck\n"
     assert (evidence / "logs" / "etcd.log").read_text() == "started"
     assert (evidence / "shared" / "meters" / "rows.jsonl").exists()
-    assert (evidence / "events.txt").exists() == answers
-    assert (evidence / "objects.yaml").exists() == answers
+    assert (evidence / "events.txt").exists() == responds
+    assert (evidence / "objects.yaml").exists() == responds

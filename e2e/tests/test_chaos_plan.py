@@ -1,4 +1,4 @@
-"""The plan of a chaos run: one seed, one plan, and always a way back."""
+"""The plan of a chaos run: deterministic, and every fault ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_node_objects_are_deleted_only_where_they_do_not_stay(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_node_is_never_touched_and_all_are_replaced(seed: int) -> None:
+def test_one_node_has_no_fault_and_killed_ones_are_replaced(seed: int) -> None:
     alive = {f"node-{n}" for n in range(1, NODES + 1)}
     for round in _plan(seed).rounds:
         touched: set[str] = set()
@@ -98,7 +98,7 @@ def test_nodes_are_added_in_the_order_of_their_numbers() -> None:
         assert added == [f"node-{n}" for n in range(NODES + 1, NODES + 1 + len(added))]
 
 
-def test_every_fault_is_healed_in_its_round() -> None:
+def test_every_fault_ends_in_its_round() -> None:
     for round in _rounds():
         open_: dict[object, float] = {}
         for step in round.steps:
@@ -119,7 +119,7 @@ def test_every_fault_is_healed_in_its_round() -> None:
         assert round.steps[-1].at_s <= HEALED_BY_S
 
 
-def test_the_api_server_is_away_for_a_bounded_time_only() -> None:
+def test_the_api_server_is_paused_for_a_bounded_time() -> None:
     for round in _rounds():
         pauses = [s.at_s for s in round.steps if isinstance(s.action, PauseApiServer)]
         resumes = [s.at_s for s in round.steps if isinstance(s.action, ResumeApiServer)]

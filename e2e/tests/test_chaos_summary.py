@@ -1,4 +1,4 @@
-"""What a chaos run says in the end."""
+"""The summary of chaos runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart under several sets of values: what it renders fits together, and what it refuses."""
+"""The chart with several sets of values: consistent objects, and wrong values that are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every_set = pytest.mark.parametrize("values", VALUE_SETS)
 
 @pytest.mark.process
 @every_set
-def test_what_is_rendered_is_unique_and_its_references_exist(values: str) -> None:
+def test_rendered_objects_are_unique_and_references_exist(values: str) -> None:
     found = objects(values)
     identities = [identity(o) for o in found]
     assert len(identities) == len(set(identities))
@@ -62,7 +62,7 @@ def test_what_is_rendered_is_unique_and_its_references_exist(values: str) -> Non
 
 @pytest.mark.process
 @every_set
-def test_selectors_find_the_pods_they_are_for(values: str) -> None:
+def test_selectors_match_their_pods(values: str) -> None:
     found = objects(values)
     labels = [template["metadata"]["labels"] for template in pod_templates(found)]
     for o in found:
@@ -74,7 +74,7 @@ def test_selectors_find_the_pods_they_are_for(values: str) -> None:
 
 @pytest.mark.process
 @every_set
-def test_the_operator_reads_what_the_chart_gives_it(values: str) -> None:
+def test_the_operator_accepts_the_charts_settings(values: str) -> None:
     settings = read_settings(operator_env(objects(values)))
     wanted = VALUE_SETS[values].get("podPolicy", VALUES["podPolicy"])
     assert settings.pods.policy == parse_policy(wanted)
@@ -111,7 +111,7 @@ def test_the_operator_reads_every_variable_that_the_chart_sets() -> None:
         )
     ),
 )
-def test_releases_side_by_side_share_no_object(one: tuple[str, str], two: tuple[str, str]) -> None:
+def test_two_releases_share_no_object(one: tuple[str, str], two: tuple[str, str]) -> None:
     first, second = ({identity(o) for o in objects("default", *place)} for place in (one, two))
     assert not first & second
 
@@ -191,7 +191,7 @@ def test_the_schema_knows_every_feature_of_the_policy() -> None:
     assert all(feature in (CHART / "values.yaml").read_text() for feature in Feature)
 
 
-def test_the_charts_crd_is_the_repositorys() -> None:
+def test_the_chart_has_the_crd_of_the_repository() -> None:
     names = [p.name for p in (ROOT / "crds").glob("*.yaml")]
     assert names
     for name in names:

@@ -24,7 +24,7 @@ class Helm:
         self._environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
 
     def __call__(self, *arguments: str) -> str:
-        """Raises CalledProcessError with what helm said."""
+        """Raises CalledProcessError with the output of helm."""
         done = subprocess.run(
             [str(ensure_helm()), *arguments],
             env=self._environment,
@@ -54,7 +54,7 @@ def helm(plane: ControlPlane) -> Helm:
     return helm
 
 
-def test_releases_of_one_name_stand_side_by_side(plane: ControlPlane, helm: Helm) -> None:
+def test_releases_of_one_name_run_in_two_namespaces(plane: ControlPlane, helm: Helm) -> None:
     listed = helm("list", "--all-namespaces", "--output", "yaml")
     assert [r["status"] for r in yaml.safe_load(listed)] == ["deployed", "deployed"]
     for namespace in ("one", "two"):
@@ -93,7 +93,7 @@ def test_the_documented_upgrade_replaces_the_crd(
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_the_api_server_knows_all_that_is_rendered(plane: ControlPlane, values: str) -> None:
+def test_the_api_server_accepts_all_rendered_objects(plane: ControlPlane, values: str) -> None:
     for namespace in ("dry", "team-a", "system"):
         if f"namespace/{namespace}" not in plane.kubectl("get", "namespaces", "-o", "name"):
             plane.kubectl("create", "namespace", namespace)
@@ -103,7 +103,7 @@ def test_the_api_server_knows_all_that_is_rendered(plane: ControlPlane, values: 
     )
 
 
-def test_the_rights_for_one_namespace_end_with_it(plane: ControlPlane, helm: Helm) -> None:
+def test_permissions_are_limited_to_the_namespace(plane: ControlPlane, helm: Helm) -> None:
     def may(verb: str, what: str, namespace: str) -> bool:
         user = "--as=system:serviceaccount:one:rekindle"
         try:

@@ -1,4 +1,4 @@
-"""`make cluster` as a person uses it: apply the example, kill a node, add one, Ctrl-C."""
+"""`make cluster` as a user does it: apply the example, kill a node, add one, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 class Console:
-    """The program in one terminal, and what a person types in another."""
+    """The program in one terminal, and commands in another."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -111,7 +111,7 @@ def _all_live(console: Console) -> bool:
     return bool(queries) and all(query.get("state") == "Live" for query in queries)
 
 
-def test_the_example_survives_a_killed_node_and_sigint_ends_all(console: Console) -> None:
+def test_the_example_survives_a_lost_node_and_sigint_stops_all(console: Console) -> None:
     console.wait_ready()
     console.type("kubectl", "apply", "-f", "examples/flights/topology.yaml")
     wait_for("all queries Live", lambda: _all_live(console), 300, 1)
@@ -129,6 +129,6 @@ def test_the_example_survives_a_killed_node_and_sigint_ends_all(console: Console
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_signals_during_the_start_end_all(console: Console, number: signal.Signals) -> None:
+def test_two_signals_during_the_start_stop_all(console: Console, number: signal.Signals) -> None:
     wait_for("process nodes", lambda: "process nodes" in console.read(), 120)
     assert console.end(number, times=2) == 128 + number, console.read()

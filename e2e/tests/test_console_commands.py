@@ -1,4 +1,4 @@
-"""A line that a person types becomes a command, or a message that says what can be done."""
+"""A line of input becomes a command, or a message with possible commands."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_a_line_is_a_command(line: str, command: object) -> None:
         ("quit now", "quit takes no arguments, got: now"),
     ],
 )
-def test_what_cannot_be_done_says_what_can(line: str, message: str) -> None:
+def test_an_impossible_command_names_possible_ones(line: str, message: str) -> None:
     with pytest.raises(CommandError) as refused:
         parse_command(line, MACHINES)
     assert message in str(refused.value)

@@ -1,4 +1,4 @@
-"""The first signal ends a program, the second does not disturb its end."""
+"""The first signal stops a program, the second does not interrupt its clean-up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ except Interrupted as interrupted:
 
 
 @pytest.mark.parametrize("number", [1, 2, 15])
-def test_a_signal_ends_it_once_and_leaves_no_child(number: int, tmp_path: Path) -> None:
+def test_the_first_signal_stops_it_and_all_children(number: int, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "ended")],
         stdin=subprocess.PIPE,

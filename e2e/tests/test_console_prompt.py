@@ -1,4 +1,4 @@
-"""The prompt of `make cluster`, and what it prints before."""
+"""The prompt of `make cluster`, and the hints before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("builtins.input", read)
 
 
-def test_a_wrong_command_ends_nothing(
+def test_a_wrong_command_does_not_stop_the_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     type_lines(monkeypatch, "kil", "", "status", "quit", "never read")
@@ -50,7 +50,7 @@ def test_the_end_of_input_ends_the_prompt(monkeypatch: pytest.MonkeyPatch) -> No
     prompt(session({}))
 
 
-def test_hints_name_nodes_that_run() -> None:
+def test_hints_name_running_nodes() -> None:
     text = hints(Path("/c/kubeconfig"), Path("/c/bin"), ["node-1", "node-2", "node-3"])
     assert "\n  export KUBECONFIG=/c/kubeconfig PATH=/c/bin:$PATH\n" in text
     assert "rekindle-cluster kill node-1 node-2 " in text

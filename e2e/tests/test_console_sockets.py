@@ -1,4 +1,4 @@
-"""Commands from another terminal, and which cluster they are for."""
+"""Commands from another terminal, and the choice of the cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_socket_of_a_cluster_that_was_killed_is_removed(directory: Path) -> 
     assert not list(directory.iterdir())
 
 
-def test_of_two_clusters_one_must_be_named() -> None:
+def test_with_two_clusters_one_must_be_chosen() -> None:
     with pytest.raises(
         NoCluster, match=r"2 clusters are running: choose one with --cluster \(7, 8"
     ):

@@ -1,4 +1,4 @@
-"""The embedded control plane is a real one: it schedules, refuses, fails and ends."""
+"""The embedded control plane works like a real one: scheduling, permissions, outages."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 def node(name: str) -> str:
-    """As a kubelet registers itself: with its status."""
+    """Registers a node with its status, like a kubelet."""
     allocatable = {"cpu": "1", "memory": "1Gi", "pods": "10"}
     return json.dumps(
         {
@@ -43,7 +43,7 @@ def test_pods_find_their_service_account_and_root_certificate(control_plane: Con
     control_plane.kubectl("get", "configmap/kube-root-ca.crt")
 
 
-def test_a_service_accounts_token_says_who_holds_it(control_plane: ControlPlane) -> None:
+def test_a_service_accounts_token_identifies_it(control_plane: ControlPlane) -> None:
     token = control_plane.kubectl("create", "token", "default").strip()
     review = {
         "apiVersion": "authentication.k8s.io/v1",
@@ -65,7 +65,7 @@ def test_a_node_may_register_itself_and_no_other(control_plane: ControlPlane) ->
         control_plane.kubectl("get", "secrets", "-A", kubeconfig=identity)
 
 
-def test_a_user_may_nothing_until_it_is_granted(control_plane: ControlPlane) -> None:
+def test_a_user_needs_rbac_permissions(control_plane: ControlPlane) -> None:
     identity = control_plane.user_kubeconfig("somebody", group="reviewers")
     with pytest.raises(KubectlError, match=r'User "somebody" cannot list resource "pods"'):
         control_plane.kubectl("get", "pods", kubeconfig=identity)
@@ -114,7 +114,7 @@ def test_everything_listens_on_loopback_only(control_plane: ControlPlane) -> Non
         assert set(listening) == {"127.0.0.1"}, name
 
 
-def test_a_frozen_api_server_is_silent_and_comes_back(control_plane: ControlPlane) -> None:
+def test_a_frozen_api_server_responds_after_resume(control_plane: ControlPlane) -> None:
     control_plane.pause_api_server()
     try:
         with pytest.raises(KubectlError, match=r"(?i)timeout|deadline"):
@@ -124,7 +124,7 @@ def test_a_frozen_api_server_is_silent_and_comes_back(control_plane: ControlPlan
     assert "default" in control_plane.kubectl("get", "namespaces")
 
 
-def test_an_api_server_that_crashed_comes_back_with_its_objects(
+def test_a_restarted_api_server_keeps_its_objects(
     control_plane: ControlPlane,
 ) -> None:
     control_plane.kubectl("create", "namespace", "kept")
@@ -137,7 +137,7 @@ def test_an_api_server_that_crashed_comes_back_with_its_objects(
     control_plane.kubectl("get", "namespace/kept")
 
 
-def test_a_second_control_plane_beside_it_leaves_no_process_and_no_trace(
+def test_a_second_control_plane_leaves_no_processes(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -153,12 +153,12 @@ def test_a_second_control_plane_beside_it_leaves_no_process_and_no_trace(
         second.start()
 
 
-def test_what_was_not_started_says_so(tmp_path: Path) -> None:
+def test_a_control_plane_not_started_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ControlPlaneError, match="was not started"):
         ControlPlane(tmp_path).node_kubeconfig("n")
 
 
-def test_a_component_that_does_not_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_start_names_the_component_and_its_log(tmp_path: Path) -> None:
     settings = Settings(extra_arguments={"kube-apiserver": ["--no-such-flag"]})
     broken = ControlPlane(tmp_path / "broken", settings)
     with pytest.raises(ControlPlaneError, match=r"(?s)kube-apiserver ended.*--no-such-flag"):

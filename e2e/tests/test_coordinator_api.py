@@ -243,7 +243,7 @@ def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> Non
     assert all(m["manager"] != "python" for m in managers)
 
 
-def test_a_coordinator_is_small(cluster: Cluster) -> None:
+def test_a_coordinator_needs_little_memory(cluster: Cluster) -> None:
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
     process = psutil.Process(cluster.processes[0].pid)
     cpu_before, began = sum(process.cpu_times()[:2]), time.monotonic()
@@ -283,7 +283,7 @@ def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None
 
 
 def all_are_routed(cluster: Cluster) -> bool:
-    """Whether every task was told of every replica of its inputs."""
+    """Whether every task has routes to every replica of its inputs."""
     topology = cluster.fleet.topology
     replicas = Counter((topology.segment(s.segment).stream, s.partition) for s in topology.slots())
     return all(
@@ -301,7 +301,7 @@ def routes(poll: PollRequest) -> list[tuple[str, int, list[Endpoint]]]:
     ]
 
 
-def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -> None:
+def test_kill_9_of_the_coordinator_does_not_affect_tasks(cluster: Cluster) -> None:
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
     eventually(lambda: all_are_routed(cluster))  # on a slow machine the clock is ahead of the polls
     cluster.processes[0].send_signal(signal.SIGKILL)
@@ -321,7 +321,7 @@ def test_kill_9_of_the_coordinator_changes_nothing_for_tasks(cluster: Cluster) -
                 assert poll.restore is None
                 assert poll.sinks == before[slot].sinks
                 assert routes(poll) == routes(before[slot])
-    for slot in tasks:  # a floor may come later, never be taken back
+    for slot in tasks:  # a floor may be set later, but is never removed
         least = before[slot].floor or 0
         eventually(lambda s=slot, f=least: (last_poll(cluster, s).floor or 0) >= f)
     assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
@@ -360,7 +360,7 @@ def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Clus
     assert eventually(lambda: cluster.row(slot).get("incarnation") == 2)
 
 
-def test_tasks_are_polled_while_the_api_server_is_away(tmp_path: Path) -> None:
+def test_tasks_are_polled_without_the_api_server(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "control-plane") as own:
         install_crd(own)
         directory = tmp_path / "work"

@@ -1,4 +1,4 @@
-"""The CRD in a real API server: what it refuses, what it fills in, what it never lets go back."""
+"""The CRD in a real API server: refused values, defaults, and fields that never decrease."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """A control plane that knows the resource, and a namespace of our own."""
+    """A control plane with the CRD, and a namespace."""
     control_plane.kubectl("apply", "-f", str(CRD))
     control_plane.kubectl("wait", "--for=condition=Established", f"--filename={CRD}")
     control_plane.kubectl("create", "namespace", "crd")
-    # Discovery follows the condition by a moment.
+    # Discovery is updated shortly after the condition.
     wait_for("discovery", lambda: _is_known(control_plane))
     yield control_plane
     control_plane.kubectl("delete", "namespace", "crd", "--wait=false")
@@ -58,14 +58,14 @@ def json_api(api: ControlPlane) -> JsonApi:
 
 
 def create(api: ControlPlane, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The object as the API server has it."""
+    """The object in the API server."""
     done = api.kubectl("create", "-n", "crd", "-o", "json", "-f", "-", stdin=json.dumps(manifest))
     found: dict[str, Any] = json.loads(done)
     return found
 
 
 def try_to_create(json_api: JsonApi, manifest: dict[str, Any]) -> dict[str, Any]:
-    """As `kubectl create --dry-run=server` asks. Raises ApiRefusal."""
+    """Like `kubectl create --dry-run=server`. Raises ApiRefusal."""
     return json_api.call("POST", f"{TOPOLOGIES}?dryRun=All&fieldValidation=Strict", manifest)
 
 
@@ -81,9 +81,7 @@ def patch_status(api: ControlPlane, name: str, status: dict[str, Any] | None) ->
 
 
 @pytest.mark.parametrize("bad", bad_manifests(), ids=lambda b: b.name)
-def test_each_bad_manifest_is_refused_by_whom_the_table_says(
-    json_api: JsonApi, bad: BadManifest
-) -> None:
+def test_bad_manifests_are_refused_as_the_table_says(json_api: JsonApi, bad: BadManifest) -> None:
     if bad.server is None:
         try_to_create(json_api, bad.manifest)
         name, spec = load_topology(bad.manifest)
@@ -95,13 +93,13 @@ def test_each_bad_manifest_is_refused_by_whom_the_table_says(
 
 
 @pytest.mark.parametrize("manifest", [EXAMPLE, None], ids=["flights", "good"])
-def test_a_good_manifest_is_taken_by_both(json_api: JsonApi, manifest: Path | None) -> None:
+def test_a_good_manifest_is_accepted_by_both(json_api: JsonApi, manifest: Path | None) -> None:
     given = yaml.safe_load(manifest.read_text()) if manifest else good_manifest()
     name, spec = load_topology(try_to_create(json_api, given))
     assert validate(spec, name) == []
 
 
-def test_what_the_api_server_fills_in_is_what_the_spec_takes_for_granted(json_api: JsonApi) -> None:
+def test_defaults_of_the_api_server_and_the_spec_are_equal(json_api: JsonApi) -> None:
     for given in (good_manifest(), yaml.safe_load(EXAMPLE.read_text())):
         made = try_to_create(json_api, given)
         assert load_spec(made["spec"]) == load_spec(given["spec"])
@@ -129,18 +127,18 @@ def test_every_default_of_the_spec_is_one_of_the_crd(json_api: JsonApi) -> None:
                 assert (field.alias or name) in filled, name
 
 
-def test_the_epoch_interval_cannot_be_changed_nor_taken_out(api: ControlPlane) -> None:
+def test_the_epoch_interval_cannot_be_changed_or_removed(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     for value in ("2s", None):
         change = json.dumps({"spec": {"epochInterval": value}})
-        if value is None:  # the default comes back: nothing has changed
+        if value is None:  # the default is set: nothing has changed
             api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
             continue
         with pytest.raises(KubectlError, match="epochInterval cannot be changed"):
             api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
 
 
-def test_the_store_of_checkpoints_stays_where_it_is(api: ControlPlane) -> None:
+def test_the_checkpoint_store_cannot_be_changed(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     for field, value in (("store", "file:///elsewhere"), ("volume", "another"), ("volume", None)):
         change = json.dumps({"spec": {"checkpoint": {field: value}}})
@@ -148,7 +146,7 @@ def test_the_store_of_checkpoints_stays_where_it_is(api: ControlPlane) -> None:
             api.kubectl("patch", "topo", name, "-n", "crd", "--type=merge", "-p", change)
 
 
-def test_the_fence_never_falls_and_the_data_plane_never_disappears(api: ControlPlane) -> None:
+def test_the_fence_never_decreases_and_the_report_stays(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     patch_status(api, name, {"dataPlane": {"fence": 3, "headEpoch": 5}})
     patch_status(api, name, {"dataPlane": {"fence": 3, "headEpoch": 4}})
@@ -161,7 +159,7 @@ def test_the_fence_never_falls_and_the_data_plane_never_disappears(api: ControlP
     patch_status(api, name, {"dataPlane": {"fence": 4}, "phase": "Running"})
 
 
-def test_incarnations_never_fall(api: ControlPlane) -> None:
+def test_incarnations_never_decrease(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     slots = [{"slot": "a/0/0", "incarnation": 2}, {"slot": "coordinator", "incarnation": 1}]
     patch_status(api, name, {"slots": slots})
@@ -170,7 +168,7 @@ def test_incarnations_never_fall(api: ControlPlane) -> None:
         patch_status(api, name, {"slots": [slots[0] | {"incarnation": 1}, slots[1]]})
 
 
-def test_the_spec_does_not_touch_the_status_nor_the_status_the_spec(api: ControlPlane) -> None:
+def test_writes_of_spec_and_status_are_separate(api: ControlPlane) -> None:
     name = create(api, fresh() | {"status": {"phase": "Running"}})["metadata"]["name"]
     patch_status(api, name, {"dataPlane": {"fence": 1}})
     change = json.dumps({"spec": {"suspend": True}, "status": None})
@@ -206,7 +204,7 @@ def test_kubectl_prints_whether_it_is_ready_and_why(api: ControlPlane) -> None:
     assert more.rstrip().endswith("no word")
 
 
-def test_server_side_apply_of_the_data_plane_leaves_the_operators_status(api: ControlPlane) -> None:
+def test_apply_of_the_data_plane_keeps_the_operators_status(api: ControlPlane) -> None:
     name = create(api, fresh())["metadata"]["name"]
     patch_status(api, name, {"slots": [{"slot": "a/0/0", "incarnation": 1}]})
     task = {"slot": "a/0/0", "incarnation": 1, "phase": "Live", "stableEpoch": 7}

@@ -1,4 +1,4 @@
-"""The demo must be able to fail: each way it can go wrong is named."""
+"""The demo must be able to fail: each wrong result is reported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The repository's documents and what cites them: what is named exists, what is listed is whole."""
+"""The repository's documents and what cites them: names exist, and lists are complete."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def documents() -> dict[Path, str]:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """As GitHub makes them of headings."""
+    """As GitHub derives them from headings."""
     seen: Counter[str] = Counter()
     made: set[str] = set()
     for heading in _HEADING.findall(_FENCE.sub("", document.read_text())):
@@ -89,7 +89,7 @@ def cited(path: str) -> Path:
 
 
 def modules() -> frozenset[str]:
-    """Dotted names of all that can be imported from the two distributions."""
+    """Dotted names of all modules of the two distributions."""
     names = set()
     for path in tracked():
         if path.suffix == ".py" and "src" in path.relative_to(ROOT).parts:
@@ -103,7 +103,7 @@ def where(path: Path, what: str) -> str:
     return f"{path.relative_to(ROOT)}: {what}"
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_are_valid() -> None:
     broken = []
     for document, text in documents().items():
         for link in _LINK.findall(_CODE.sub("", text)):
@@ -116,7 +116,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_citations_of_documents_lead_somewhere() -> None:
+def test_citations_of_documents_are_valid() -> None:
     broken = []
     for path, text in tracked().items():
         for citation in _CITATION.findall(_URL.sub("", text)):
@@ -190,7 +190,7 @@ def test_targets_of_make_that_documents_name_exist() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_variables_that_documents_name_are_read_somewhere() -> None:
+def test_variables_that_documents_name_are_read() -> None:
     code = {
         name
         for path, text in tracked().items()

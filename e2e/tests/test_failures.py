@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 
 @pytest.fixture(scope="module")
 def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Of all topologies here: they differ in their names and folders only, and in one query."""
+    """For all topologies here: they differ only in names and folders, and in one query."""
     document = flights.manifest("reference", speedup=SPEEDUP)
     _add_query_and_raise_priority(document["spec"])
     found = Reference(document, cluster.shared, tmp_path_factory.mktemp("oracle"))
@@ -75,32 +75,32 @@ class TestProcesses:
     topology = "processes"
 
     @pytest.mark.parametrize("segment", ["alarms", "routes", "storms"])
-    def test_a_killed_task_loses_nothing(
+    def test_a_killed_task_loses_no_rows(
         self, run: Run, reference: Reference, segment: str
     ) -> None:
         run.kill_pod_processes(run.task_pods(segment)[0])
         run.wait_advanced()
         run.verify(reference)
 
-    def test_a_torn_log_loses_nothing(self, run: Run, reference: Reference) -> None:
+    def test_a_torn_log_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _tear_log(run, "flown")
         run.wait_advanced()
         run.verify(reference)
 
-    def test_a_failing_store_loses_nothing(self, run: Run, reference: Reference) -> None:
+    def test_a_failing_store_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _remove_store(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_advanced()
         run.verify(reference)
 
-    def test_a_killed_coordinator_touches_no_task(self, run: Run, reference: Reference) -> None:
+    def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_advanced(epochs=5)
         assert run.incarnations() == before
         run.verify(reference)
 
-    def test_a_killed_operator_touches_no_task(self, run: Run, reference: Reference) -> None:
+    def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
         run.wait_advanced(epochs=5)
@@ -162,7 +162,7 @@ def _remove_store(run: Run, seconds: float) -> None:
 class TestNodes:
     topology = "nodes"
 
-    def test_a_lost_node_loses_nothing(self, run: Run, reference: Reference) -> None:
+    def test_a_lost_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         victim = run.task_pods("routes")[0].spec.node_name
         run.cluster.kill_nodes([victim])
         run.observer.mark("lost", victim)
@@ -171,7 +171,7 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
-    def test_a_frozen_node_that_wakes_changes_nothing(self, run: Run, reference: Reference) -> None:
+    def test_a_thawed_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("storms")[0].spec.node_name
         run.cluster.nodes[node].freeze()
         _pass(run, 20, f"{node} freezes")
@@ -181,7 +181,7 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
-    def test_a_node_that_was_cut_off_changes_nothing(self, run: Run, reference: Reference) -> None:
+    def test_a_reconnected_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("alarms")[0].spec.node_name
         run.cluster.nodes[node].partition()  # its tasks go on, and still reach the sinks
         _pass(run, 15, f"{node} is cut off")
@@ -191,7 +191,7 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
-    def test_the_loss_of_three_of_five_nodes_loses_nothing(
+    def test_the_loss_of_three_of_five_nodes_loses_no_rows(
         self, run: Run, reference: Reference
     ) -> None:
         victims = sorted(run.cluster.nodes)[:3]
@@ -212,7 +212,7 @@ def _pass(run: Run, seconds: float, what: str) -> None:
 class TestEdits:
     topology = "edited"
 
-    def test_an_added_query_touches_no_task(self, run: Run, reference: Reference) -> None:
+    def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         _add_query_and_raise_priority(run.document["spec"])
         edited = max(run.observer.stable_epochs().values())
@@ -228,7 +228,7 @@ class TestEdits:
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
         run.verify(reference, {ADDED: start})
 
-    def test_removed_queries_end_only_their_tasks(self, run: Run, reference: Reference) -> None:
+    def test_removed_queries_stop_only_their_tasks(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         removed = _remove_queries(run.document["spec"], ADDED, "route-report")
         run.cluster.apply(run.document)
@@ -238,7 +238,7 @@ class TestEdits:
         assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
-    def test_a_suspended_topology_goes_on_where_it_was(
+    def test_a_resumed_topology_continues_where_it_stopped(
         self, run: Run, reference: Reference
     ) -> None:
         run.document["spec"]["suspend"] = True
@@ -250,7 +250,7 @@ class TestEdits:
         run.verify(reference)
 
 
-def test_problems_that_only_tasks_see_name_their_field(
+def test_problems_that_tasks_find_name_their_field(
     cluster: EmbeddedCluster,
 ) -> None:
     """Input that does not fit its schema, and SQL that the compiler takes and Spark refuses."""

@@ -41,7 +41,7 @@ def test_a_rotated_log_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     assert _kept(tmp_path / "evidence") == ["new", "old"]
 
 
-def test_a_pod_without_its_record_is_passed_over(tmp_path: Path) -> None:
+def test_a_pod_without_its_record_is_skipped(tmp_path: Path) -> None:
     keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "text")
     (tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "pod.json").unlink()

@@ -1,4 +1,4 @@
-"""What benchmarks say of themselves can be read back."""
+"""Reports of benchmarks can be read back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rekindle_testing.harness import report as module
 from rekindle_testing.harness.report import Row, line, report, reported
 
 
-def test_what_was_reported_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BENCH", tmp_path)
     rows = [Row("gap", {"max s": 1.2}, target=1.1, met=False), Row("load average", {"1 min": 0.5})]
     report("failover", rows)
     assert reported("failover") == rows
 
 
-def test_a_line_says_whether_the_bar_was_kept() -> None:
+def test_a_line_shows_whether_the_target_was_met() -> None:
     missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("gap", {"s": 1.0}, 1.1, met=True)
     assert line(missed) == "gap  s 1.2  (target 1.1)  MISSED"
     assert line(kept, width=5) == "gap    s 1  (target 1.1)  ok"

@@ -21,7 +21,7 @@ from rekindle_testing.harness.sinks import longest_pause, written
         ([], 0.0),
     ],
 )
-def test_a_pause_is_time_without_rows_that_no_empty_epoch_explains(
+def test_a_pause_excludes_the_time_of_empty_epochs(
     files: list[tuple[float, int]], pause_s: float
 ) -> None:
     assert longest_pause(files, since_s=9.5, until_s=20.0, epoch_s=1.0) == pause_s

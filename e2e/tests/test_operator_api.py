@@ -1,4 +1,4 @@
-"""The operator against a real API server: objects are accepted, losses are answered, nothing stays.
+"""The operator with a real API server: objects are accepted, lost pods replaced, all deleted.
 
 Nodes, kubelets and the data plane are fakes (`operator_world`); the rest is real.
 """
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.cluster
 
 _GATE = names.GATE
 _USER = "rekindle-operator"
-_SILENT_S = 4.0  # longer than what makes a node's silence its loss
+_SILENT_S = 4.0  # longer than the timeout after which a silent node is lost
 _HINTS = {  # by name in the table of bad manifests
     "cycle": "take one of these inputs out",
     "duplicate-of-a-source": "see spec.sources[0].name",
@@ -41,7 +41,7 @@ _HINTS = {  # by name in the table of bad manifests
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its own: fake nodes would take other tests' pods."""
+    """Its own: fake nodes would get pods of other tests."""
     with ControlPlane(tmp_path_factory.mktemp("operator-plane")) as running:
         for crd in sorted((ROOT / "crds").glob("*.yaml")):
             running.kubectl("apply", "--server-side", "-f", str(crd))
@@ -50,7 +50,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(plane: ControlPlane) -> Path:
-    """The operator's, with the rights that the chart gives it and no others."""
+    """The operator's, with only the permissions that the chart grants."""
     command = [ensure_helm(), "template", "rekindle", str(ROOT / "charts/rekindle")]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kinds = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
@@ -104,7 +104,7 @@ def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]
     yield world.create(manifest)
     if world.custom_or_none("flights") is not None:
         world.delete("flights", "Background")
-    # The garbage collector learns of a new kind by a look every 30 s: the first time it is late.
+    # The garbage collector discovers new kinds every 30 s: it is late the first time.
     wait_for("nothing is left", lambda: not world.left_of("flights"), 75)
 
 
@@ -155,7 +155,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
             world.remove_node(name)
 
 
-def test_a_lost_node_is_answered_with_new_incarnations(
+def test_tasks_of_a_lost_node_get_new_incarnations(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
@@ -171,38 +171,38 @@ def test_a_lost_node_is_answered_with_new_incarnations(
     assert "NodeLost" in world.reasons("flights")
 
 
-def test_a_node_that_falls_silent_is_lost_before_kubernetes_says_so(
+def test_a_silent_node_is_lost_before_it_is_not_ready(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     quiet = _without_coordinator(world, nodes)
     lost = _on(world, quiet)
     world.silent |= lost
-    wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
+    wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
     wait_for("it runs again", lambda: _is_running(world))
     assert not _on(world, quiet), "a quarantined node gets nothing"
 
 
-def test_a_node_whose_kubelet_is_as_silent_as_its_tasks_is_lost_whoever_else_is_not_heard(
+def test_only_nodes_with_silent_kubelets_are_lost(
     world: World, nodes: list[str], flights: Any
 ) -> None:
-    """A coordinator that hears nobody is believed there, and nowhere else."""
+    """The reports of a coordinator without responses count there, and nowhere else."""
     wait_for("it runs", lambda: _is_running(world))
     quiet = _without_coordinator(world, nodes)
     lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
-    world.kubelets[quiet].hangs = world.deaf = True
+    world.kubelets[quiet].hangs = world.cut_off = True
     try:
-        wait_for("its tasks stand elsewhere", lambda: not lost & set(world.pods("flights")))
-        time.sleep(_SILENT_S)  # in which the others would be lost, did their kubelets not answer
+        wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
+        time.sleep(_SILENT_S)  # without responses of their kubelets, the others would be lost
     finally:
-        world.deaf = False
+        world.cut_off = False
     wait_for("it runs again", lambda: _is_running(world))
     history = world.status("flights")["recovery"]["history"]
     assert history[0]["lostNodes"] == [quiet]
     assert all_of_them - lost <= set(world.pods("flights"))
 
 
-def test_nodes_that_are_only_called_not_ready_keep_their_pods(
+def test_not_ready_nodes_with_responding_tasks_keep_pods(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     def reason() -> str:
@@ -223,10 +223,10 @@ def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flight
     tasks = set(world.pods("flights"))
     world.coordinators_run = False
     try:
-        wait_for("nobody knows", lambda: world.status("flights")["phase"] == "Unknown")
+        wait_for("the phase Unknown", lambda: world.status("flights")["phase"] == "Unknown")
         assert world.condition("flights", "Ready")["status"] == "Unknown"
         wait_for(
-            "another coordinator stands",
+            "another coordinator",
             lambda: "flights-coordinator-2" in world.pods("flights", "coordinator"),
         )
     finally:
@@ -236,7 +236,7 @@ def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flight
     assert "CoordinatorReplaced" in world.reasons("flights")
 
 
-def test_an_edit_that_is_refused_leaves_the_accepted_generation_running(
+def test_a_refused_edit_keeps_the_accepted_generation(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
@@ -284,10 +284,10 @@ def test_an_edit_that_is_refused_leaves_the_accepted_generation_running(
     assert world.core.read_namespaced_config_map(f"flights-g{generation}", "default")
     assert world.status("flights")["queriesLive"].endswith("/2")
     kept = pods - {"flights-routes-0-0-1"}
-    wait_for("only what is not needed ends", lambda: set(world.pods("flights")) == kept)
+    wait_for("only unneeded pods to end", lambda: set(world.pods("flights")) == kept)
 
 
-def test_suspend_keeps_the_state_and_resume_takes_new_incarnations(
+def test_resume_uses_new_incarnations_and_the_kept_state(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
@@ -303,7 +303,7 @@ def test_suspend_keeps_the_state_and_resume_takes_new_incarnations(
     assert not world.status("flights").get("recovery"), "a resumption is no recovery"
 
 
-def test_deletion_leaves_nothing_not_even_on_a_dead_node(
+def test_deletion_leaves_no_objects_even_of_dead_nodes(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
@@ -314,7 +314,7 @@ def test_deletion_leaves_nothing_not_even_on_a_dead_node(
     wait_for("nothing is left", lambda: not world.left_of("flights"))
 
 
-def test_an_invalid_topology_gets_nothing_but_an_explanation(
+def test_an_invalid_topology_only_gets_a_status_and_event(
     world: World, operators: list[Operator]
 ) -> None:
     manifest = yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text())
@@ -325,12 +325,12 @@ def test_an_invalid_topology_gets_nothing_but_an_explanation(
         refused = wait_for("Valid=False", lambda: _if_false(world.condition("broken", "Valid")))
         assert "spec.queries[0]" in refused["message"]
         assert world.left_of("broken") == []
-        wait_for("it is told", lambda: "Invalid" in world.reasons("broken"))
+        wait_for("the Event", lambda: "Invalid" in world.reasons("broken"))
     finally:
         world.delete("broken", "Background")
 
 
-def test_what_only_validation_sees_is_said_by_valid_and_by_an_event_with_path_and_hint(
+def test_validation_problems_are_in_valid_and_in_an_event(
     world: World, operators: list[Operator]
 ) -> None:
     bad = [b for b in bad_manifests() if b.name in _HINTS]
@@ -359,7 +359,7 @@ def _told(world: World, name: str) -> list[tuple[str, str, str]]:
     return [(e["type"], e["reason"], e["message"]) for e in world.events(name)]
 
 
-def test_another_replica_takes_over_and_changes_nothing_that_runs(
+def test_another_replica_takes_over_and_restarts_no_pod(
     world: World, nodes: list[str], flights: Any, operators: list[Operator]
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
@@ -387,8 +387,8 @@ def _if_false(condition: dict[str, Any]) -> dict[str, Any] | None:
     return condition if condition.get("status") == "False" else None
 
 
-def test_an_incarnation_cannot_be_taken_back(world: World, nodes: list[str], flights: Any) -> None:
-    """The API server itself refuses it: a stale operator cannot undo a reservation (I9)."""
+def test_an_incarnation_cannot_be_decreased(world: World, nodes: list[str], flights: Any) -> None:
+    """The API server refuses it: a stale operator cannot undo a reservation (I9)."""
     wait_for("it runs", lambda: _is_running(world))
     slots = [s | {"incarnation": 0} for s in world.status("flights")["slots"]]
     body = {"status": {"slots": slots}}

@@ -16,7 +16,7 @@ from rekindle_testing.waiting import wait_for
 pytestmark = pytest.mark.cluster
 
 _FROZEN_S = 6.0
-_FOLLOWED_S = 5.0  # 2.5 s, on a machine that has other things to do
+_REPLACED_S = 5.0  # 2.5 s, with a margin for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_frozen_api_server_ends_no_replica(
     wait_for("one leads", lambda: _leaders(operators), START_S)
     plane.pause_api_server()
     try:
-        wait_for("none acts", lambda: not _leaders(operators), _FROZEN_S)
+        wait_for("no replica to act", lambda: not _leaders(operators), _FROZEN_S)
         end = time.monotonic() + _FROZEN_S
         wait_for(
             "the API server to be away for longer than a Lease lasts",
@@ -69,10 +69,10 @@ def test_a_frozen_api_server_ends_no_replica(
     assert [o.errors() for o in operators] == [[], []]
 
 
-def test_a_killed_leader_is_followed_soon(operators: list[Operator]) -> None:
+def test_a_killed_leader_is_soon_replaced(operators: list[Operator]) -> None:
     (leader,) = wait_for("one leads", lambda: _leaders(operators), START_S)
     (other,) = (o for o in operators if o is not leader)
     began = time.monotonic()
     leader.kill()
     wait_for("the other leads", other.leads, START_S)
-    assert time.monotonic() - began < _FOLLOWED_S
+    assert time.monotonic() - began < _REPLACED_S

@@ -19,7 +19,7 @@ BAR_S = 30.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    # As long as with Kubernetes' default: meanwhile the scheduler takes dead nodes for living ones.
+    # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
     directory = tmp_path_factory.mktemp("operator")
     with EmbeddedCluster(directory, nodes=5, settings=slow, report=print) as cluster:
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
         yield cluster
 
 
-def test_the_operator_comes_back_when_all_its_replicas_died(cluster: EmbeddedCluster) -> None:
+def test_the_operator_restarts_when_all_its_replicas_die(cluster: EmbeddedCluster) -> None:
     cluster.leading_operator_pod()
     before = {p.metadata.uid: p.spec.node_name for p in cluster.operator_pods()}
     victims = sorted(set(before.values()))
@@ -47,7 +47,7 @@ def test_the_operator_comes_back_when_all_its_replicas_died(cluster: EmbeddedClu
     print(f"the operator was back after {took_s:.1f} s")
     assert took_s < BAR_S, cluster.describe_system()
     objects = {node.metadata.name for node in cluster.core.list_node().items}
-    assert objects >= set(victims), "the dead nodes' objects were to stay"
+    assert objects >= set(victims), "objects of dead nodes must stay"
     lost = {uid for uid, node in before.items() if node in victims}
     wait_for(
         "all lost replicas to be replaced",

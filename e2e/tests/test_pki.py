@@ -1,4 +1,4 @@
-"""What the throw-away authority issues is what TLS accepts."""
+"""Certificates of the temporary authority are accepted by TLS."""
 
 import socket
 import ssl
@@ -50,7 +50,7 @@ def handshake(ca: Path, server: KeyPair, client: KeyPair, host: str) -> dict[str
     return seen
 
 
-def test_the_holder_of_a_client_certificate_is_known_by_name_and_group(
+def test_a_client_certificate_has_name_and_group(
     authority: CertificateAuthority,
 ) -> None:
     server = authority.issue_server("server", "server", ["127.0.0.5", "node.local"])
@@ -60,7 +60,7 @@ def test_the_holder_of_a_client_certificate_is_known_by_name_and_group(
     assert handshake(authority.pair.certificate, server, client, "node.local")
 
 
-def test_a_server_is_not_believed_at_another_address(authority: CertificateAuthority) -> None:
+def test_a_server_certificate_is_for_its_addresses_only(authority: CertificateAuthority) -> None:
     server = authority.issue_server("elsewhere", "server", ["127.0.0.5"])
     client = authority.issue_client("client", "client")
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -1,4 +1,4 @@
-"""Which pods a process node admits: by what is left of it, and by what they ask for."""
+"""Which pods a process node admits: by free capacity, and by their fields."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ def pod(cpu: str = "", **spec: Any) -> dict[str, Any]:
     }
 
 
-# --- what is left --------------------------------------------------------------
+# --- capacity ---------------------------------------------------------------
 
 
 def test_a_pod_that_fits_exactly_is_admitted() -> None:
     assert admission.admit(pod("1500m"), [pod("500m")], ALLOCATABLE) is None
 
 
-def test_a_pod_above_what_is_left_is_refused_with_the_figures() -> None:
+def test_a_pod_above_free_capacity_is_refused_with_numbers() -> None:
     refusal = admission.admit(pod("1501m"), [pod("500m")], ALLOCATABLE)
     assert refusal is not None
     assert refusal.reason == "OutOfcpu"
@@ -40,7 +40,7 @@ def test_pods_are_counted_too() -> None:
     assert refusal.reason == "OutOfpods"
 
 
-def test_a_resource_the_node_lacks_is_refused() -> None:
+def test_a_resource_that_the_node_lacks_is_refused() -> None:
     greedy = pod()
     greedy["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
     refusal = admission.admit(greedy, [], ALLOCATABLE)
@@ -54,7 +54,7 @@ def test_an_init_container_counts_only_as_far_as_it_is_larger() -> None:
     assert admission.requests(pod("3", initContainers=[big]))["cpu"] == 3
 
 
-# --- what a pod may ask for ---------------------------------------------------
+# --- supported fields -------------------------------------------------------
 
 
 def of_container(**fields: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def secured(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_a_node_does_not_do_is_refused_by_field(spec: dict[str, Any], path: str) -> None:
+def test_unsupported_fields_are_refused_by_path(spec: dict[str, Any], path: str) -> None:
     refusal = admission.admit(pod(**spec), [], ALLOCATABLE)
     assert refusal is not None
     assert refusal.reason == admission.UNSUPPORTED
@@ -174,7 +174,7 @@ def test_what_a_node_does_not_do_is_refused_by_field(spec: dict[str, Any], path:
         ({"subdomain": "peers"}, ["spec.subdomain"]),
     ],
 )
-def test_what_does_no_harm_is_admitted_and_named(spec: dict[str, Any], paths: list[str]) -> None:
+def test_ignorable_fields_are_admitted_and_named(spec: dict[str, Any], paths: list[str]) -> None:
     assert admission.admit(pod(**spec), [], ALLOCATABLE) is None
     ignored = contract.ignored(pod(**spec))
     assert len(ignored) == len(paths)
@@ -215,12 +215,12 @@ def test_what_does_no_harm_is_admitted_and_named(spec: dict[str, Any], paths: li
         secured(seccompProfile={"type": "Unconfined"}, capabilities={"add": [], "drop": []}),
     ],
 )
-def test_what_changes_nothing_is_admitted_without_a_word(spec: dict[str, Any]) -> None:
+def test_fields_without_effect_are_admitted(spec: dict[str, Any]) -> None:
     assert admission.admit(pod(**spec), [], ALLOCATABLE) is None
     assert contract.ignored(pod(**spec)) == []
 
 
-def test_a_pod_that_is_debugged_or_resized_is_told_that_nothing_follows() -> None:
+def test_changes_of_an_admitted_pod_are_reported_as_ignored() -> None:
     before = pod("1", hostname="a")
     debugged = pod("1", ephemeralContainers=[{"name": "d", "image": "i"}])
     assert list(contract.changes(before, pod("1", hostname="b"))) == []

@@ -1,4 +1,4 @@
-"""Taking over what an earlier agent started, from what lies in the attempt's directory."""
+"""Adopting attempts of an earlier agent from their directories."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def write_spec(directory: Path, started_at: float) -> None:
     (directory / "spec.json").write_text(json.dumps({"started_at": started_at}))
 
 
-def test_a_shim_that_was_started_a_moment_ago_is_waited_for(directory: Path) -> None:
+def test_a_shim_that_has_just_started_is_waited_for(directory: Path) -> None:
     write_spec(directory, time.time())
     argv = [sys.executable, "-c", LATE_SHIM, str(directory)]
 
@@ -49,7 +49,7 @@ def test_a_shim_that_was_started_a_moment_ago_is_waited_for(directory: Path) -> 
     asyncio.run(adopt_and_end())
 
 
-def test_a_shim_that_left_no_exit_code_has_ended_once_and_for_all(directory: Path) -> None:
+def test_a_shim_without_an_exit_code_has_ended(directory: Path) -> None:
     write_spec(directory, time.time() - 3600)
     (directory / "lock").write_text("1")
     attempt = Attempt.adopt(directory, lambda: None)

@@ -1,4 +1,4 @@
-"""What a process node decides, without a node: probes, restarts, status."""
+"""Decisions of a process node, without a node: probes, restarts, status."""
 
 from dataclasses import replace
 from typing import Any
@@ -74,7 +74,7 @@ def test_readiness_waits_for_the_startup_probe() -> None:
     assert not is_ready(False, passed, passed)
 
 
-def test_only_startup_and_liveness_condemn() -> None:
+def test_only_startup_and_liveness_restart_a_container() -> None:
     failed = replace(ProbeRun(SPEC), passed=False)
     assert must_restart(failed, None) is ProbeKind.STARTUP
     assert must_restart(None, failed) is ProbeKind.LIVENESS
@@ -88,7 +88,7 @@ def ended(code: int = 1, ran_s: float = 1.0) -> Exit:
     return Exit(code, 0, "Error" if code else "Completed", "", 1000.0, 1000.0 + ran_s)
 
 
-def test_the_first_restart_is_immediate_and_the_next_wait_ever_longer() -> None:
+def test_the_first_restart_is_immediate_and_back_off_grows() -> None:
     policy, crashes = BackoffPolicy(), Crashes()
     delays = []
     for _ in range(9):
@@ -97,7 +97,7 @@ def test_the_first_restart_is_immediate_and_the_next_wait_ever_longer() -> None:
     assert delays == [0, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_a_long_run_clears_the_record() -> None:
+def test_a_long_run_resets_the_back_off() -> None:
     policy = BackoffPolicy()
     crashes = Crashes(6).after(ended(ran_s=600), policy)
     assert crashes.delay_s(policy) == 0
@@ -205,7 +205,7 @@ def test_a_condition_keeps_its_time_until_it_changes() -> None:
     assert times == [status.rfc3339(10), status.rfc3339(10), status.rfc3339(30)]
 
 
-def test_another_s_word_against_ours_is_noticed() -> None:
+def test_a_condition_changed_by_another_client_is_detected() -> None:
     ours = {"conditions": [{"type": "Ready", "status": "True"}]}
     theirs = {"conditions": [{"type": "Ready", "status": "False"}]}
     stranger = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -251,12 +251,12 @@ def settings(**more: Any) -> NodeSettings:
     return NodeSettings(**fields)
 
 
-def test_settings_survive_the_way_to_the_agent(tmp_path: Any) -> None:
+def test_settings_are_read_as_they_were_written(tmp_path: Any) -> None:
     settings().write(tmp_path / "s.json")
     assert NodeSettings.read(tmp_path / "s.json") == settings()
 
 
-def test_a_node_carries_the_labels_that_schedulers_read() -> None:
+def test_a_node_has_the_labels_for_the_scheduler() -> None:
     labels = node_labels(settings())
     assert labels["kubernetes.io/hostname"] == "n1"
     assert labels["topology.kubernetes.io/zone"] == "z1"

@@ -60,7 +60,7 @@ def test_a_quantity_is_exact(text: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1Gb", "m", "1 Gi", "--1"])
-def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
+def test_an_invalid_quantity_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="resource quantity"):
         quantities.parse(text)
 
@@ -96,7 +96,7 @@ def test_references_expand_as_in_kubernetes(text: str, expanded: str) -> None:
         ("status.hostIP", "127.7.0.1"),
     ],
 )
-def test_a_pod_learns_of_itself(path: str, value: str) -> None:
+def test_the_downward_api_has_fields_of_the_pod(path: str, value: str) -> None:
     assert field_value(POD, path, FACTS) == value
 
 
@@ -116,7 +116,7 @@ def test_an_unknown_field_is_refused() -> None:
         ("free", "requests.memory", "1", "0"),
     ],
 )
-def test_resources_are_rounded_up_and_fall_back_on_the_node(
+def test_resources_are_rounded_up_with_the_node_as_default(
     container: str, resource: str, divisor: str, value: str
 ) -> None:
     reference = {"resource": resource, "divisor": divisor}
@@ -136,7 +136,7 @@ def built(container: dict[str, Any]) -> dict[str, str]:
     return environment.build(POD, {"name": "main", **container}, objects(), {"BASE": "b"}, FACTS)
 
 
-def test_env_overrides_env_from_and_sees_what_stands_before_it() -> None:
+def test_env_overrides_env_from_and_uses_earlier_variables() -> None:
     container = {
         "envFrom": [{"configMapRef": {"name": "settings"}, "prefix": "CFG_"}],
         "env": [
@@ -178,7 +178,7 @@ def test_a_missing_reference_is_named(container: dict[str, Any], message: str) -
         built(container)
 
 
-def test_command_and_args_take_the_image_s_place_as_in_kubernetes() -> None:
+def test_command_and_args_override_the_image() -> None:
     image = Image(command=("run", "--fast"))
     variables = {"N": "1"}
     assert containers.command_line({"image": "i"}, image, {}) == ["run", "--fast"]
@@ -197,7 +197,7 @@ def test_an_unknown_image_names_the_known_ones() -> None:
         containers.find_image({"image": "other"}, {"b": Image(), "a": Image()})
 
 
-def test_the_shim_is_told_path_variables_and_mounts_in_order(tmp_path: Path) -> None:
+def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> None:
     volumes = {"data": tmp_path / "data", "conf": tmp_path / "conf"}
     for path in volumes.values():
         path.mkdir()

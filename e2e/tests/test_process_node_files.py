@@ -49,7 +49,7 @@ def log_file(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_lines_come_back_whole_and_in_order(log_file: Path) -> None:
+def test_lines_are_read_complete_and_in_order(log_file: Path) -> None:
     assert read(log_file) == b"one\ntwo\noops\nthree\nend"
 
 
@@ -84,7 +84,7 @@ def test_a_carriage_return_ends_no_line_of_a_rotated_log(tmp_path: Path) -> None
     assert read(tmp_path / "log") == b"10 %\r100 %\n"
 
 
-def test_following_goes_on_over_a_rotation_until_the_container_is_over(tmp_path: Path) -> None:
+def test_follow_continues_after_a_rotation_until_the_end(tmp_path: Path) -> None:
     async def follow() -> list[bytes]:
         log = Log(tmp_path / "log", limit_bytes=400)
         over = False
@@ -169,7 +169,7 @@ def test_a_missing_key_of_a_volume_is_named() -> None:
         payloads.payload(POD, {"name": "v", "configMap": source}, objects, {}, FACTS)
 
 
-def test_a_volume_changes_in_one_step_and_forgets_what_went(tmp_path: Path) -> None:
+def test_a_volume_is_updated_atomically(tmp_path: Path) -> None:
     payloads.write(tmp_path, {"a": File(b"1"), "d/b": File(b"2")})
     first = (tmp_path / "..data").resolve()
     payloads.write(tmp_path, {"a": File(b"1"), "d/b": File(b"2")})
@@ -182,7 +182,7 @@ def test_a_volume_changes_in_one_step_and_forgets_what_went(tmp_path: Path) -> N
 
 
 class Issuer:
-    """Issues a new token for each request, and remembers what was asked."""
+    """Issues a new token for each request, and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -192,7 +192,7 @@ class Issuer:
         return {"status": {"token": f"token {len(self.asked)}"}}
 
 
-def test_a_token_is_kept_and_renewed_at_four_fifths_of_its_life() -> None:
+def test_a_token_is_renewed_at_80_percent_of_its_lifetime() -> None:
     issuer, now = Issuer(), 0.0
     tokens = TokenReader(cast(ApiClient, issuer), clock=lambda: now)
     source = {"path": "t", "expirationSeconds": 1000, "audience": "store"}

@@ -1,4 +1,4 @@
-"""Every way of losing a process node, and what of it comes back."""
+"""Failures of process nodes, and recovery from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ http.server.HTTPServer((os.environ["POD_IP"], 8080), Handler).serve_forever()
 # Leaves its process group and its session, as PySpark's daemon leaves its group.
 STRAY = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
 
-WAITS_FOR_A_SIGN = """
+WAITS_FOR_A_FILE = """
 import os, time
 while not os.path.exists("/signs/end"): time.sleep(0.05)
 raise SystemExit(7)
@@ -84,8 +84,8 @@ def on(node: ProcessNode, *scripts: str) -> dict[str, Any]:
     }
 
 
-def answers(address: str, timeout_s: float = 1.0) -> bool:
-    """Whether the pod serves; silence and refusal are both a no."""
+def responds(address: str, timeout_s: float = 1.0) -> bool:
+    """Whether the pod responds; False if the connection is refused or times out."""
     connection = http.client.HTTPConnection(address, 8080, timeout=timeout_s)
     try:
         connection.request("GET", "/")
@@ -100,11 +100,11 @@ def kubelet_lives(node: ProcessNode, pods: Pods) -> bool:
     """As the operator probes (docs/decisions/0025-kubelets-as-signals.md)."""
     kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
     assert kubelet is not None
-    return asyncio.run(probe.answers(kubelet, probe.unverified_tls(), within_s=2.0))
+    return asyncio.run(probe.responds(kubelet, probe.unverified_tls(), within_s=2.0))
 
 
 def is_closed(held: socket.socket) -> bool:
-    """By FIN, or by RST if bytes were left unread: both are the end of the peer."""
+    """By FIN, or by RST if bytes were unread: the peer has ended in both cases."""
     try:
         return held.recv(1) == b""
     except ConnectionResetError:
@@ -127,7 +127,7 @@ def serving(node_factory: NodeFactory, pods: Pods) -> Callable[[str], tuple[Proc
     return make
 
 
-def test_a_killed_node_takes_everything_with_it_at_once(
+def test_a_killed_node_loses_all_processes_at_once(
     serving: Callable[[str], tuple[ProcessNode, str]],
 ) -> None:
     node, address = serving("victim")
@@ -138,21 +138,21 @@ def test_a_killed_node_takes_everything_with_it_at_once(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not (node.directory / "data").exists()
     assert node.log.exists()
-    wait_for("the control plane notices", lambda: ready(node) == "Unknown", 20)
+    wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
 
 
-def test_killing_the_agent_s_process_group_is_losing_the_node(
+def test_killing_the_agents_process_group_kills_the_node(
     serving: Callable[[str], tuple[ProcessNode, str]],
 ) -> None:
     node, address = serving("grouped")
     assert node.agent_pid is not None
     os.killpg(os.getpgid(node.agent_pid), signal.SIGKILL)
     wait_for("no process is left", lambda: not node.pids, 2)
-    assert not answers(address)
-    wait_for("its disk is gone", lambda: not (node.directory / "data").exists(), 2)
+    assert not responds(address)
+    wait_for("its disk to be deleted", lambda: not (node.directory / "data").exists(), 2)
 
 
-def test_a_frozen_node_is_silent_and_thaws_as_it_was(
+def test_a_frozen_node_is_silent_and_resumes_after_thaw(
     serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
 ) -> None:
     node, address = serving("frozen")
@@ -160,21 +160,21 @@ def test_a_frozen_node_is_silent_and_thaws_as_it_was(
     assert kubelet_lives(node, pods)
     node.freeze()
     assert not kubelet_lives(node, pods)
-    # The kernel accepts for it, and nobody answers.
+    # The kernel accepts the connection, but there is no response.
     with socket.create_connection((address, 8080), timeout=1):
-        assert not answers(address)
-    wait_for("its silence is noticed", lambda: ready(node) == "Unknown", 20)
+        assert not responds(address)
+    wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
     wait_for("its pod is unready", lambda: condition_of(pods.get("frozen"), "Ready") == "False")
     node.thaw()
-    wait_for("the node is back", lambda: ready(node) == "True")
+    wait_for("the node to be Ready", lambda: ready(node) == "True")
     pod = pods.wait_ready("frozen")
-    assert answers(address)
+    assert responds(address)
     assert kubelet_lives(node, pods)
     assert pod["metadata"]["uid"] == uid
     assert container_of(pod)["restartCount"] == 0
 
 
-def test_a_thawed_zombie_ends_the_pods_that_were_given_up(
+def test_a_thawed_zombie_stops_its_deleted_pods(
     serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods
 ) -> None:
     node, address = serving("zombie")
@@ -182,11 +182,11 @@ def test_a_thawed_zombie_ends_the_pods_that_were_given_up(
     pods.delete("zombie", grace_s=0)
     assert not pods.exists("zombie")
     node.thaw()
-    wait_for("the zombie's pod ends", lambda: not answers(address), 10)
+    wait_for("the zombie's pod ends", lambda: not responds(address), 10)
 
 
 @pytest.mark.skipif(cgroup2_mount() is None or os.geteuid() != 0, reason="needs root and cgroup v2")
-def test_a_partition_is_silence_on_both_sides_and_heals(
+def test_a_partition_drops_all_packets_until_it_ends(
     serving: Callable[[str], tuple[ProcessNode, str]], node_factory: NodeFactory, pods: Pods
 ) -> None:
     node, address = serving("apart")
@@ -199,21 +199,21 @@ def test_a_partition_is_silence_on_both_sides_and_heals(
     held.sock.send(b"GET / HTTP/1.0\r\n\r\n")
     with pytest.raises(TimeoutError):
         held.sock.recv(1)
-    assert not answers(address)
-    assert answers(beside)
+    assert not responds(address)
+    assert responds(beside)
     assert not kubelet_lives(node, pods)
     assert kubelet_lives(other, pods)
-    wait_for("its silence is noticed", lambda: ready(node) == "Unknown", 20)
+    wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
     assert ready(other) == "True"
-    # Within the node all goes on: its own probe still succeeds, so nothing restarts.
+    # Within the node nothing changes: its probe still succeeds, so nothing restarts.
     node.heal()
-    wait_for("the node is back", lambda: ready(node) == "True", 20)
+    wait_for("the node to be Ready", lambda: ready(node) == "True", 20)
     pod = pods.wait_ready("apart")
     assert container_of(pod)["restartCount"] == 0
-    assert answers(address)
+    assert responds(address)
 
 
-def test_a_deleted_node_does_not_come_back_by_itself(node_factory: NodeFactory, pods: Pods) -> None:
+def test_a_deleted_node_does_not_register_again(node_factory: NodeFactory, pods: Pods) -> None:
     node = node_factory()
     node.delete_node_object()
     quiet_until = time.monotonic() + 3
@@ -234,12 +234,12 @@ def test_draining_evicts_and_cordons(
     assert ready(node) == "True"
 
 
-def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
+def test_a_restarted_agent_adopts_containers_and_exits(
     serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods, tmp_path: Path
 ) -> None:
     node, address = serving("kept")
     before = container_of(pods.get("kept"))
-    brief = on(node, WAITS_FOR_A_SIGN)
+    brief = on(node, WAITS_FOR_A_FILE)
     brief["containers"][0].pop("readinessProbe")
     brief["containers"][0]["volumeMounts"] = [{"name": "signs", "mountPath": "/signs"}]
     brief["volumes"] = [{"name": "signs", "hostPath": {"path": str(tmp_path)}}]
@@ -248,22 +248,22 @@ def test_a_restarted_agent_adopts_what_runs_and_learns_what_ended(
     orphan = pods.wait_ready("orphaned")["status"]["podIP"]
     pods.wait_phase("missed", "Running")
     node.stop_agent()
-    assert answers(address)
+    assert responds(address)
     pods.delete("orphaned", grace_s=0)
-    assert answers(orphan)
+    assert responds(orphan)
     (tmp_path / "end").touch()
-    wait_for("a container ended unseen", lambda: len(exits(node)) == 1)
+    wait_for("a container to end without an agent", lambda: len(exits(node)) == 1)
     node.start_agent()
     ended = container_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
     assert ended["exitCode"] == 7
-    wait_for("the orphan ends", lambda: not answers(orphan))
+    wait_for("the orphan ends", lambda: not responds(orphan))
     after = container_of(pods.wait_ready("kept"))
     assert after["state"] == before["state"]
     assert after["containerID"] == before["containerID"]
     assert pods.logs("kept") == ""
 
 
-def test_containers_are_restarted_while_the_api_server_is_away(tmp_path: Path) -> None:
+def test_containers_are_restarted_without_the_api_server(tmp_path: Path) -> None:
     signs = tmp_path / "signs"
     signs.mkdir()
     (signs / "starts").touch()
@@ -300,9 +300,9 @@ def test_containers_are_restarted_while_the_api_server_is_away(tmp_path: Path) -
         wait_for("it started", lambda: starts() == 1)
         own.pause_api_server()
         (signs / "end").touch()
-        wait_for("what crashed runs again", lambda: starts() == 2)
+        wait_for("the crashed container to run again", lambda: starts() == 2)
         (signs / "sick").touch()
-        wait_for("what is not alive runs again", lambda: starts() == 3)
+        wait_for("the container that is not alive to run again", lambda: starts() == 3)
         (signs / "sick").unlink()
         own.resume_api_server()
         pods.wait("busy", "was restarted", lambda p: container_of(p)["restartCount"] >= 2)
@@ -312,7 +312,7 @@ def exits(node: ProcessNode) -> list[Path]:
     return list((node.directory / "data").glob("pods/*/containers/*/*/exit.json"))
 
 
-def test_an_agent_that_dies_is_started_again(node_factory: NodeFactory) -> None:
+def test_a_dead_agent_is_restarted(node_factory: NodeFactory) -> None:
     node = node_factory()
     first = node.agent_pid
     assert first is not None
@@ -321,7 +321,7 @@ def test_an_agent_that_dies_is_started_again(node_factory: NodeFactory) -> None:
     node.wait_ready()
 
 
-def test_nothing_outlives_the_process_that_made_the_node(
+def test_a_node_ends_with_the_process_that_created_it(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     server = [str(path) for path in control_plane.issue_server_certificate("brief", ["127.0.0.1"])]
@@ -360,5 +360,5 @@ def test_nothing_outlives_the_process_that_made_the_node(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
         5,
     )
-    wait_for("its disk is gone", lambda: not (tmp_path / "brief/data").exists(), 5)
+    wait_for("its disk to be deleted", lambda: not (tmp_path / "brief/data").exists(), 5)
     control_plane.kubectl("delete", "node/brief")

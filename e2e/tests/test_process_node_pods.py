@@ -1,4 +1,4 @@
-"""Pods on a process node live and end as on a kubelet."""
+"""Pods on a process node behave as on a kubelet."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def http(path: str, **more: Any) -> dict[str, Any]:
 # --- the node ---------------------------------------------------------------
 
 
-def test_a_node_registers_with_all_that_a_scheduler_reads(
+def test_a_node_registers_with_fields_for_the_scheduler(
     control_plane: ControlPlane, node: ProcessNode, pods: Pods
 ) -> None:
     seen = pods.api.call("GET", f"/api/v1/nodes/{node.name}")
@@ -85,7 +85,7 @@ def test_a_node_registers_with_all_that_a_scheduler_reads(
     times: set[str] = set()
 
     def is_renewed() -> bool:
-        """It comes a moment after the Node, as a kubelet's does."""
+        """It is created shortly after the Node, as by a kubelet."""
         found = pods.api.call("GET", leases)["items"]
         times.update(x["spec"]["renewTime"] for x in found if x["metadata"]["name"] == node.name)
         return len(times) > 1
@@ -93,16 +93,16 @@ def test_a_node_registers_with_all_that_a_scheduler_reads(
     wait_for("the lease is renewed", is_renewed)
 
 
-def test_a_node_may_not_speak_for_another(control_plane: ControlPlane, node: ProcessNode) -> None:
+def test_a_node_may_not_write_other_nodes(control_plane: ControlPlane, node: ProcessNode) -> None:
     own = control_plane.node_kubeconfig(node.name)
     with pytest.raises(KubectlError, match="only its own Node object"):
         control_plane.kubectl("label", "node/another", "a=b", kubeconfig=own)
 
 
-# --- life -------------------------------------------------------------------
+# --- lifecycle -----------------------------------------------------------------
 
 
-def test_a_pod_succeeds_and_shows_how(node: ProcessNode, pods: Pods) -> None:
+def test_a_pod_succeeds_with_its_exit_status(node: ProcessNode, pods: Pods) -> None:
     script = "echo out; echo done > /dev/termination-log"
     pods.create("once", on(node, script, restartPolicy="Never"))
     pod = pods.wait_phase("once", "Succeeded")
@@ -114,7 +114,7 @@ def test_a_pod_succeeds_and_shows_how(node: ProcessNode, pods: Pods) -> None:
     assert {"Scheduled", "Started"} & set(pods.events("once"))
 
 
-def test_a_crash_is_restarted_ever_later_and_remembered(node: ProcessNode, pods: Pods) -> None:
+def test_a_crash_is_restarted_with_back_off_and_reported(node: ProcessNode, pods: Pods) -> None:
     pods.create("crash", on(node, "echo attempt; exit 3"))
     pod = pods.wait("crash", "restarted twice", lambda p: container_of(p)["restartCount"] >= 2)
     assert pod["status"]["phase"] == "Running"
@@ -158,7 +158,7 @@ def test_init_containers_run_one_after_the_other_before_the_rest(
     assert pods.logs("ordered", container="main") == "first\nsecond\n"
 
 
-def test_a_command_that_is_not_there_is_a_start_error(node: ProcessNode, pods: Pods) -> None:
+def test_a_missing_command_is_a_start_error(node: ProcessNode, pods: Pods) -> None:
     pods.create("typo", on(node, "", command=["/no/such/program"], restartPolicy="Never"))
     ended = container_of(pods.wait_phase("typo", "Failed"))["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
@@ -174,7 +174,7 @@ def test_memory_above_the_limit_is_oom_killed(node: ProcessNode, pods: Pods) -> 
     assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
 
 
-def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, pods: Pods) -> None:
+def test_processes_of_a_container_end_with_its_first_one(node: ProcessNode, pods: Pods) -> None:
     daemon = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' & sleep 0.3"
     before = len(node.pids)
     pods.create("leaky", on(node, daemon, restartPolicy="Never"))
@@ -185,13 +185,13 @@ def test_nothing_of_a_container_outlives_its_first_process(node: ProcessNode, po
 # --- refused ----------------------------------------------------------------
 
 
-def test_a_pod_above_what_is_left_fails_with_out_of_cpu(node: ProcessNode, pods: Pods) -> None:
+def test_a_pod_above_free_capacity_fails_with_out_of_cpu(node: ProcessNode, pods: Pods) -> None:
     pods.create("large", on(node, "true", resources={"requests": {"cpu": "3"}}))
     assert pods.wait_phase("large", "Failed")["status"]["reason"] == "OutOfcpu"
     wait_for("the Event", lambda: "OutOfcpu" in pods.events("large"))
 
 
-def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pods) -> None:
+def test_unsupported_fields_are_refused(node: ProcessNode, pods: Pods) -> None:
     pods.create("host", {**on(node, "true"), "hostNetwork": True})
     pod = pods.wait_phase("host", "Failed")
     assert pod["status"]["reason"] == "UnsupportedByProcessNode"
@@ -199,9 +199,7 @@ def test_what_a_process_node_does_not_do_is_refused(node: ProcessNode, pods: Pod
     wait_for("the Event", lambda: "UnsupportedByProcessNode" in pods.events("host"))
 
 
-def test_a_pod_that_is_secured_runs_and_gets_an_event_about_ignored_fields(
-    node: ProcessNode, pods: Pods
-) -> None:
+def test_a_secured_pod_gets_an_event_about_ignored_fields(node: ProcessNode, pods: Pods) -> None:
     secured = on(node, "sleep 600", securityContext=secure_container())
     pods.create("secured", {**secured, "securityContext": secure_pod()})
     pods.wait_ready("secured")
@@ -212,7 +210,7 @@ def test_a_pod_that_is_secured_runs_and_gets_an_event_about_ignored_fields(
     assert "spec.volumes" not in message
 
 
-def test_an_unknown_image_names_those_there_are(node: ProcessNode, pods: Pods) -> None:
+def test_an_unknown_image_names_existing_ones(node: ProcessNode, pods: Pods) -> None:
     pods.create("stranger", on(node, "true", image="nginx"))
 
     def is_waiting(pod: dict[str, Any]) -> bool:
@@ -254,7 +252,7 @@ def test_a_liveness_probe_that_fails_restarts_the_container(node: ProcessNode, p
     assert "Liveness probe failed: command exited with 1" in pods.events("sick")["Unhealthy"]
 
 
-def test_a_startup_probe_holds_the_others_back(node: ProcessNode, pods: Pods) -> None:
+def test_a_startup_probe_delays_the_other_probes(node: ProcessNode, pods: Pods) -> None:
     probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1}
     spec = serving(
         node,
@@ -270,7 +268,7 @@ def test_a_startup_probe_holds_the_others_back(node: ProcessNode, pods: Pods) ->
     assert container_of(pod)["restartCount"] == 0
 
 
-# --- the end ----------------------------------------------------------------
+# --- termination ------------------------------------------------------------
 
 
 def test_a_deleted_pod_gets_sigterm_first(node: ProcessNode, pods: Pods) -> None:
@@ -284,7 +282,9 @@ def test_a_deleted_pod_gets_sigterm_first(node: ProcessNode, pods: Pods) -> None
     pods.wait_gone("polite")
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace(node: ProcessNode, pods: Pods) -> None:
+def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(
+    node: ProcessNode, pods: Pods
+) -> None:
     before = len(node.pids)
     spec = on(node, "trap '' TERM; while :; do sleep 1; done", terminationGracePeriodSeconds=1)
     pods.create("deaf", spec)
@@ -296,7 +296,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(node: ProcessNode, pods: 
     wait_for("its processes are gone", lambda: len(node.pids) == before)
 
 
-def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) -> None:
+def test_a_pod_whose_object_is_gone_is_killed(node: ProcessNode, pods: Pods) -> None:
     before = len(node.pids)
     pods.create("forced", on(node, "sleep 600"))
     pods.wait_ready("forced")
@@ -304,10 +304,10 @@ def test_a_pod_whose_object_vanished_is_killed(node: ProcessNode, pods: Pods) ->
     wait_for("its processes are gone", lambda: len(node.pids) == before, 5)
 
 
-def test_a_late_word_about_a_pod_does_not_touch_its_successor_of_the_same_name(
+def test_a_late_write_does_not_change_a_new_pod_of_that_name(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
-    # Nobody's pods: only this test writes to them.
+    # Pods without a worker: only this test writes to them.
     spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "machine"}]}
     first = pods.create("heir", spec)
     pods.delete("heir", grace_s=0)
@@ -350,7 +350,7 @@ def test_logs_follow_tail_and_previous(node: ProcessNode, pods: Pods) -> None:
         pods.logs("chatty", previous="true")
 
 
-def test_kubectl_reads_logs_and_is_refused_exec(
+def test_kubectl_reads_logs_and_exec_is_refused(
     control_plane: ControlPlane, node: ProcessNode, pods: Pods
 ) -> None:
     pods.create("seen", on(node, "echo hello; sleep 600", terminationGracePeriodSeconds=0))

@@ -1,4 +1,4 @@
-"""What a container on a process node sees: variables, volumes, tokens, addresses."""
+"""The environment of a container on a process node: variables, volumes, tokens, addresses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def python(script: str) -> str:
     return f"exec {sys.executable} -S -c '{script}'"
 
 
-def test_variables_come_from_everywhere(node: ProcessNode, objects: Pods) -> None:
+def test_variables_come_from_all_sources(node: ProcessNode, objects: Pods) -> None:
     def field(name: str, path: str) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
@@ -108,7 +108,7 @@ def test_variables_come_from_everywhere(node: ProcessNode, objects: Pods) -> Non
     assert lines[-1].split() == [ip, "variables"]
 
 
-def test_pods_have_addresses_of_their_own_under_the_node_s(node: ProcessNode, pods: Pods) -> None:
+def test_pods_have_their_own_addresses_in_the_nodes_range(node: ProcessNode, pods: Pods) -> None:
     for name in ("one", "two"):
         pods.create(name, on(node, "sleep 600"))
     addresses = {pods.wait_ready(name)["status"]["podIP"] for name in ("one", "two")}
@@ -117,9 +117,7 @@ def test_pods_have_addresses_of_their_own_under_the_node_s(node: ProcessNode, po
 
 
 @pytest.mark.skipif(not can_confine(), reason="needs root, cgroup v2 and bpf()")
-def test_pods_that_bind_to_every_address_get_their_own_and_do_not_collide(
-    node: ProcessNode, pods: Pods
-) -> None:
+def test_pods_that_bind_to_every_address_do_not_conflict(node: ProcessNode, pods: Pods) -> None:
     script = python(
         """
 import socket, time
@@ -163,7 +161,7 @@ print(json.dumps(json.load(answer)["status"]["userInfo"]), open(d + "namespace")
     assert said["extra"]["authentication.kubernetes.io/node-name"] == [node.name]
 
 
-def test_no_token_where_none_is_wanted(node: ProcessNode, pods: Pods) -> None:
+def test_no_token_is_mounted_if_not_requested(node: ProcessNode, pods: Pods) -> None:
     spec = on(node, "ls -A /var/run/secrets 2>&1 || true", automountServiceAccountToken=False)
     pods.create("anonymous", spec)
     assert "kubernetes.io" not in output(pods, "anonymous")
@@ -228,9 +226,7 @@ def test_a_claim_on_a_directory_of_the_machine(
     pods.api.call("DELETE", "/api/v1/persistentvolumes/store")
 
 
-def test_a_missing_config_map_is_waited_for_and_a_change_arrives(
-    node: ProcessNode, pods: Pods
-) -> None:
+def test_a_missing_config_map_is_awaited_and_updates_arrive(node: ProcessNode, pods: Pods) -> None:
     script = "until grep -q new /c/key; do sleep 0.1; done; cat /c/key"
     declared = [{"name": "c", "configMap": {"name": "late"}}]
     mounts = [{"name": "c", "mountPath": "/c"}]
@@ -269,7 +265,7 @@ def test_an_empty_dir_above_its_limit_evicts_the_pod(node: ProcessNode, pods: Po
     assert 'volume "d" exceeds the limit "1Mi"' in pod["status"]["message"]
 
 
-def test_a_restarted_container_finds_its_volumes_and_a_fresh_root(
+def test_a_restarted_container_keeps_volumes_but_not_its_root(
     node: ProcessNode, pods: Pods
 ) -> None:
     script = (

@@ -1,4 +1,4 @@
-"""Children end with their group, and never outlive the process that started them."""
+"""Children are stopped as a group, and never outlive the process that started them."""
 
 import socket
 import subprocess
@@ -33,7 +33,7 @@ def test_closing_ends_the_group_and_keeps_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "family.log").exists()
 
 
-def test_a_child_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         child = supervisor.start("deaf", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"])
         eventually(lambda: "ready" in child.log_tail())
@@ -50,7 +50,7 @@ def test_a_paused_child_can_be_stopped(tmp_path: Path) -> None:
         assert child.exit_code == -15
 
 
-def test_a_program_that_is_missing_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_missing_program_is_a_process_error(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor, pytest.raises(ProcessError, match="cannot start gone"):
         supervisor.start("gone", [str(tmp_path / "gone")])
 

@@ -31,7 +31,7 @@ from rekindle_testing.embedded.toolchain import (
 
 
 def program(path: Path, output: str = "") -> Path:
-    """A program that prints the output, whatever it is asked."""
+    """A program that prints the output, whatever its arguments."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -41,7 +41,7 @@ def program(path: Path, output: str = "") -> Path:
 # --- the cache --------------------------------------------------------------
 
 
-def test_the_cache_lies_where_the_environment_says() -> None:
+def test_the_environment_sets_the_cache_directory() -> None:
     home = {"HOME": "/home/u"}
     assert cache_root(home) == Path("/home/u/.cache/rekindle")
     assert cache_root({**home, "XDG_CACHE_HOME": "/x"}) == Path("/x/rekindle")
@@ -55,7 +55,7 @@ def test_a_key_depends_on_names_and_contents_but_not_on_order() -> None:
     assert key != content_key([("a", b"1b"), ("", b"2")])
 
 
-def test_an_entry_is_made_once(tmp_path: Path) -> None:
+def test_an_entry_is_built_once(tmp_path: Path) -> None:
     made = []
 
     def make(directory: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_entry_is_made_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
-def test_an_entry_whose_making_failed_is_not_there(tmp_path: Path) -> None:
+def test_an_entry_whose_build_failed_does_not_exist(tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
         (directory / "half").write_text("")
         raise RuntimeError
@@ -78,7 +78,7 @@ def test_an_entry_whose_making_failed_is_not_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
 
 
-def test_who_comes_while_an_entry_is_made_waits_for_it(tmp_path: Path) -> None:
+def test_a_second_build_waits_for_the_first(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
     in_making, waited = threading.Event(), threading.Event()
 
@@ -104,15 +104,15 @@ def test_who_comes_while_an_entry_is_made_waits_for_it(tmp_path: Path) -> None:
         ("", (0, 0, 0)),
     ],
 )
-def test_go_says_its_version(text: str, version: tuple[int, int, int]) -> None:
+def test_the_version_of_go_is_read(text: str, version: tuple[int, int, int]) -> None:
     assert parse_go_version(text) == version
 
 
-def test_the_go_directive_says_what_is_needed() -> None:
+def test_the_go_directive_sets_the_needed_version() -> None:
     assert needed_go("module a\n\ngo 1.26.0\nrequire x v1.0.0\n") == (1, 26, 0)
 
 
-def test_go_is_sought_on_path_and_then_in_its_usual_place(
+def test_go_is_searched_on_path_and_then_in_its_usual_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = program(tmp_path / "usual" / "go")
@@ -125,9 +125,7 @@ def test_go_is_sought_on_path_and_then_in_its_usual_place(
     assert list(go_candidates("")) == [usual]
 
 
-def test_a_go_that_is_too_old_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_go_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = program(tmp_path / "usual" / "go", "go version go1.99.0 linux/amd64")
     monkeypatch.setattr(go_modules, "_USUAL_GO", new)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
@@ -135,7 +133,7 @@ def test_a_go_that_is_too_old_is_passed_over(
     assert found.program == new
 
 
-def test_without_any_go_the_error_says_what_was_found_and_what_to_do(
+def test_without_go_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_index(directory: Path) -> None:
@@ -156,7 +154,7 @@ def test_a_requirement_is_found_in_both_forms() -> None:
         required_version(block, "a.b/x")
 
 
-def test_binaries_carry_their_pinned_versions() -> None:
+def test_binaries_have_their_pinned_versions() -> None:
     flags = KUBERNETES.link_flags()
     assert flags[0].endswith(f"gitVersion={KUBERNETES.version()}")
     assert flags[0].startswith("-X k8s.io/component-base/version.gitVersion=v1.34.")
@@ -189,14 +187,14 @@ def assets(directory: Path, *names: str, version: str = "v1.34.1") -> dict[str, 
 SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
-def test_complete_assets_are_used_as_they_are(tmp_path: Path) -> None:
+def test_complete_assets_are_used_unchanged(tmp_path: Path) -> None:
     environment = assets(tmp_path, *SERVERS, "kubectl")
     binaries = ensure_control_plane(no_report, environment)
     assert binaries.kube_controller_manager == tmp_path / "kube-controller-manager"
     assert binaries.kubectl == tmp_path / "kubectl"
 
 
-def test_a_kubectl_near_the_servers_version_spares_a_build(tmp_path: Path) -> None:
+def test_a_kubectl_near_the_servers_version_is_used(tmp_path: Path) -> None:
     environment = assets(tmp_path / "assets", *SERVERS)
     kubectl = program(tmp_path / "assets/path/kubectl", "Client Version: v1.33.2-dispatcher")
     assert ensure_control_plane(no_report, environment).kubectl == kubectl
@@ -218,7 +216,7 @@ def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
     assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == helm
 
 
-def test_what_is_not_there_is_built_at_once(
+def test_all_missing_programs_are_built_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
@@ -275,6 +273,6 @@ def test_java_home_comes_before_path_and_the_systems_directory(tmp_path: Path) -
     assert find_java({}, jvms) == system
 
 
-def test_a_java_of_another_version_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_of_another_version_is_skipped(tmp_path: Path) -> None:
     newest = java(tmp_path / "jdk25", "25")
     assert find_java({"JAVA_HOME": str(newest)}, tmp_path / "none") is None
