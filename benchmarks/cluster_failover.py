@@ -9,7 +9,7 @@ kubelet is silent too (docs/decisions/0025);
   and for comparison the same without a loss (no target);
 - the leading operator and the coordinator among six of nine nodes that die at once: -> no query
   is called Live in the status (target: 3 s), -> first replacement pod of a task (targets: 5 s
-  median, 8 s). Another replica of the operator lives.
+  median, 8 s). Another replica of the operator survives.
 
 Except for the last, tasks have their own nodes, so that only their loss is measured: the loss of a
 node that also runs the coordinator or the leading operator is detected when their Leases expire

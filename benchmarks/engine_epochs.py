@@ -1,24 +1,24 @@
-"""Time of an epoch: a task of Rekindle beside Structured Streaming, same queries, interleaved.
+"""Time of an epoch: a task of Rekindle and Structured Streaming, same queries, interleaved.
 
 .venv/bin/python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop]
 
-Each engine has a process and a JVM of its own, as a task has, so that neither collects the other's
-garbage; they take turns, epoch by epoch, and one waits while the other works. Rows are made before
-the clock starts, in memory for us and as a Parquet file for Structured Streaming.
+Each engine has its own process and JVM, like a task, so that neither collects the other's garbage;
+they take turns, epoch by epoch, and one waits while the other works. Rows are created before the
+clock starts, in memory for us and as a Parquet file for Structured Streaming.
 
-Timed is, of Rekindle, a turn of the task's own loop: rows from memory through Spark, Arrow in and
-Arrow out, the digest of the result, its append to the output log on disk, and at every tenth epoch
-the hand-over of the state to the saver, which is where a task goes on. The saver then writes to a
-store on the same disk while both engines wait; `saved` is the same turn and that as well. The log
-is trimmed between turns.
+Measured for Rekindle: one iteration of the task's loop: rows from memory through Spark, Arrow in
+and Arrow out, the digest of the result, its append to the output log on disk, and at every tenth
+epoch the start of saving the state, after which a task continues. The state is then written to a
+store on the same disk while both engines wait; `saved` includes that. The log is truncated between
+iterations.
 
-Timed is, of Structured Streaming, `triggerExecution`: finding and reading the file, the offset log,
+Measured for Structured Streaming: `triggerExecution`: finding and reading the file, the offset log,
 planning, the job with its state in RocksDB and the state's checkpoint, the sink, the commit log. It
 has one shuffle partition, no batches without data, and a trigger when there is a file instead of
-the clock, which leaves out its polling. With `--sink arrow` its rows come to the same place as ours
-(foreachBatch, toArrow), and are written nowhere; with `noop` it drops them where they are.
+the clock, which excludes its polling. With `--sink arrow` its rows get into the Python process as
+with Rekindle (foreachBatch, toArrow), and are not written; with `noop` it drops them.
 
-In neither: sinks outside, the network. Target: at most half at p50 and p99.
+Not measured: external sinks, the network. Target: at most half at p50 and p99.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def milliseconds(kind: str, rows: int, series: Series) -> Row:
 
 
 def ratios(kind: str, rows: int, series: Series) -> Row:
-    """Ours over Structured Streaming's. The target is for an epoch's way into the log."""
+    """Rekindle's times divided by Structured Streaming's. The target is without `saved`."""
     theirs = percentiles(series["streaming"])
     ours, saved = (
         {point: ms / theirs[point] for point, ms in percentiles(series[name]).items()}

@@ -1,4 +1,4 @@
-"""Whether ten thousand epochs leak: JVM heap after a collection, metaspace, threads, Python RSS.
+"""Leaks over many epochs: JVM heap after a collection, metaspace, threads, Python RSS.
 
 .venv/bin/python benchmarks/engine_soak.py [--epochs 2000]
 

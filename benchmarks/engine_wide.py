@@ -1,4 +1,4 @@
-"""Wide rows: does a task that is behind catch up, and does it keep to its pod's memory?
+"""Wide rows: whether a task that is behind catches up, and stays within its pod's memory limit.
 
 .venv/bin/python benchmarks/engine_wide.py [--case NAME]
 

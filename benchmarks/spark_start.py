@@ -1,4 +1,4 @@
-"""How long until Spark is ready, with and without AppCDS, and by PySpark's own launcher.
+"""Start time of Spark, with and without AppCDS, and with PySpark's own launcher.
 
 .venv/bin/python benchmarks/spark_start.py [--runs 3]
 

@@ -28,7 +28,7 @@ HEAD = """\
 # Reference of the resource
 
 Every field of the `spec` of a `StreamTopology`, written by `make reference`.
-[StreamTopology](topology.md) says how they go together.
+[StreamTopology](topology.md) explains how to use them.
 
 - A *duration* is a number with a unit, or several of them: `250ms`, `10s`, `1h30m`, `7d`; the units
   are `us`, `ms`, `s`, `m`, `h`, `d`.
@@ -36,7 +36,7 @@ Every field of the `spec` of a `StreamTopology`, written by `make reference`.
   `T`, `P` (of 1000) and `Ki`, `Mi`, `Gi`, `Ti`, `Pi` (of 1024).
 - A *name* is at most 40 of `a-z`, `0-9`, `-` and `_`, begins with a letter and ends in a letter or
   digit.
-- A field that is not *required* may be left out; then its default holds, if it has one.
+- A field that is not *required* may be omitted; then its default is used, if it has one.
 - Below a table are the rules between its fields, in the words of the API server.
 - *Not yet*: values other than the default are refused with the reason `NotSupportedYet`.
 """
@@ -96,14 +96,14 @@ def _type(shape: dict[str, Any], name: str) -> str:
         case "array":
             most = f", at most {shape['maxItems']}" if "maxItems" in shape else ""
             objects = shape["items"]["type"] == "object"
-            return f"list of {'objects' if objects else 'texts'}{most}"
+            return f"list of {'objects' if objects else 'strings'}{most}"
         case "object":
-            texts = shape.get("additionalProperties", {}).get("type") == "string"
-            return "texts by name" if texts else "object"
+            strings = shape.get("additionalProperties", {}).get("type") == "string"
+            return "map of strings" if strings else "object"
         case "boolean":
             return "`true` or `false`"
         case "string":
-            return "name" if "a-z0-9_-" in pattern else "text"
+            return "name" if "a-z0-9_-" in pattern else "string"
         case number:
             return _NUMBERS[number] + _limits(shape)
 
@@ -147,14 +147,14 @@ def _classes(module: Path) -> list[ast.ClassDef]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where the page is not current")
+    parser.add_argument("--check", action="store_true", help="fail if the page is outdated")
     text = page()
     if not parser.parse_args().check:
         PAGE.write_text(text)
         return 0
     if PAGE.read_text() == text:
         return 0
-    print(f"{PAGE.relative_to(ROOT)} is not current; run make reference", file=sys.stderr)
+    print(f"{PAGE.relative_to(ROOT)} is outdated; run make reference", file=sys.stderr)
     return 1
 
 

@@ -6,7 +6,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Of what belongs to no namespace. A namespace has no dot in its name, so two releases never share one. */ -}}
+{{- /* Name of cluster-scoped objects. Names of namespaces have no dots, so two releases never share one. */ -}}
 {{- define "rekindle.clusterName" -}}
 {{- printf "%s.%s" .Release.Namespace (include "rekindle.fullname" .) -}}
 {{- end -}}
@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- join "," $pairs -}}
 {{- end -}}
 
-{{- /* What the operator may do where topologies are. All that it gives to a coordinator is in here too, so
+{{- /* Rules for namespaces with topologies. They include all that the operator grants to coordinators, so
 it needs neither `escalate` nor `bind`. */ -}}
 {{- define "rekindle.rulesForTopologies" -}}
 - apiGroups: [rekindle.dev]
@@ -101,7 +101,7 @@ it needs neither `escalate` nor `bind`. */ -}}
   verbs: [create]
 {{- end -}}
 
-{{- /* What it may do in its own namespace: its Lease, and its peers on lost nodes. */ -}}
+{{- /* Rules for its own namespace: its Lease, and its own replicas on lost nodes. */ -}}
 {{- define "rekindle.rulesForItself" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -118,7 +118,7 @@ it needs neither `escalate` nor `bind`. */ -}}
   verbs: [create]
 {{- end -}}
 
-{{- /* What it may read everywhere: the nodes, and what pods of others take of them. */ -}}
+{{- /* Cluster-wide read rules: nodes, and all pods, which use their capacity. */ -}}
 {{- define "rekindle.rulesForNodes" -}}
 - apiGroups: [""]
   resources: [nodes, pods]

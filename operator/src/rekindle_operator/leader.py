@@ -1,8 +1,8 @@
 """Leader election of the operator's replicas: the I/O around `election`.
 
-Only the leader acts; the others keep their caches up to date. A leader that loses the Lease goes on
-in the same process as one of the others: actions that it has decided are not executed any more
-(`may_act`), and the control loop waits until it leads again.
+Only the leader acts; the others keep their caches up to date. A leader that loses the Lease
+continues in the same process as a replica that does not lead: actions that it has decided are not
+executed any more (`may_act`), and the control loop waits until it leads again.
 
 Design: docs/design/kubernetes.md#leader.
 """
@@ -112,7 +112,8 @@ class Leader:
         LEADER.set(0)
         if self._thread is not None:
             self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be in progress
-        # A new Lease by which nobody has led must not be released: an earlier leader may still act.
+        # A new Lease by which no replica has led must not be released: an earlier leader may still
+        # act.
         if self._candidate.seen is None or not self._candidate.has_led:
             return
         try:

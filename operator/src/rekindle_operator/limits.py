@@ -18,7 +18,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """By namespace; `*` stands for all that are not named. `shares`: fraction of each resource of
+    """By namespace; `*`: all that are not named. `shares`: fraction of each resource of
     all usable nodes, from 0 to 1."""
 
     priorities: Mapping[str, int] = field(default_factory=dict)

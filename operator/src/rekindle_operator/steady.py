@@ -2,8 +2,8 @@
 
 Ages of Leases, reports and responses are differences of two readings. The machine's clock may be
 set between them (NTP after a start, a virtual machine that moved): a step of six seconds forward
-makes every coordinator look silent, and after a step back lost ones look alive for as long. So this
-clock follows the monotonic clock, and only drifts towards the machine's.
+makes every coordinator look silent, and after a step back lost ones look alive for six seconds. So
+this clock follows the monotonic clock, and is only adjusted slowly to the machine's.
 
 Design: docs/design/kubernetes.md#time.
 """

@@ -1,6 +1,6 @@
 """The command lines of the control plane's components. Pure: no process, no file.
 
-Everything listens on one address, loopback unless told otherwise, and every
+Everything listens on one address, by default loopback, and every
 connection is authenticated on both sides.  That matters on loopback too: a process
 that may write to etcd may create a pod, and a process node would run it as its user.
 """
@@ -58,7 +58,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files made before any component starts."""
+    """Files that are created before any component starts."""
 
     # All clients, the API server's and the nodes' serving certificates.
     authority: KeyPair

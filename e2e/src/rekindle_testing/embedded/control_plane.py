@@ -133,7 +133,7 @@ class ControlPlane:
     def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]:
         """Certificate and key for an API of a node's; the API server trusts them.
 
-        The node asks its clients for a certificate of `ca_file` and checks that
+        The node requires client certificates of `ca_file` and checks that
         the name is `components.KUBELET_CLIENT_NAME`.
         """
         pair = self._installation.authority.issue_server(
@@ -150,7 +150,7 @@ class ControlPlane:
         kubeconfig: Path | None = None,
         timeout_s: float = 60,
     ) -> str:
-        """Run kubectl, as admin unless told otherwise, and return its output."""
+        """Run kubectl, by default as admin, and return its output."""
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.directory),

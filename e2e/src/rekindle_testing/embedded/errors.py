@@ -1,5 +1,5 @@
-"""The base of all errors of the embedded cluster, so that a test can tell a
-cluster that did not come up from a product that misbehaved on it."""
+"""The base class of all errors of the embedded cluster, so that a test can distinguish
+a cluster that failed from a product that failed on it."""
 
 
 class EmbeddedError(Exception):

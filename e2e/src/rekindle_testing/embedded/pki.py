@@ -138,7 +138,7 @@ def _openssl(*arguments: str) -> None:
     program = shutil.which("openssl")
     if program is None:
         raise CertificateError(
-            "openssl is not on PATH: the embedded cluster makes its keys with it"
+            "openssl is not on PATH: the embedded cluster creates its keys with it"
         )
     environment = {"PATH": os.environ.get("PATH", os.defpath), "OPENSSL_CONF": os.devnull}
     done = subprocess.run(

@@ -49,8 +49,8 @@ HELM = Binary(
     version_variables=(("helm.sh/helm/v3/internal/version.version", None),),
 )
 
-# Kubernetes supports one minor version between kubectl and the API server; two
-# have made no difference to what the tests use.
+# Kubernetes supports a difference of one minor version between kubectl and the API
+# server; for the commands of the tests two are enough.
 _KUBECTL_SKEW = 2
 _SERVERS = tuple(name for name in KUBERNETES.programs if name != "kubectl")
 

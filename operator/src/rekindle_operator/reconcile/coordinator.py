@@ -59,14 +59,17 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     remove = _removals(context, pods, newest, why)
     if not why:
         return CoordinatorReplacement(prepare=ensure, remove=remove)
-    made = _successor(context, newest, why)
-    is_retry = made.incarnation == coordinator_incarnation(context)
+    replacement = _next_coordinator(context, newest, why)
+    is_retry = replacement.incarnation == coordinator_incarnation(context)
     return replace(
-        made, why="" if is_retry else why, prepare=(*made.prepare, *ensure), remove=remove
+        replacement,
+        why="" if is_retry else why,
+        prepare=(*replacement.prepare, *ensure),
+        remove=remove,
     )
 
 
-def _successor(
+def _next_coordinator(
     context: ReconcileContext, newest: PodView | None, why: str
 ) -> CoordinatorReplacement:
     """The pod of the next incarnation, or again that of one which the API server refused."""

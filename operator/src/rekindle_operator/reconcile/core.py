@@ -203,15 +203,15 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     actions += _report(needs, plan)
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
-    made = plan_input.replacements
-    if coordinator.create or any(m.due for m in made):
+    replaced = plan_input.replacements
+    if coordinator.create or any(m.due for m in replaced):
         actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in made), context.inputs.losses)
-    actions += [m.create for m in made if m.due]
+    actions += nodes_to_avoid((m.state for m in replaced), context.inputs.losses)
+    actions += [m.create for m in replaced if m.due]
     actions += open_gates(plan_input, plan)
 
     # 4. Pods that are no longer needed.
-    actions += [m.delete for m in made if m.delete is not None]
+    actions += [m.delete for m in replaced if m.delete is not None]
     if context.suspended:
         actions += suspend_pods(context)
     else:

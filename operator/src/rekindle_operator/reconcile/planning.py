@@ -34,7 +34,7 @@ _MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has 
 
 @dataclass(frozen=True, slots=True)
 class PodCandidate:
-    """A slot that needs a node; `pod` is its gated pod, None while that is only being made."""
+    """A slot that needs a node; `pod` is its gated pod, None before its creation."""
 
     state: SlotState
     to_place: PodToPlace
@@ -59,11 +59,11 @@ def partition_key(uid: str, slot: Slot) -> str:
 def with_candidates(plan_input: PlanInput) -> PlanInput:
     uid, inputs = plan_input.context.view.uid, plan_input.context.inputs
     usable, unsuitable = inputs.losses.usable, inputs.snapshot.unsuitable
-    made = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
+    manifests = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
     found = {}
     for state in plan_input.states:
         key, pod = state.slot.key, None
-        if manifest := made.get(key):
+        if manifest := manifests.get(key):
             to_place = _from_manifest(uid, state, manifest)
             shape = manifest["metadata"]["annotations"].get(ANNOTATION_SHAPE, "")
         elif state.phase is SlotPhase.GATED and state.pod is not None:

@@ -94,9 +94,9 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees)
 
 
-def reserved_by(made: Iterable[TaskReplacement]) -> Mapping[str, int]:
+def reserved_by(replaced: Iterable[TaskReplacement]) -> Mapping[str, int]:
     """Slot key -> incarnation."""
-    return {m.state.slot.key: m.incarnation for m in made}
+    return {m.state.slot.key: m.incarnation for m in replaced}
 
 
 def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> tuple[PodView, ...]:

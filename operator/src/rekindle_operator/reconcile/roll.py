@@ -2,7 +2,7 @@
 
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
-after another, each only while every replica is live. A replaced task goes on from its partner's
+after another, each only while every replica is live. A replaced task continues from its partner's
 state, or from the newest checkpoint and the logs of its inputs.
 """
 

@@ -1,6 +1,6 @@
 """The operator's complete part of `status`, as server-side apply needs it. Pure.
 
-Built anew in each pass and written only when it differs. Fields that change with every epoch are
+Built in each pass and written only when it differs. Fields that change with every epoch are
 written less often.
 
 Design: docs/design/kubernetes.md#status.

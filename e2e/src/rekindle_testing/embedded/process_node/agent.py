@@ -32,7 +32,7 @@ from rekindle_testing.embedded.process_node.settings import NodeSettings
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-# The watch tells of everything; this is for what was lost on the way.
+# The last two bytes of pod addresses.
 _FIRST_ADDRESS, _LAST_ADDRESS = 0x0100, 0xFFFE
 
 

@@ -32,7 +32,7 @@ class Rule:
 
     supported: Container[object] = _EMPTY
     ignorable: Container[object] = ()
-    hint: str = "a process node does not offer it"
+    hint: str = "a process node does not support it"
 
 
 # Rules by field; "*" is for all other fields.  Of a list, the rules are for each item.
@@ -69,7 +69,7 @@ _PROBE: Table = {
 _CONTAINER: Table = {
     **_all("name", "image", "command", "args", "workingDir", "envFrom", "env"),
     **_all("terminationMessagePath"),
-    # Images are not pulled, and `changes` tells of a resize.
+    # Images are not pulled, and `changes` reports a resize.
     **_all("imagePullPolicy", "resizePolicy"),
     "terminationMessagePolicy": _only("File"),
     "restartPolicy": Rule(hint="no sidecars; containers restart by the pod's policy"),

@@ -33,7 +33,7 @@ class Reference:
     name: str
 
 
-# None stands for an object that does not exist.
+# None: the object does not exist.
 Objects = Mapping[Reference, Json | None]
 
 
