@@ -11,7 +11,8 @@ from model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
-from rekindle_testing.fixtures.crd import undeclared_in_status
+from rekindle_operator.topology_status import QueryState
+from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
 
 def test_an_internal_error_is_reported_and_others_recover(running: ModelCluster) -> None:
@@ -54,6 +55,11 @@ def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> No
     running.apply(reconcile(running.snapshot(), running.now))
     assert running.status()["recovery"]
     assert undeclared_in_status(running.status()) == []
+
+
+def test_the_crd_knows_every_state_of_a_query() -> None:
+    status = resource_schema()["properties"]["status"]["properties"]
+    assert set(QueryState) <= set(status["queries"]["items"]["properties"]["state"]["enum"])
 
 
 def test_valid_is_unknown_while_the_dry_run_is_pending(running: ModelCluster) -> None:

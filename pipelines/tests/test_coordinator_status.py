@@ -9,8 +9,9 @@ from coordinator_world import World, started
 
 from rekindle.coordinator.edge.objects import data_plane_document
 from rekindle.coordinator.model import CheckpointReport, QueryReport, Report, TaskReport
+from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.crd import undeclared_in_status
+from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
 T = TypeVar("T")
 
@@ -78,3 +79,9 @@ def test_the_crd_declares_every_field_of_the_report() -> None:
     )
     assert len(data_plane_document(report)) == len(fields(Report))
     assert undeclared_in_status({"dataPlane": data_plane_document(report)}) == []
+
+
+def test_the_crd_knows_every_phase_of_a_task() -> None:
+    status = resource_schema()["properties"]["status"]["properties"]
+    task = status["dataPlane"]["properties"]["tasks"]["items"]["properties"]
+    assert task["phase"]["enum"] == list(TaskPhase)

@@ -1,9 +1,9 @@
-"""The CRD and the classes of the spec say the same: names, defaults, what is required."""
+"""The CRD and the classes of the spec say the same: names, values, defaults, what is required."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel, TypeAdapter
@@ -55,3 +55,11 @@ def test_defaults_are_the_same(schema: dict[str, Any], model: type[BaseModel]) -
             assert TypeAdapter(given).validate_python(shape["default"]) == default, name
         elif not field.is_required():
             assert default in (None, (), {}), name
+
+
+@each
+def test_the_same_values_are_allowed(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    for name, field in model.model_fields.items():
+        values = schema["properties"][field.alias or name].get("enum")
+        is_literal = get_origin(field.annotation) is Literal
+        assert values == (list(get_args(field.annotation)) if is_literal else None), name
