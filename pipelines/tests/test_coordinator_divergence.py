@@ -372,6 +372,15 @@ def test_a_new_coordinator_finds_the_dispute_again() -> None:
     assert world.tasks[BOTH].wrong == ""
 
 
+def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
+    world = started()
+    newest = world.tasks[REPLICAS[0]].position
+    world.tasks[REPLICAS[0]].retracted = Contradiction(epoch=newest, message="epoch differs")
+    world.poll(REPLICAS[0])
+    poll = next_polls(world)[BOTH]
+    assert (poll.recompute, poll.sinks_through) == (world.tasks[BOTH].boot_id, -1)
+
+
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     world = started()
     first, second = (world.tasks[slot] for slot in REPLICAS)

@@ -35,10 +35,11 @@ class Containment:
 
     def sinks_through(self, slot: Slot) -> int | None:
         """The newest epoch that a task's sinks may write; None: all. A diverged replica writes
-        none."""
+        none, and neither does a task that has to compute again."""
         if slot in self.comparison.diverged:
             return NO_EPOCH
-        return self._sinks_through.get(partition_of(slot))
+        ends = self.comparison.must_restart(slot) is not None
+        return self._sinks_through.get(partition_of(slot), NO_EPOCH if ends else None)
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
