@@ -381,6 +381,22 @@ def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
     assert (poll.recompute, poll.sinks_through) == (world.tasks[BOTH].boot_id, -1)
 
 
+def test_readers_that_are_heard_late_compute_again() -> None:
+    world = started()
+    liar = world.tasks[REPLICAS[0]]
+    liar.lie = "!"
+    world.release_epoch()
+    for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
+        world.work(slot, 1)  # while no coordinator runs
+    assert world.tasks[BOTH].wrong == "!"
+    world.start_coordinator()
+    for _ in range(12):
+        world.run(1)
+        liar.lie = "" if liar.boot else "!"
+    assert world.tasks[BOTH].wrong == ""
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     world = started()
     first, second = (world.tasks[slot] for slot in REPLICAS)

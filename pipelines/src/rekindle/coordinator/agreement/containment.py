@@ -30,6 +30,7 @@ class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
         self._sinks_through: dict[Partition, int] = {}
+        self._untrusted: set[Partition] = set()  # of which some output was found to be untrusted
 
     # --- desired state of tasks ---
 
@@ -55,6 +56,15 @@ class Containment:
         segments = generation.topology.segments
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
+
+    def first_heard(self, task: Task, graph: Graph | None) -> None:
+        """A task that an older coordinator started responds to this one. It may have read what was
+        found to be untrusted before."""
+        started = task.response is not None and task.response.restored_from is not None
+        if graph is None or not started:
+            return
+        if any(task.partition in downstream(graph, p) for p in self._untrusted):
+            self.comparison.discard(_computation(task))
 
     def observed(
         self,
@@ -151,6 +161,7 @@ class Containment:
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
+            self._untrusted.add(untrusted.partition)
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)

@@ -198,7 +198,11 @@ class Coordinator:
             return []
         if response.fence > self.fence:
             return [GiveUp(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
-        if self.membership.answered(task, response, now):
+        first = task.response is None
+        news = self.membership.answered(task, response, now)
+        if first:
+            self.containment.first_heard(task, self._graph)
+        if news:
             self._pacer.mark_urgent()
             self._settle(now)
             self._update_derived()
