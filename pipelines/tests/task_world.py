@@ -14,6 +14,7 @@ from rekindle.errors import SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
+from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import adopt_log
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.loop import EpochLoop
@@ -139,8 +140,9 @@ class World:
             MemorySink(),
         )
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
+        discarded = discard_marked(directory)
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = adopt_log(self.log, directory, state.epoch, alone=replicas == 1)
+        earlier = adopt_log(self.log, directory, state.epoch, replicas == 1, discarded)
         self.inputs = SourceInputs(
             self.source,
             state.epoch + 1,
@@ -150,7 +152,9 @@ class World:
             clock=lambda: self.now,
         )
         self.saver = CheckpointSaver(self.states)
-        self.sinks = SinkWriters(self.log, state.epoch, lambda _, __: self.sink, earlier.disputed)
+        self.sinks = SinkWriters(
+            self.log, state.epoch, lambda _, __: self.sink, earlier.compare_from
+        )
         self.status = TaskStatus(REF, "boot", 0, 1_000_000, lambda: self.now)
         self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
         self.status.phases.step(TaskEvent.STARTED)

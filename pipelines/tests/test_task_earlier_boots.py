@@ -129,6 +129,18 @@ def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
     boot.run()
 
 
+def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
+    crashed(home, replicas=2)
+    mark(home)
+    boot = Boot(home, replicas=2)
+    boot.world.sink.epochs = list(range(8))
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(12)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
+    assert boot.world.sink.epochs == [*range(8), *range(12)]
+    boot.run()
+
+
 def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):

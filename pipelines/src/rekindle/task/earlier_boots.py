@@ -32,17 +32,20 @@ _UNDECIDED = 2
 
 
 class EarlierBoots:
-    """Their results after the restore point. `check` is called by the engine's thread."""
+    """Their results after the restore point. `compare_from`: the first epoch of which they may have
+    written a wrong file. `check` is called by the engine's thread."""
 
-    def __init__(self, file: Path, results: Mapping[int, tuple[Result, ...]], alone: bool) -> None:
+    def __init__(
+        self,
+        file: Path,
+        results: Mapping[int, tuple[Result, ...]],
+        alone: bool,
+        compare_from: int | None,
+    ) -> None:
+        self.compare_from = compare_from
         self._file = file
         self._results = dict(results)
         self._alone = alone
-
-    @property
-    def disputed(self) -> int | None:
-        """The epoch that is computed once more, to decide between two results."""
-        return next((e for e, results in self._results.items() if len(results) == _UNDECIDED), None)
 
     def check(self, batch: EpochBatch) -> str | None:
         """Compare an epoch before it enters the log. Returns a message if another result may have
@@ -76,9 +79,12 @@ class EarlierBoots:
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
 
 
-def adopt_log(log: OutputLog, directory: Path, restored_from: int, alone: bool) -> EarlierBoots:
-    """Make the log continue after a restore point; `alone`: the task has no partners. Raises
-    NotDeterministic if three computations of an epoch had three results."""
+def adopt_log(
+    log: OutputLog, directory: Path, restored_from: int, alone: bool, discarded: bool = False
+) -> EarlierBoots:
+    """Make the log continue after a restore point; `alone`: the task has no partners; `discarded`:
+    what the boot before computed may be wrong. Raises NotDeterministic if three computations of an
+    epoch had three results."""
     file = directory / _RESULTS_FILE
     kept = _read_results(file)
     if kept is not None and kept[0] <= restored_from:
@@ -86,12 +92,14 @@ def adopt_log(log: OutputLog, directory: Path, restored_from: int, alone: bool) 
     if kept is None:
         results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
         log.start_at(restored_from + 1, keep=alone)
-        return EarlierBoots(file, results, alone)
+        return EarlierBoots(file, results, alone, restored_from + 1 if discarded else None)
     epoch, disputed = kept
     if epoch > restored_from and len(disputed) > _UNDECIDED:
         raise _difference(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
     log.start_at(restored_from + 1, keep=False)
-    return EarlierBoots(file, {epoch: disputed} if epoch > restored_from else {}, alone)
+    if epoch <= restored_from:
+        return EarlierBoots(file, {}, alone, None)
+    return EarlierBoots(file, {epoch: disputed}, alone, epoch)
 
 
 def _difference(where: str, results: tuple[Result, ...]) -> Diverged:

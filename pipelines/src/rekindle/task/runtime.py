@@ -133,7 +133,7 @@ class TaskRuntime:
         components = TaskComponents(
             log,
             started.inputs,
-            SinkWriters(log, state.epoch, self._open_sink, started.earlier.disputed),
+            SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from),
             CheckpointSaver(self._store),
         )
         self.status.engine_epoch = state.epoch

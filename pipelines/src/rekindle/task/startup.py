@@ -81,9 +81,12 @@ class Startup:
         inputs = self._open_inputs(restored)
         chain = self._wait_for_chain(lambda: route(inputs))
         state = replace(restored, operators=chain.adopt(restored.operators))
+        directory = self._config.log_directory
+        if discarded := discard_marked(directory):
+            _log.warning("the output log was discarded: its epochs are computed again")
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
-        earlier = adopt_log(log, self._config.log_directory, state.epoch, alone)
+        earlier = adopt_log(log, directory, state.epoch, alone, discarded)
         return Started(state, inputs, chain, log, earlier)
 
     def wait(self, attempt: Callable[[], T | None], policy: BackoffPolicy = _BACKOFF) -> T:
@@ -168,8 +171,6 @@ class Startup:
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
-        if discard_marked(config.log_directory):
-            _log.warning("the output log was discarded: its epochs are computed again")
         return OutputLog(
             config.log_directory,
             config.segment.stream,
