@@ -372,13 +372,42 @@ def test_a_new_coordinator_finds_the_dispute_again() -> None:
     assert world.tasks[BOTH].wrong == ""
 
 
-def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
+def disputed_while_one_computes_again(liar: int) -> World:
+    """Replica 1 computes again, and has not come to the epoch yet."""
     world = started()
-    newest = world.tasks[REPLICAS[0]].position
-    world.tasks[REPLICAS[0]].retracted = Contradiction(epoch=newest, message="epoch differs")
-    world.poll(REPLICAS[0])
-    poll = next_polls(world)[BOTH]
-    assert (poll.recompute, poll.sinks_through) == (world.tasks[BOTH].boot_id, -1)
+    world.tasks[REPLICAS[liar]].lie = "!"
+    world.run(1)
+    world.run_but(REPLICAS[1], 2)
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
+    return world
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_new_coordinator_holds_back_what_the_one_before_did(liar: int) -> None:
+    world = disputed_while_one_computes_again(liar)
+    before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
+    world.start_coordinator()
+    world.run_but(REPLICAS[1], 24)
+    after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
+    assert after == before
+    assert not [name for name in committed_objects(world) if "!" in name]
+    assert world.tasks[BOTH].wrong == ""
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_new_coordinator_ends_the_dispute_of_the_one_before(liar: int) -> None:
+    world = disputed_while_one_computes_again(liar)
+    world.start_coordinator()
+    for _ in range(8):
+        world.run(1)
+        if world.tasks[REPLICAS[liar]].boot:
+            world.tasks[REPLICAS[liar]].lie = ""
+    world.start_task(REPLICAS[liar])  # the operator replaces it, if it was named
+    world.run(16)
+    assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
+    assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
+    assert not [name for name in committed_objects(world) if "!" in name]
+    assert world.reports[-1]["inconsistent"] == []
 
 
 def test_readers_that_are_heard_late_compute_again() -> None:
@@ -395,6 +424,34 @@ def test_readers_that_are_heard_late_compute_again() -> None:
         liar.lie = "" if liar.boot else "!"
     assert world.tasks[BOTH].wrong == ""
     assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_replica_left_alone_in_a_dispute_stays_held() -> None:
+    world = disputed_while_one_computes_again(0)
+    agreed = next_polls(world)[BOTH].sinks_through
+    world.kill(REPLICAS[1])
+    world.start_coordinator()
+    world.run(12)
+    assert next_polls(world)[REPLICAS[0]].sinks_through == agreed
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_new_coordinator_lets_diverged_replicas_recompute() -> None:
+    world = lied(0)
+    world.kill(REPLICAS[1])
+    boot = world.tasks[REPLICAS[0]].boot
+    world.start_coordinator()
+    world.run(2)
+    assert world.tasks[REPLICAS[0]].boot == boot + 1
+
+
+def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
+    world = started()
+    newest = world.tasks[REPLICAS[0]].position
+    world.tasks[REPLICAS[0]].retracted = Contradiction(epoch=newest, message="epoch differs")
+    world.poll(REPLICAS[0])
+    poll = next_polls(world)[BOTH]
+    assert (poll.recompute, poll.sinks_through) == (world.tasks[BOTH].boot_id, -1)
 
 
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:

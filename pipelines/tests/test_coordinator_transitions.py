@@ -29,6 +29,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("observed"), LIFE, st.sampled_from("xyz"), st.none() | st.integers(0, 6)),
     st.tuples(st.just("forget"), LIFE),
     st.tuples(st.just("discard"), LIFE),
+    st.tuples(st.just("inherited"), LIFE, st.sampled_from(["", "x", "y"])),
     st.tuples(st.just("recompute"), st.lists(LIFE, max_size=3), st.integers(0, 200)),
     st.tuples(st.just("configured"), st.integers(1, 3)),
     st.tuples(st.just("checkpoint_contradicted"), LIFE),
@@ -44,6 +45,9 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
             comparison.forget(by.slot)
         case ("discard", Computation() as by):
             comparison.discard([by])
+        case ("inherited", Computation() as by, str(digest)):
+            disputed = {3: EpochDigests(digest=digest)} if digest else {}
+            comparison.containment_inherited(by, 2, disputed)
         case ("recompute", list(alive), int(now)):
             comparison.request_recomputation(LEFT, alive, float(now))
         case ("configured", int(replicas)):

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskProblem, TaskRef
+from rekindle.protocol import (
+    Contained,
+    PollRequest,
+    PollResponse,
+    RestorePoint,
+    TaskProblem,
+    TaskRef,
+)
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.fence import FenceFile
@@ -89,6 +96,13 @@ def test_an_ask_only_poll_keeps_the_desired_state(handler: PollHandler) -> None:
     handler.poll(poll(1, floor=7))
     handler.poll(poll(2, ask_only=True))
     assert handler.desired == poll(1, floor=7)
+
+
+def test_a_new_coordinator_learns_what_was_held_back(handler: PollHandler) -> None:
+    assert handler.poll(poll(1, sinks_through=7, digests_of=(8,))).contained is None
+    asked = handler.poll(poll(2, ask_only=True))
+    assert asked.contained == Contained(after=7, disputed=(8,))
+    assert handler.poll(poll(2)).contained is None
 
 
 def test_it_starts_with_the_first_restore_point(handler: PollHandler) -> None:

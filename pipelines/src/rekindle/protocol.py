@@ -191,6 +191,14 @@ class Contradiction(_Message):
     message: str
 
 
+class Contained(_Message):
+    """What an older coordinator held back of this boot, by the desired state that is still in
+    force: all after an epoch, and the epochs that replicas disagree about."""
+
+    after: int
+    disputed: tuple[int, ...] = ()
+
+
 class PollResponse(_Versioned):
     task: TaskRef
     boot_id: str
@@ -209,5 +217,6 @@ class PollResponse(_Versioned):
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
+    contained: Contained | None = None  # until a complete poll of the newest coordinator
     epoch_p99_s: float = 0.0
     log_bytes: int = 0

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from rekindle.engine.version import engine_version
 from rekindle.errors import RekindleError
 from rekindle.identity import Identity
-from rekindle.protocol import PollRequest, PollResponse, TaskPhase, TaskRef
+from rekindle.protocol import Contained, PollRequest, PollResponse, TaskPhase, TaskRef
 from rekindle.task.fence import NO_FENCE, FenceFile
 
 
@@ -65,14 +65,26 @@ class PollHandler:
             if not poll.ask_only:
                 self._desired = poll
                 self._changed.notify_all()
+            contained = self._contained()
         answer = self._answer(poll.fence).model_copy(
-            update={"topology": self._identity.topology, "engine": engine_version()}
+            update={
+                "topology": self._identity.topology,
+                "engine": engine_version(),
+                "contained": contained,
+            }
         )
         if answer.phase is TaskPhase.FAILED:
             with self._changed:
                 self._failures_reported += 1
                 self._changed.notify_all()
         return answer
+
+    def _contained(self) -> Contained | None:
+        """A new coordinator does not know what the one before held back."""
+        desired = self._desired
+        if desired is None or desired.fence == self._fence or desired.sinks_through is None:
+            return None
+        return Contained(after=desired.sinks_through, disputed=desired.digests_of)
 
     def _store_fence(self) -> None:
         if self._fences is None or self._stored_fence == self._fence:

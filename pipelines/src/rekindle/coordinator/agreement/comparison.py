@@ -61,6 +61,7 @@ class DigestComparison:
         self._requested_at: dict[Partition, float] = {}
         self._untrusted: list[UntrustedOutput] = []
         self._retracted: dict[Slot, Computation] = {}
+        self._inherited: dict[Slot, Computation] = {}
         self._replicas: Mapping[Partition, int] | None = None  # as configured; None: not known
 
     # --- what others may rely on ---
@@ -147,6 +148,26 @@ class DigestComparison:
         self._untrusted.append(UntrustedOutput(partition_of(by.slot), epoch - 1))
         return True
 
+    def containment_inherited(
+        self, by: Computation, after: int, disputed: Mapping[int, EpochDigests]
+    ) -> bool:
+        """An older coordinator held back what a boot computed after an epoch; `disputed`: its
+        results of epochs that replicas disagree about. True if it is news."""
+        if self._inherited.get(by.slot) == by:
+            return False
+        self._inherited[by.slot] = by
+        partition = partition_of(by.slot)
+        if not disputed:
+            self.discard([by])
+        elif partition in self._disputes or not self._has_partners(by.slot):
+            return False
+        else:
+            epoch = min(disputed)
+            result = (by, disputed[epoch])
+            self._disputes[partition] = Dispute(partition, after, epoch, "chain", (result,))
+        self._untrusted.append(UntrustedOutput(partition, after))
+        return True
+
     def checkpoint_contradicted(self, slot: Slot, incarnation: int, epoch: int) -> None:
         """A replica saved another state at `epoch` than the committed checkpoint has."""
         message = f"its state after epoch {epoch} differs from the checkpoint's"
@@ -168,6 +189,7 @@ class DigestComparison:
         self._records.get(partition, {}).pop(slot, None)
         self._diverged.pop(slot, None)
         self._retracted.pop(slot, None)
+        self._inherited.pop(slot, None)
         self._restarts.pop(slot, None)
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:
@@ -202,6 +224,10 @@ class DigestComparison:
             self._mark_diverged(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
 
     # --- inside ---
+
+    def _has_partners(self, slot: Slot) -> bool:
+        replicas = 2 if self._replicas is None else self._replicas.get(partition_of(slot), 0)
+        return slot.replica < replicas and replicas > 1
 
     def _is_compared(self, slot: Slot) -> bool:
         """Whether it is one of the replicas that its partition is to have."""

@@ -90,6 +90,27 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
+    def inherited(
+        self,
+        slot: Slot,
+        response: PollResponse,
+        tasks: Membership,
+        graph: Graph | None,
+        committer: Committer,
+    ) -> bool:
+        """Contain what a task computed although an older coordinator held it back; True if this
+        changed what is known of any replica. A task that has not come so far goes on."""
+        contained = response.contained
+        if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
+            return False
+        by = Computation(slot, response.task.incarnation, response.boot_id)
+        digests = epoch_digests(response)
+        disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
+        if not self.comparison.containment_inherited(by, contained.after, disputed):
+            return False
+        self._contain(tasks, graph, committer)
+        return True
+
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:

@@ -31,6 +31,7 @@ class DisputeEvent(StrEnum):
 
     REPEATED = "a replica repeated its result"
     CONTRADICTED = "a replica contradicted its result"
+    COMPARED = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
     SUPERSEDED = "a trusted checkpoint is beyond the epoch"
@@ -50,6 +51,7 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
     DisputePhase.OPEN: {
         DisputeEvent.REPEATED: DisputePhase.OPEN,
         DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
+        DisputeEvent.COMPARED: DisputePhase.OPEN,
         DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
         **_ENDINGS,
     },
@@ -68,8 +70,9 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 @dataclass(frozen=True, slots=True)
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `kind` of EpochDigests; all
-    agree through `after`. `repeated`: replicas that computed the same again; `contradicted`: those
-    that computed something else. `story`: the transitions so far."""
+    agree through `after`. One that an older coordinator opened begins with the result of one party.
+    `repeated`: replicas that computed the same again; `contradicted`: those that computed something
+    else. `story`: the transitions so far."""
 
     partition: Partition
     after: int
@@ -106,5 +109,7 @@ class Dispute:
         contradicted = self.contradicted | ({by.slot} if own else frozenset())
         steady = bool(own) and any(other.slot not in contradicted for other, _ in self.results)
         event = DisputeEvent.CONTRADICTED if steady else DisputeEvent.MATCHED_NONE
+        if len(self.results) == 1 and not self.unresolved:
+            event = DisputeEvent.COMPARED
         results = (*self.results, (by, digests))
         return replace(self.step(event), results=results, contradicted=contradicted)

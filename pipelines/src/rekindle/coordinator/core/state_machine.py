@@ -214,8 +214,9 @@ class Coordinator:
     def _compare(self, slot: Slot, response: PollResponse) -> None:
         partition = partition_of(slot)
         mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
-        if not mixed and self.containment.observed(
-            slot, response, self.membership, self._graph, self.committer
+        known = (self.membership, self._graph, self.committer)
+        if self.containment.inherited(slot, response, *known) or (
+            not mixed and self.containment.observed(slot, response, *known)
         ):
             self._pacer.mark_urgent()
             self._update_derived()
