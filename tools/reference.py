@@ -1,8 +1,8 @@
 """Write docs/reference.md: every field of a StreamTopology's spec.
 
-Types, limits, defaults, what is required and the rules between fields come from the CRD, meanings
+Types, limits, defaults, required fields and the rules between fields come from the CRD, meanings
 from the texts below the fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check`
-writes nothing and fails where the page is not current.
+writes nothing and fails if the page is outdated.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class World:
         self.allow_migrations = False
         self.migrations: list[StateMigration] = []
         self.failed_to_start: set[Slot] = set()
-        self.sunk: dict[tuple[Partition, SinkAssignment], int] = {}
+        self.written: dict[tuple[Partition, SinkAssignment], int] = {}
         self.start_coordinator()
 
     # --- the cluster ---
@@ -166,7 +166,7 @@ class World:
         else:
             for sink in response.sinks:
                 key = (partition_of(slot), sink.assigned)
-                self.sunk[key] = max(sink.durable, self.sunk.get(key, NO_EPOCH))
+                self.written[key] = max(sink.durable, self.written.get(key, NO_EPOCH))
             self.feed(PollAnswered(slot, incarnation, response), who)
 
     def round(self, seconds: float = 0.25) -> None:
@@ -303,7 +303,7 @@ class World:
             f"{partition.key} is committed at {newest.entries[partition.key][0].epoch}: {sink}"
             for partition in self.graph.partitions
             for sink in assigned_sinks(self.graph, newest, partition.segment)
-            if self.sunk.get((partition, sink), sink.from_epoch - 1)
+            if self.written.get((partition, sink), sink.from_epoch - 1)
             < newest.entries[partition.key][0].epoch
         ]
 

@@ -312,7 +312,7 @@ def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
 def test_results_of_different_engines_are_not_compared() -> None:
     world = started()
     other = world.tasks[Slot("left", 0, 1)]
-    other.engine, other.lie = "e2", "!"
+    other.engine, other.corruption = "e2", "!"
     world.run(8)
     data_plane = world.reports[-1]
     assert (data_plane["diverged"], data_plane["inconsistent"]) == ([], [])

@@ -197,12 +197,12 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 def lied(replica: int, *, forever: bool = False, until: int = 12) -> World:
     """A replica computes wrongly from some epoch on, in its first life alone or always."""
     world = started()
-    liar = REPLICAS[replica]
-    world.tasks[liar].lie, world.tasks[liar].lie_from = "!", 10
+    corrupt = REPLICAS[replica]
+    world.tasks[corrupt].corruption, world.tasks[corrupt].corrupt_from = "!", 10
     for _ in range(until):
         world.run(1)
-        if not forever and world.tasks[liar].boot:
-            world.tasks[liar].lie = ""
+        if not forever and world.tasks[corrupt].boot:
+            world.tasks[corrupt].corruption = ""
     return world
 
 
@@ -211,22 +211,22 @@ def committed_objects(world: World) -> set[str]:
     return {ref.object for ref in refs if ref.object}
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_the_wrong_replica_is_named_whatever_its_index(liar: int) -> None:
-    world = lied(liar)
-    assert world.reports[-1]["diverged"] == [REPLICAS[liar].key]
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_the_wrong_replica_is_named_whatever_its_index(corrupt: int) -> None:
+    world = lied(corrupt)
+    assert world.reports[-1]["diverged"] == [REPLICAS[corrupt].key]
 
 
-@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("corrupt", [0, 1])
 @pytest.mark.parametrize("forever", [False, True])
-def test_nothing_wrong_is_ever_committed(liar: int, forever: bool) -> None:
-    world = lied(liar, forever=forever, until=20)
+def test_nothing_wrong_is_ever_committed(corrupt: int, forever: bool) -> None:
+    world = lied(corrupt, forever=forever, until=20)
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_readers_of_a_wrong_epoch_compute_again(liar: int) -> None:
-    world = lied(liar)
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_readers_of_a_wrong_epoch_compute_again(corrupt: int) -> None:
+    world = lied(corrupt)
     assert world.tasks[BOTH].boot == 1
     assert world.tasks[BOTH].wrong == ""
 
@@ -235,12 +235,12 @@ def test_readers_of_a_retracted_result_compute_again() -> None:
     world = started()
     newest = world.tasks[REPLICAS[0]].position
     result = Contradiction(epoch=newest, message="epoch differs")
-    world.tasks[REPLICAS[0]].retracted = result
+    world.tasks[REPLICAS[0]].contradiction = result
     world.rounds(8)
     assert world.tasks[BOTH].boot == 1, "once, however often it is reported"
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
     assert world.reports[-1]["inconsistent"] == ["left/0: epoch differs"]
-    world.tasks[REPLICAS[0]].retracted = None
+    world.tasks[REPLICAS[0]].contradiction = None
     world.run(8)
     assert world.reports[-1]["inconsistent"] == []
     assert world.store[-1].epoch > newest
@@ -248,7 +248,7 @@ def test_readers_of_a_retracted_result_compute_again() -> None:
 
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
-    world.tasks[REPLICAS[1]].lie = "!"
+    world.tasks[REPLICAS[1]].corruption = "!"
     agreed = world.tasks[REPLICAS[0]].position
     world.release_epoch()
     for slot in (Slot("src", 0, 0), *REPLICAS):
@@ -265,17 +265,17 @@ def test_sinks_wait_while_replicas_disagree() -> None:
     }
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_a_diverged_replica_writes_no_sink(liar: int) -> None:
-    world = lied(liar)
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_diverged_replica_writes_no_sink(corrupt: int) -> None:
+    world = lied(corrupt)
     polls = next_polls(world)
-    given = [polls[slot].sinks_through for slot in (REPLICAS[liar], REPLICAS[1 - liar])]
+    given = [polls[slot].sinks_through for slot in (REPLICAS[corrupt], REPLICAS[1 - corrupt])]
     assert given == [-1, None]
 
 
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
-    world.tasks[REPLICAS[1]].lie = "!"
+    world.tasks[REPLICAS[1]].corruption = "!"
     world.run(1)
     routes = {(u.stream, u.partition): u.endpoints for u in next_polls(world)[BOTH].upstreams}
     assert routes["op-left", 0] == ()
@@ -284,8 +284,8 @@ def test_nobody_reads_replicas_that_disagree() -> None:
 
 def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
     world = lied(1, until=8)
-    liar = world.start_task(REPLICAS[1])  # the operator replaces it
-    liar.lie = ""
+    corrupt = world.start_task(REPLICAS[1])  # the operator replaces it
+    corrupt.corruption = ""
     before = world.store[-1].epoch
     world.run(16)
     polls = next_polls(world)
@@ -304,10 +304,12 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
     assert world.reports[-1]["diverged"] == [REPLICAS[0].key]
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_a_node_that_becomes_wrong_stops_nothing_for_ever(liar: int) -> None:
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_node_that_becomes_wrong_stops_nothing_for_ever(corrupt: int) -> None:
     world = started()
-    world.tasks[REPLICAS[liar]].lie = "!"  # computed again, it is wrong in earlier epochs, too
+    world.tasks[
+        REPLICAS[corrupt]
+    ].corruption = "!"  # computed again, it is wrong in earlier epochs, too
     for _ in range(24):
         world.run(1)
         for key in world.reports[-1]["diverged"]:
@@ -319,11 +321,11 @@ def test_a_node_that_becomes_wrong_stops_nothing_for_ever(liar: int) -> None:
 
 def test_an_operator_that_is_not_deterministic_is_named() -> None:
     world = started()
-    world.tasks[REPLICAS[0]].lie = "!"
+    world.tasks[REPLICAS[0]].corruption = "!"
     for _ in range(16):
         world.run(1)
         if world.tasks[REPLICAS[1]].boot:
-            world.tasks[REPLICAS[1]].lie = "?"
+            world.tasks[REPLICAS[1]].corruption = "?"
     (result,) = world.reports[-1]["inconsistent"]
     assert result.startswith("left/0: epoch ")
     assert "operator left is not deterministic" in result
@@ -333,7 +335,7 @@ def edited(replicas: int, edit: str) -> World:
     """Replicas disagree, and then the topology is edited."""
     world = started()
     world.allow_migrations = True
-    world.tasks[REPLICAS[1]].lie = "!"
+    world.tasks[REPLICAS[1]].corruption = "!"
     world.run(1)
     assert world.reports[-1]["inconsistent"]
     left = Part("left", ("src",), 2, replicas, query=True, edit=edit)
@@ -361,30 +363,30 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
 
 def test_a_new_coordinator_finds_the_dispute_again() -> None:
     world = started()
-    world.tasks[REPLICAS[0]].lie = "!"
+    world.tasks[REPLICAS[0]].corruption = "!"
     world.run(2)
     world.start_coordinator()
     for _ in range(12):
         world.run(1)
         if world.tasks[REPLICAS[0]].boot:
-            world.tasks[REPLICAS[0]].lie = ""
+            world.tasks[REPLICAS[0]].corruption = ""
     assert not [name for name in committed_objects(world) if "!" in name]
     assert world.tasks[BOTH].wrong == ""
 
 
-def disputed_while_one_computes_again(liar: int) -> World:
+def disputed_while_one_computes_again(corrupt: int) -> World:
     """Replica 1 computes again, and has not come to the epoch yet."""
     world = started()
-    world.tasks[REPLICAS[liar]].lie = "!"
+    world.tasks[REPLICAS[corrupt]].corruption = "!"
     world.run(1)
     world.run_but(REPLICAS[1], 2)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
     return world
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_a_new_coordinator_holds_back_what_the_one_before_did(liar: int) -> None:
-    world = disputed_while_one_computes_again(liar)
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> None:
+    world = disputed_while_one_computes_again(corrupt)
     before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     world.start_coordinator()
     world.run_but(REPLICAS[1], 24)
@@ -394,15 +396,15 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(liar: int) -> None
     assert world.tasks[BOTH].wrong == ""
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_a_new_coordinator_ends_the_dispute_of_the_one_before(liar: int) -> None:
-    world = disputed_while_one_computes_again(liar)
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> None:
+    world = disputed_while_one_computes_again(corrupt)
     world.start_coordinator()
     for _ in range(8):
         world.run(1)
-        if world.tasks[REPLICAS[liar]].boot:
-            world.tasks[REPLICAS[liar]].lie = ""
-    world.start_task(REPLICAS[liar])  # the operator replaces it, if it was named
+        if world.tasks[REPLICAS[corrupt]].boot:
+            world.tasks[REPLICAS[corrupt]].corruption = ""
+    world.start_task(REPLICAS[corrupt])  # the operator replaces it, if it was named
     world.run(16)
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
@@ -412,8 +414,8 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(liar: int) -> None
 
 def test_readers_that_are_heard_late_compute_again() -> None:
     world = started()
-    liar = world.tasks[REPLICAS[0]]
-    liar.lie = "!"
+    corrupt = world.tasks[REPLICAS[0]]
+    corrupt.corruption = "!"
     world.release_epoch()
     for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
         world.work(slot, 1)  # while no coordinator runs
@@ -421,7 +423,7 @@ def test_readers_that_are_heard_late_compute_again() -> None:
     world.start_coordinator()
     for _ in range(12):
         world.run(1)
-        liar.lie = "" if liar.boot else "!"
+        corrupt.corruption = "" if corrupt.boot else "!"
     assert world.tasks[BOTH].wrong == ""
     assert not [name for name in committed_objects(world) if "!" in name]
 
@@ -448,7 +450,7 @@ def test_a_new_coordinator_lets_diverged_replicas_recompute() -> None:
 def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
     world = started()
     newest = world.tasks[REPLICAS[0]].position
-    world.tasks[REPLICAS[0]].retracted = Contradiction(epoch=newest, message="epoch differs")
+    world.tasks[REPLICAS[0]].contradiction = Contradiction(epoch=newest, message="epoch differs")
     world.poll(REPLICAS[0])
     poll = next_polls(world)[BOTH]
     assert (poll.recompute, poll.sinks_through) == (world.tasks[BOTH].boot_id, -1)

@@ -94,7 +94,7 @@ def edited() -> tuple[World, Slot, Slot]:
 
 
 def written_by(world: World, slot: Slot) -> int:
-    return max(durable for (p, _), durable in world.sunk.items() if p == partition_of(slot))
+    return max(durable for (p, _), durable in world.written.items() if p == partition_of(slot))
 
 
 def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:

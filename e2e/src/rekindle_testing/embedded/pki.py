@@ -52,7 +52,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class CertificateAuthority:
-    """An authority whose files lie in `directory`, as does all it issues."""
+    """An authority; its files and all that it issues are in `directory`."""
 
     directory: Path
     pair: KeyPair
