@@ -311,6 +311,14 @@ def test_paths_that_contributing_names_exist() -> None:
     assert not missing
 
 
+def test_names_that_contributing_gives_are_in_the_code() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    code = "\n".join(t for path, t in tracked().items() if path.suffix != ".md")
+    words = set(re.findall(r"\w+", code))
+    named = re.findall(r"`([A-Za-z_][A-Za-z0-9_]+)(?:\([\w, ]*\))?`", text)
+    assert [name for name in named if name not in words] == []
+
+
 def test_papers_are_cited_with_authors_and_year() -> None:
     name = re.compile(r"\b(DPC|Flux|CEC|FlameStream|[Pp]rogressive recovery),? [Ss]ection")
     bare = [
