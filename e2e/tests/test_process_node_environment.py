@@ -193,7 +193,7 @@ def test_command_and_args_override_the_image() -> None:
 
 
 def test_an_unknown_image_names_the_known_ones() -> None:
-    with pytest.raises(ImageError, match=r'no image "other".*knows: a, b'):
+    with pytest.raises(ImageError, match=r'no image "other".*it has: a, b'):
         containers.find_image({"image": "other"}, {"b": Image(), "a": Image()})
 
 
