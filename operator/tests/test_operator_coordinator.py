@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,22 @@ def test_a_forged_pod_of_another_topology_changes_nothing(running: ModelCluster)
     raw["metadata"]["labels"][names.LABEL_TOPOLOGY] = "another"
     raw["metadata"]["labels"][names.LABEL_INCARNATION] = "900000"
     running.raw_pods["x"] = raw
+    assert reconcile(running.snapshot(), running.now, running.settings) == []
+
+
+@pytest.mark.parametrize("forged", [{"namespace": "evil"}, {"labels": "another"}])
+def test_a_forged_record_of_a_generation_changes_nothing(
+    running: ModelCluster, forged: dict[str, str]
+) -> None:
+    """It would decide what the operator runs in the namespace of the topology."""
+    raw = copy.deepcopy(running.configs["flights-g1"])
+    meta, record = raw["metadata"], json.loads(raw["data"]["topology.json"])
+    meta["namespace"] = forged.get("namespace", meta["namespace"])
+    meta["labels"][names.LABEL_TOPOLOGY] = forged.get("labels", "flights")
+    meta["labels"][names.LABEL_GENERATION] = "900000"
+    record["spec"]["image"] = "evil/image"
+    raw["data"]["topology.json"] = json.dumps(record)
+    running.configs["x"] = raw
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 
 

@@ -252,13 +252,15 @@ class Snapshot:
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
-    """Pods with a forged owner count as foreign. Anyone who may create a pod can write an owner
-    reference into it, so a pod belongs to a topology only if its namespace and label agree."""
+    """Pods with a forged owner count as foreign, and records of generations with one are left out.
+    Anyone who may create an object can write an owner reference into it, so it belongs to a
+    topology only if its namespace and label agree."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
-    pods = tuple(
-        p
-        if owners.get(p.owner_uid or "", (p.namespace, p.topology)) == (p.namespace, p.topology)
-        else p.as_foreign()
-        for p in snapshot.pods
-    )
-    return replace(snapshot, pods=pods)
+
+    def is_forged(owned: PodView | ConfigView) -> bool:
+        claimed = owned.namespace, owned.topology
+        return owners.get(owned.owner_uid or "", claimed) != claimed
+
+    pods = tuple(p.as_foreign() if is_forged(p) else p for p in snapshot.pods)
+    configs = tuple(c for c in snapshot.configs if not is_forged(c))
+    return replace(snapshot, pods=pods, configs=configs)
