@@ -10,23 +10,32 @@ from flights_example import flights_spec
 from model_cluster import ModelCluster
 
 from rekindle_operator.reconcile.actions import WriteStatus
+from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.topology_status import QueryState
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
 
-def test_an_internal_error_is_reported_and_others_recover(running: ModelCluster) -> None:
-    unhashable = {"spec": {"containers": [{"name": {}}]}}
-    running.add_topology("bad", flights_spec() | {"podTemplate": unhashable})
+def test_an_internal_error_is_reported_and_others_recover(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(context: ReconcileContext) -> CoordinatorReplacement:
+        if context.view.name == "bad":
+            raise RuntimeError("an internal error")
+        return replace_coordinator(context)
+
+    monkeypatch.setattr("rekindle_operator.reconcile.core.replace_coordinator", broken)
+    running.add_topology("bad", flights_spec())
     running.lose_node("a")
     decisions = reconcile_all(running.snapshot(), running.now)
     assert [t.owner for t in decisions if t.error is not None] == ["default/bad"]
-    (write,) = (a for t in decisions if t.error is not None for a in t.actions)
-    assert isinstance(write, WriteStatus)
+    actions = [a for t in decisions if t.error is not None for a in t.actions]
+    (write,) = (a for a in actions if isinstance(a, WriteStatus))
     conditions = {c["type"]: c for c in write.status["conditions"]}
     assert conditions["Ready"]["status"] == "Unknown"
     assert conditions["Degraded"]["reason"] == "ReconcileFailed"
-    assert "unhashable type" in conditions["Degraded"]["message"]
+    assert "an internal error" in conditions["Degraded"]["message"]
     running.settle()
     assert running.status()["redundancy"] == "8/8"
     assert running.query_states("bad") == {}

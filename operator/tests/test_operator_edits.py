@@ -64,6 +64,31 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
     assert running.tasks() == before
 
 
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ({"containers": [{"name": "task", "resources": {"limits": {"memory": "2GB"}}}]}, "2GB"),
+        ({"containers": [{"name": {}}]}, "unhashable"),
+        ({"containers": None}, "containers"),
+        ({"volumes": "x"}, "cannot be merged"),
+    ],
+)
+def test_an_edit_that_cannot_be_rendered_stops_no_recovery(
+    running: ModelCluster, template: dict[str, Any], says: str
+) -> None:
+    running.edit("flights", podTemplate={"spec": template})
+    running.settle()
+    valid = running.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", "PodRefused")
+    assert valid["message"].startswith("spec.podTemplate")
+    assert says in valid["message"]
+    assert running.status()["phase"] == "Running"
+    running.lose_node("a")
+    running.settle()
+    assert not [p.name for p in running.tasks().values() if p.node == "a"]
+    assert set(running.query_states().values()) == {"Live"}
+
+
 def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) -> None:
     passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
     cluster.refusals["uid-flights", 1] = DryRunResult((passing,))

@@ -150,14 +150,17 @@ def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> 
     if refused:
         return _Acceptance(running, tuple(refused))
     result = inputs.snapshot.dry_runs.get((view.uid, view.generation))
+    if result is not None and not result.problems:
+        record = CreateConfig(view.namespace, generation_record(view, defaults.image))
+        return _Acceptance(fresh, actions=(record,))
+    if result is not None and inputs.now - result.at < _DRY_RUN_AGAIN_S:
+        return _Acceptance(running, result.problems)
+    dry_run = _dry_run(fresh, defaults)
+    if isinstance(dry_run, Problem):
+        return _Acceptance(running, (dry_run,))
     if result is None:
-        return _Acceptance(running, is_validated=False, actions=(_dry_run(fresh, defaults),))
-    if result.problems:
-        is_due = inputs.now - result.at >= _DRY_RUN_AGAIN_S
-        again = (_dry_run(fresh, defaults),) if is_due else ()
-        return _Acceptance(running, result.problems, actions=again)
-    record = CreateConfig(view.namespace, generation_record(view, defaults.image))
-    return _Acceptance(fresh, actions=(record,))
+        return _Acceptance(running, is_validated=False, actions=(dry_run,))
+    return _Acceptance(running, result.problems, actions=(dry_run,))
 
 
 def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
@@ -181,16 +184,19 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
             return None
 
 
-def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods:
-    view = fresh.view
-    pods = tuple(
-        (
-            f"spec.podTemplate (as merged for {segment.name})",
-            task_pod(view, fresh.topology, fresh.generation, Slot(segment.id, 0, 0), 0, defaults),
-        )
-        for segment in fresh.topology.segments
-    )
-    return DryRunPods(view.namespace, view.uid, view.generation, pods)
+def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods | Problem:
+    """A problem if a pod cannot be rendered: nobody has checked the fields of `podTemplate.spec`
+    yet, so anything may be there."""
+    view, pods = fresh.view, []
+    for segment in fresh.topology.segments:
+        path, slot = f"spec.podTemplate (as merged for {segment.name})", Slot(segment.id, 0, 0)
+        try:
+            pod = task_pod(view, fresh.topology, fresh.generation, slot, 0, defaults)
+        except Exception as error:
+            what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
+            return Problem(path, "PodRefused", what, "correct spec.podTemplate")
+        pods.append((path, pod))
+    return DryRunPods(view.namespace, view.uid, view.generation, tuple(pods))
 
 
 def _unused_records(context: ReconcileContext, configs: list[ConfigView]) -> list[Action]:
