@@ -118,3 +118,18 @@ def test_a_query_whose_sink_is_far_behind_is_not_live(running: ModelCluster) -> 
     running.pass_time(1.0)
     running.settle()
     assert set(running.query_states().values()) == {"Live"}
+
+
+def test_a_lag_near_the_limit_is_live_again_after_outdated_reports(running: ModelCluster) -> None:
+    running.lags_s = dict.fromkeys(running.query_states(), 8.0)
+    running.pass_time(1.0)
+    running.settle()
+    running.reports_lost = True
+    running.pass_time(3.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Unknown"}
+    running.reports_lost = False
+    running.pass_time(1.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    assert "QueryRestoring" not in running.reasons()[-3:]

@@ -187,12 +187,14 @@ def _query(
 
 
 def _live_within_s(context: ReconcileContext, query: str) -> float:
-    """Half of it for a query that was not live, so that a lag near the limit changes no state."""
+    """Half of it for a query that was not live, so that a lag near the limit changes no state. An
+    `Unknown` query may have been live."""
     assert context.running is not None
     epochs_s = _LIVE_WITHIN_EPOCHS * context.running.topology.spec.epoch_interval / 1e6
     limit_s = max(_LIVE_WITHIN_S, epochs_s)
     before = context.last_status.queries.get(query)
-    return limit_s if before is None or before.state is QueryState.LIVE else limit_s / 2
+    may_be_live = (QueryState.LIVE, QueryState.UNKNOWN)
+    return limit_s if before is None or before.state in may_be_live else limit_s / 2
 
 
 def report_age(context: ReconcileContext) -> str:
