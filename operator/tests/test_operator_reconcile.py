@@ -152,6 +152,17 @@ def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelClus
     assert "RecoveryPlanned" in running.reasons()
 
 
+def test_a_query_that_an_edit_removes_leaves_the_plan(running: ModelCluster) -> None:
+    for name in "abc":
+        running.remove_node(name)
+    running.settle()
+    first, *others = flights_spec()["queries"]
+    assert first["name"] in running.status()["recovery"]["plan"]
+    running.edit("flights", queries=[{**first, "name": "renamed"}, *others])
+    running.settle()
+    assert set(running.status()["recovery"]["plan"]) == {"renamed", *(q["name"] for q in others)}
+
+
 def test_a_single_loss_is_no_burst(running: ModelCluster) -> None:
     victim = next(iter(running.tasks()))
     running.raw_pods.pop(victim)

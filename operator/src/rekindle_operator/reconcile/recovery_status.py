@@ -142,7 +142,8 @@ def _order(
     if "" in now or "" in later:  # in one block
         return tuple(q.name for q in sorted(health.queries, key=lambda q: -q.priority))
     not_down = (QueryState.LIVE, QueryState.UNKNOWN)
-    started = [n for n in before if n not in now and n not in later]
+    names = {q.name for q in health.queries}
+    started = [n for n in before if n in names and n not in {*now, *later}]
     rest = sorted(
         (
             q
