@@ -137,6 +137,31 @@ def check(got: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     assert got["high"] == pytest.approx(math.nan if has_nan else max(real), nan_ok=True)
 
 
+def test_a_window_takes_ends_of_windows_and_times_of_rows_as_what_they_are(spark: Spark) -> None:
+    operators = """
+- {name: minutes, inputs: [rows], window: {size: 1m, aggregate: "count(*) AS n"}}
+- {name: ends, inputs: [minutes], sql: "SELECT window_end AS t, n FROM minutes"}
+- {name: plain, inputs: [rows], sql: "SELECT t, n FROM rows"}
+- {name: both, inputs: [ends, plain], window: {size: 2m, aggregate: "count(*) AS c, sum(n) AS n"}}
+"""
+    compiled = topology(operators, "both")
+    (segment,) = (s for s in compiled.segments if s.name == "both")
+
+    def rows(*times_and_numbers: tuple[int, int]) -> pa.Table:
+        times, numbers = (pa.array(x, pa.int64()) for x in zip(*times_and_numbers, strict=True))
+        return pa.table({"t": times.cast(pa.timestamp("us", "UTC")), "n": numbers})
+
+    ends = rows((1 * MINUTE, 1), (2 * MINUTE, 1), (3 * MINUTE, 1))
+    plain = rows((0, 10), (1 * MINUTE, 10), (2 * MINUTE, 10), (4 * MINUTE - 1, 10))
+    epoch = EpochInput(0, 0, 4 * MINUTE, (ends, plain))
+    for method in (None, *Aggregation):
+        chain = SparkChain(segment, compiled, spark.session, method=method)
+        (output,) = chain.process(State(), [epoch]).outputs
+        found = output.rows.select(["c", "n"]).to_pylist()
+        assert found == [{"c": 4, "n": 22}, {"c": 3, "n": 21}]
+        assert (chain.dropped["both"].late, chain.dropped["both"].untimed) == (0, 0)
+
+
 LONG = """
 - {name: clean, inputs: [rows], sql: "SELECT *, v * 1.1 AS w FROM rows WHERE n IS NOT NULL"}
 - name: spread

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from topology_specs import manifest_spec, query, source, window
 
+from rekindle.errors import Problem
 from rekindle.topology.checks.streams import derive_streams
 from rekindle.topology.load import load_spec
 from rekindle.topology.spec import TopologySpec
 from rekindle.topology.validate import validate
 
 OTHER = {"schema": "origin STRING, seen TIMESTAMP", "eventTime": {"column": "seen"}}
+
+BY_ALL = {"size": "1d", "aggregate": "sum(rows) AS rows"}
 
 
 def spec_of(sql: str, *inputs: str) -> TopologySpec:
@@ -82,6 +87,23 @@ def test_where_event_time_is_lost_is_said(sql: str, inputs: list[str], said: str
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"
     assert said in problem.message
+
+
+def test_a_window_does_not_read_ends_of_windows_and_other_times_as_one_input() -> None:
+    hours = window("hours", "s")
+    ends = {"name": "ends", "inputs": ["hours"], "sql": "SELECT window_end AS at, rows FROM hours"}
+    plain = {"name": "plain", "inputs": ["s"], "sql": "SELECT ts AS at, n AS rows FROM s"}
+    union = "SELECT * FROM ends UNION ALL SELECT * FROM plain"
+    mixed = {"name": "mixed", "inputs": ["ends", "plain"], "sql": union}
+    kept = {"name": "kept", "inputs": ["mixed"], "sql": "SELECT * FROM mixed WHERE rows > 0"}
+
+    def found(*operators: dict[str, Any]) -> list[Problem]:
+        manifest = manifest_spec([source()], [hours, ends, plain, *operators], [query("q", "w")])
+        return validate(load_spec(manifest), "t", local=True)
+
+    (problem,) = found(mixed, kept, window("w", "kept", window=BY_ALL))
+    assert (problem.path, problem.reason) == ("spec.operators[5].inputs[0]", "InputsDiffer")
+    assert found(window("w", "ends", "plain", window=BY_ALL)) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from rekindle.topology.windows.kind import END, START, WindowAssigner
 from rekindle.topology.windows.registry import assigner_of
 
 ORDER = "__r"
+BACK = "__back"
+"""Microseconds that are taken off a row's event time, where they are not the same for all rows."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
@@ -50,6 +52,8 @@ class WindowNode:
     keys: tuple[str, ...]
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
+    back: tuple[int, ...] = ()
+    """BACK of the rows of each input, if they differ; it is then in `time`."""
 
     @property
     def closed_view(self) -> str:
@@ -109,14 +113,20 @@ def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNod
     column = topology.nodes[node.inputs[0]].event_time
     assert column is not None, f"{node.name}: validation wants an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
-    if any(_is_window_end(topology, name) for name in node.inputs):
-        time = f"{time} - 1L"
+    back = tuple(int(_is_window_end(topology, name)) for name in node.inputs)
+    same = len(set(back)) == 1
+    if not same:
+        time = f"{time} - {BACK}"
+    elif back[0]:
+        time = f"{time} - {back[0]}L"
     decomposition = decompose(window.aggregate)
-    return WindowNode(node, assigner_of(window), window.group_by, decomposition, time)
+    keys = window.group_by
+    return WindowNode(node, assigner_of(window), keys, decomposition, time, () if same else back)
 
 
 def _is_window_end(topology: Topology, name: str) -> bool:
-    """Whether a stream's event time is the end of a window (exclusive), through `sql` or not."""
+    """Whether a stream's event time is the end of a window (exclusive), through `sql` or not. What
+    a window reads has, by validation, one kind of rows only."""
     spec = topology.nodes[name].spec
     if not isinstance(spec, OperatorSpec):
         return False
@@ -218,7 +228,9 @@ def _placed_sql(
     if len(inputs) == 1:
         rows = quote(inputs[0])
     else:
-        rows = "(" + " UNION ALL ".join(f"SELECT * FROM {quote(name)}" for name in inputs) + ")"
+        backs = [f", {back}L AS {BACK}" for back in window.back] or [""] * len(inputs)
+        parts = zip(backs, inputs, strict=True)
+        rows = f"({' UNION ALL '.join(f'SELECT *{back} FROM {quote(n)}' for back, n in parts)})"
     return f"SELECT /*+ {hint} */ *, {', '.join([*keys, marker, *order])} FROM {rows}"
 
 

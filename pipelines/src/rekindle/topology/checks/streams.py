@@ -35,6 +35,8 @@ class Stream:
     partitions: int
     no_event_time: str = ""
     """Why there is no event time, if there is none."""
+    at_window_end: bool | None = False
+    """Whether event time is the end of a window, which is exclusive; None: of some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,12 @@ def _operator(
             problems += [f.at(f"{path}.sql") for f in report.problems]
         event_time = _kept_event_time(report, inputs)
         lost = "" if event_time else _lost_event_time(node.name, report, inputs)
-        return Stream(report.schema, event_time, partitions, lost)
+        ends = {s.at_window_end for s in inputs.values()} or {False}
+        at_end = ends.pop() if len(ends) == 1 else None
+        return Stream(report.schema, event_time, partitions, lost, at_end)
     if node.window is not None:
         schema = _window(node, node.window, inputs, path, problems)
-        return Stream(schema, END, partitions)
+        return Stream(schema, END, partitions, at_window_end=True)
     return Stream(None, _common([s.event_time for s in inputs.values()]), partitions)
 
 
@@ -245,8 +249,12 @@ def _window(
 ) -> pa.Schema | None:
     for at, name in enumerate(node.inputs):
         stream = inputs.get(name)
-        if stream is not None and stream.schema is not None and stream.event_time is None:
+        if stream is None or stream.schema is None:
+            continue
+        if stream.event_time is None:
             problems.append(_no_event_time(name, stream, f"{path}.inputs[{at}]"))
+        elif stream.at_window_end is None:
+            problems.append(_two_event_times(name, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
     groups = _groups(window, schema, path, problems)
     aggregates = _aggregates(window, schema, path, problems)
@@ -267,6 +275,12 @@ def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
     what = f"a window needs event time, and input {name} has none{why}"
     hint = "set eventTime of the source, and output its column, under any name, in every SELECT"
     return Problem(path, "NoEventTime", what, hint)
+
+
+def _two_event_times(name: str, path: str) -> Problem:
+    what = f"input {name} has rows of windows, whose event time is their window's end, and others"
+    hint = "write an sql operator for each of the two, and name both in the inputs of this window"
+    return Problem(path, "InputsDiffer", what, hint)
 
 
 def _same_schema(
