@@ -41,7 +41,7 @@ class NodeFactory(Protocol):
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane without nodes, for the whole run.
 
-    A test that takes parts of it away makes one of its own.
+    A test that stops parts of it creates its own.
     """
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), report=print) as running:
         yield running

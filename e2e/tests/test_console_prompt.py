@@ -13,16 +13,16 @@ from rekindle_testing.console.commands import CommandError
 
 
 def session(responses: dict[str, str]) -> Any:
-    made = SimpleNamespace(ended=False)
+    fake = SimpleNamespace(ended=False)
 
     def execute(line: str) -> str:
-        made.ended = line == "quit"
+        fake.ended = line == "quit"
         if line in responses:
             return responses[line]
         raise CommandError(f"unknown command {line!r}")
 
-    made.execute = execute
-    return made
+    fake.execute = execute
+    return fake
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

@@ -345,7 +345,7 @@ def test_validation_problems_are_in_valid_and_in_an_event(
             )
             assert refused["reason"] == one.reason
             assert f"{one.path}: " in refused["message"]
-            assert one.says in refused["message"]
+            assert one.message in refused["message"]
             assert _HINTS[one.name] in refused["message"]
             told = ("Warning", "Invalid", refused["message"])
             wait_for(f"{one.name} is told", lambda name=one.name, t=told: t in _told(world, name))

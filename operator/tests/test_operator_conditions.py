@@ -66,7 +66,7 @@ def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> No
     assert undeclared_in_status(running.status()) == []
 
 
-def test_the_crd_knows_every_state_of_a_query() -> None:
+def test_the_crd_enum_has_every_query_state() -> None:
     status = resource_schema()["properties"]["status"]["properties"]
     assert set(QueryState) <= set(status["queries"]["items"]["properties"]["state"]["enum"])
 

@@ -65,7 +65,7 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "message"),
     [
         ({"containers": [{"name": "task", "resources": {"limits": {"memory": "2GB"}}}]}, "2GB"),
         ({"containers": [{"name": {}}]}, "unhashable"),
@@ -73,15 +73,15 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
         ({"volumes": "x"}, "cannot be merged"),
     ],
 )
-def test_an_edit_that_cannot_be_rendered_stops_no_recovery(
-    running: ModelCluster, template: dict[str, Any], says: str
+def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
+    running: ModelCluster, template: dict[str, Any], message: str
 ) -> None:
     running.edit("flights", podTemplate={"spec": template})
     running.settle()
     valid = running.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", "PodRefused")
     assert valid["message"].startswith("spec.podTemplate")
-    assert says in valid["message"]
+    assert message in valid["message"]
     assert running.status()["phase"] == "Running"
     running.lose_node("a")
     running.settle()

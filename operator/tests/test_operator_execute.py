@@ -43,10 +43,10 @@ class Answer:
 
 @dataclass
 class Refusing(client.ApiClient):
-    """Refuses what is made with `status`; what is there already belongs to `owner`."""
+    """Refuses every create with `status`; objects that exist belong to `owner`."""
 
     status: int = 403
-    says: str = "exceeded quota: pods"
+    message: str = "exceeded quota: pods"
     owner: str = REF.topology_uid
     missing: bool = False  # of reads by name
     calls: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Refusing(client.ApiClient):
     def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{method} {url.rpartition('/')[2]}")
         if method == "POST":
-            return Answer(self.status, {"message": self.says})
+            return Answer(self.status, {"message": self.message})
         if method == "GET" and self.missing:
             return Answer(404, {"message": "not found"})
         return Answer(
@@ -78,7 +78,7 @@ def run(api: Refusing) -> ClusterCache:
 
 
 def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
-    api = Refusing(status=400, says='strict decoding error: unknown field "spec.nodeSelectr"')
+    api = Refusing(status=400, message='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
     executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
@@ -90,7 +90,7 @@ def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     assert "correct spec.podTemplate" in problem.hint
 
 
-def test_a_refused_pod_is_tried_again_after_the_clean_up() -> None:
+def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     api = Refusing()
     refusal = run(api).snapshot().refusals[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
@@ -99,8 +99,8 @@ def test_a_refused_pod_is_tried_again_after_the_clean_up() -> None:
 
 
 def test_a_create_without_a_response_keeps_its_incarnation() -> None:
-    api = Refusing(status=500, says="etcd is away")
-    assert run(api).snapshot().refusals[REF].message == "etcd is away"
+    api = Refusing(status=500, message="etcd is unavailable")
+    assert run(api).snapshot().refusals[REF].message == "etcd is unavailable"
     assert "DELETE old" in api.calls
 
 

@@ -271,7 +271,7 @@ def test_an_unscheduled_coordinator_follows_avoided_nodes(
     assert cluster.coordinator().node is None
     cluster.add_node("a")
     cluster.settle()
-    assert cluster.coordinator().node is None, "its affinity still says a"
+    assert cluster.coordinator().node is None, "its affinity still names a"
     cluster.pass_time(5.0)
     cluster.settle()
     assert cluster.coordinator().node == "a"

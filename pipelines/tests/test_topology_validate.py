@@ -42,7 +42,7 @@ def test_a_bad_manifest_is_refused_at_the_field_that_is_wrong(bad: BadManifest) 
     found = problems_of(bad.manifest)
     hits = [p for p in found if (p.path, p.reason) == (bad.path, bad.reason)]
     assert hits, "\n".join(f"{p.reason} {p}" for p in found)
-    assert any(bad.says in str(p) for p in hits), "\n".join(str(p) for p in hits)
+    assert any(bad.message in str(p) for p in hits), "\n".join(str(p) for p in hits)
 
 
 def test_all_problems_are_found_and_stand_in_the_manifests_order() -> None:

@@ -26,8 +26,8 @@ from rekindle_operator.reconcile.schedule import Stage, Step
 from rekindle_operator.retries import Retries
 
 WORKERS = 8
-_WORKERS_OF_ONE = 3  # topology
-_WORKERS_BESIDE_OTHERS = 2  # of a namespace while another one waits
+_WORKERS_PER_TOPOLOGY = 3
+_WORKERS_PER_NAMESPACE = 2  # while another namespace waits
 _MAX_HANGING = 2  # calls of a namespace, until no more are started in it
 _THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most
 STALL_S = 1.0  # a pass does not wait for a call that takes longer
@@ -164,10 +164,10 @@ class Dispatcher:
         busy = Counter(r.owner for r in running)
         used = Counter(r.namespace for r in running)
         waiting = {name for name in self._queue.namespaces if hangs[name] < _MAX_HANGING}
-        first = {name for name in waiting if used[name] < _WORKERS_BESIDE_OTHERS}
+        first = {name for name in waiting if used[name] < _WORKERS_PER_NAMESPACE}
         other: Step | None = None  # if the namespaces that come first have nothing to start
         for step in self._ready():
-            if step.namespace not in waiting or busy[step.owner] >= _WORKERS_OF_ONE:
+            if step.namespace not in waiting or busy[step.owner] >= _WORKERS_PER_TOPOLOGY:
                 continue
             if step.namespace in first:
                 return step

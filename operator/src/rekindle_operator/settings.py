@@ -32,7 +32,7 @@ class Timing:
     container_error_s: float = 60.0  # a kubelet retries three times meanwhile
     preparation_s: float = 300.0  # no container is created: longer than pulling a large image
     refusal_s: float = 120.0  # a pod that fails later than that had been accepted
-    quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes says NotReady
+    quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     redundancy_hold_s: float = 60.0  # capacity is kept for a waiting query so long
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster

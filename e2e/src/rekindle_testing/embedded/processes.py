@@ -118,7 +118,7 @@ class Supervisor:
                 )
         except OSError as error:
             raise ProcessError(f"cannot start {name}: {error}") from error
-        self._tell_watchdog(f"+{popen.pid}")
+        self._send_to_watchdog(f"+{popen.pid}")
         process = Process(name, popen, log)
         self._processes.append(process)
         return process
@@ -144,10 +144,10 @@ class Supervisor:
 
     def _forget(self, process: Process) -> None:
         # Once reaped, the id may become another group's.
-        self._tell_watchdog(f"-{process.pid}")
+        self._send_to_watchdog(f"-{process.pid}")
         self._processes.remove(process)
 
-    def _tell_watchdog(self, line: str) -> None:
+    def _send_to_watchdog(self, line: str) -> None:
         if self._watchdog is None:
             script = Path(__file__).with_name("watchdog.py")
             self._watchdog = subprocess.Popen(
@@ -157,7 +157,7 @@ class Supervisor:
                 # Ctrl-C in the terminal must reach only the supervisor.
                 start_new_session=True,
             )
-        # A watchdog that someone killed is no reason to fail.
+        # The watchdog may have been killed from outside.
         with contextlib.suppress(BrokenPipeError):
             _pipe_of(self._watchdog).write(line + "\n")
             _pipe_of(self._watchdog).flush()

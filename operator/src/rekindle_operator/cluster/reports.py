@@ -41,7 +41,7 @@ class ReportAges:
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
 
     def read(self, view: TopologyView, now: float) -> None:
-        """Take note of the report in the newest version of the topology."""
+        """Record the report in the newest version of the topology."""
         known = self._known.get(view.uid)
         if not view.data_plane:
             self._known.setdefault(view.uid, _Known({}, now))

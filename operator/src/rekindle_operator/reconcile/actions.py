@@ -134,7 +134,7 @@ class EmitEvent:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineNode:
-    """Remember a node that is lost because it is silent, while its status still says Ready."""
+    """Remember a node that is lost because it is silent, while its status is still Ready."""
 
     node: str
     at: float

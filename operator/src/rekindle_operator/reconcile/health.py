@@ -22,7 +22,7 @@ from rekindle_operator.topology_status import QueryState
 _REASON_LIMIT = 400
 _LIVE_WITHIN_EPOCHS = 10
 """How far the sink of a live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
-its upstream starts, a task knows of nothing newer, and calls itself Live."""
+its upstream starts, a task receives nothing newer, and reports Live."""
 _LIVE_WITHIN_S = 5.0
 _SHOWN_PARTITIONS = 5
 _OVER_SHARE = "the namespace has used its share of the cluster; the administrator sets the limit"

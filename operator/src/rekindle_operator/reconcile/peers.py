@@ -17,7 +17,7 @@ from rekindle_operator.recovery.kubelets import responds_now
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.settings import Settings
 
-# The scheduler may choose a dead node again for as long as its status says Ready. The only sign of
+# The scheduler may choose a dead node again for as long as its status is Ready. The only sign of
 # a node that never had a task or a replica is that its kubelet does not accept the pod.
 _MIN_AGE_S = 5.0
 _NOT_ACCEPTED_S = 10.0

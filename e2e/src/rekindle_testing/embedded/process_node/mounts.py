@@ -40,8 +40,11 @@ class Mounts:
         """The directory of each volume, once it is prepared."""
         return self._volumes.paths
 
-    async def keep(self, pod: Json, facts: PodFacts) -> float | None:
-        """Do what is due; returns the time of the next call, or None while a volume is missing."""
+    async def sync(self, pod: Json, facts: PodFacts) -> float | None:
+        """Prepare or refresh what is due.
+
+        Returns the time of the next call, or None while a volume is missing.
+        """
         names = {v["name"] for v in pod["spec"].get("volumes") or []}
         if not names:
             return float("inf")
@@ -74,5 +77,5 @@ class Mounts:
             self._report(f"MountVolume.SetUp failed: {error}")
         except (ApiError, Unreachable) as error:
             log.warning("pod %s: volumes not refreshed: %s", pod["metadata"]["name"], error)
-        if problem := await asyncio.to_thread(self._volumes.overfull, pod):
+        if problem := await asyncio.to_thread(self._volumes.exceeded_limit, pod):
             self._evict(problem)

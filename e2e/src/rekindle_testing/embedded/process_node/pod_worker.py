@@ -192,7 +192,7 @@ class PodWorker:
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
-        if (refresh_at := await self._mounts.keep(self.pod, self.facts)) is None:
+        if (refresh_at := await self._mounts.sync(self.pod, self.facts)) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
         for container in self.init:

@@ -45,7 +45,7 @@ class Volumes:
                     # The files stay as they are, as with a kubelet.
                     raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
-    def overfull(self, pod: Json) -> str | None:
+    def exceeded_limit(self, pod: Json) -> str | None:
         """The message about an emptyDir on disk that is above its sizeLimit, or None."""
         for volume in pod["spec"].get("volumes") or []:
             empty = volume.get("emptyDir") or {}
