@@ -59,6 +59,13 @@ def times(tmp: Path, schema: str, expression: str, *rows: str, **files: Any) -> 
         ("t BIGINT", "timestamp_micros(t)", "7", "1970-01-01T00:00:00.000007"),
         ("t STRING", "to_timestamp(t, 'M/d/yyyy H:mm')", "6/21/2005 10:54", "2005-06-21T10:54:00"),
         ("t STRING", "to_timestamp(t, 'yyyy/MM/dd')", "2001/01/01", "2001-01-01T00:00:00"),
+        (
+            "t STRING",
+            "to_timestamp(t, 'y-M-d H:m:s.SSSSSS')",
+            "2001-1-1 0:0:0.25",
+            "2001-01-01T00:00:00.250000",
+        ),
+        ("t STRING", "to_timestamp(t, 'y-M-d HHX')", "2001-1-2 00+0530", "2001-01-01T18:30:00"),
         ("t STRING", "to_timestamp(t, 'dd-MMM-yy')", "01-feb-99", "2099-02-01T00:00:00"),
         ("t STRING", "to_timestamp(t, 'MMMM d, y')", "July 4, 1976", "1976-07-04T00:00:00"),
         ("t STRING", "to_timestamp(t, 'yyyyMMddHHmmss')", "20240229235959", "2024-02-29T23:59:59"),

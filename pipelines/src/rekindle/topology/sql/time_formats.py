@@ -38,12 +38,12 @@ _LETTERS = {
     "ss": ("second", _TWO),
     "s": ("second", _ONE_OR_TWO),
     "a": ("half", "AM|PM"),
-    "X": ("zone", r"Z|[+-]\d{2}"),
+    "X": ("zone", r"Z|[+-]\d{2}(?:\d{2})?"),
     "XX": ("zone", r"Z|[+-]\d{4}"),
     "XXX": ("zone", r"Z|[+-]\d{2}:\d{2}"),
     "Z": ("zone", r"[+-]\d{4}"),
 }
-_LETTERS |= {"S" * digits: ("fraction", rf"\d{{{digits}}}") for digits in range(1, 7)}
+_LETTERS |= {"S" * most: ("fraction", rf"\d{{1,{most}}}") for most in range(1, 7)}
 _DATE = (("year", "year_of_century"), ("month", "month_name"), ("day",))
 _KNOWN = "use y, M, d, H, h, m, s, S, a, X, Z, text in 'quotes' and optional parts in [brackets]"
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|(.)", re.DOTALL)
