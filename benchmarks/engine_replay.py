@@ -63,7 +63,7 @@ class Replays:
             task.turn()
             task.supervise()
         seconds = time.perf_counter() - begin
-        task.wait_saved()  # a saver that cannot would have cost nothing
+        task.wait_saved()  # raises if it failed: the times would lack the cost of saving
         task.stop()
         return seconds
 
@@ -92,11 +92,11 @@ def main() -> None:
             for size in SIZES:
                 values = {
                     "rows/s": round(arguments.rows * len(epochs) / best[size]),
-                    "x one": round(best[1] / best[size], 1),
-                    "x live": round(len(epochs) / best[size], 1),
+                    "times one": round(best[1] / best[size], 1),
+                    "times live": round(len(epochs) / best[size], 1),
                 }
                 has_target = size == replays.checkpoint_every
-                met = values["x live"] >= TARGET if has_target else None
+                met = values["times live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a job"
                 results.append(Row(what, values, TARGET if has_target else None, met))
                 print(line(results[-1]), flush=True)

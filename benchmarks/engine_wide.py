@@ -189,7 +189,7 @@ queries:
 def to_row(name: str, case: Case, outcome: Outcome) -> Row:
     ratio = case.epochs * LIVE_S / outcome.seconds
     values = {
-        "x live": round(ratio, 1),
+        "times live": round(ratio, 1),
         "peak MiB": round(outcome.peak_bytes / MIB),
         "limit MiB": round(case.limit_bytes / MIB),
         "python MiB": round(outcome.python_bytes / MIB),

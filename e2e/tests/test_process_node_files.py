@@ -230,9 +230,9 @@ def test_memory_is_that_of_the_whole_tree_and_shared_pages_count_once() -> None:
         pids = [child.pid, *tree.descendants(child.pid)]
         assert len(pids) == 4
         assert child.pid in tree.descendants(os.getpid())
-        assert tree.is_over(pids, 30 << 20)
+        assert tree.exceeds(pids, 30 << 20)
         # Four copies would be 120 MiB.
-        assert not tree.is_over(pids, 90 << 20)
+        assert not tree.exceeds(pids, 90 << 20)
         child.communicate()
 
 

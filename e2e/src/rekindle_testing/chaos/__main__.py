@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     faults = tuple(Fault(value) for value in options.only or [f.value for f in Fault])
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     results = []
     for seed in options.seed:
         result = run_seed(seed, options.rounds, _print, faults=faults)
@@ -56,7 +56,7 @@ def _print(text: str) -> None:
     print(text, flush=True)
 
 
-def _leave(number: int, frame: object) -> NoReturn:
+def _exit(number: int, frame: object) -> NoReturn:
     """SIGTERM cleans up and exits like Ctrl-C."""
     sys.exit(128 + number)
 

@@ -189,7 +189,7 @@ class Agent:
             for container, limit in limited:
                 if container.attempt is None:
                     continue
-                if tree.is_over(tree.descendants(container.attempt.shim), whole(limit)):
+                if tree.exceeds(tree.descendants(container.attempt.shim), whole(limit)):
                     container.kill("OOMKilled")
 
 

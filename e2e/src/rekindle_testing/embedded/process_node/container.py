@@ -91,7 +91,7 @@ class Container:
         self.waiting = None
         self._ended.clear()
         self.attempt = Attempt.start(self.next_directory(), spec, self._on_exit)
-        self._begin(pod_ip, None)
+        self._start_probes(pod_ip, None)
         self._report("Normal", "Started", f"Started container {self.name}")
 
     def adopt(self, pod_ip: str, status: Json | None) -> None:
@@ -104,7 +104,7 @@ class Container:
             if ended := self.attempt.exit():
                 self.crashes = self.crashes.after(ended, self._backoff)
         if self.running:
-            self._begin(pod_ip, status)
+            self._start_probes(pod_ip, status)
 
     def previous(self) -> Attempt | None:
         """The attempt before the newest, or the newest if it waits for the next."""
@@ -188,7 +188,7 @@ class Container:
 
     # --- probes -------------------------------------------------
 
-    def _begin(self, pod_ip: str, status: Json | None) -> None:
+    def _start_probes(self, pod_ip: str, status: Json | None) -> None:
         self._pod_ip = pod_ip
         known = status if status is not None and "running" in status.get("state", {}) else {}
         for kind in ProbeKind:
@@ -208,7 +208,7 @@ class Container:
         attempt = self.attempt
         assert attempt is not None
         spec = self._runs[kind].spec
-        await _program_runs(attempt)
+        await _wait_forked(attempt)
         if kind is not ProbeKind.STARTUP:
             while not is_started(True, self._runs.get(ProbeKind.STARTUP)):
                 await asyncio.sleep(0.1)
@@ -240,7 +240,7 @@ class Container:
         await self._actions.run(action, self.spec, self._pod_ip, pid, variables, timeout_s)
 
 
-async def _program_runs(attempt: Attempt) -> None:
+async def _wait_forked(attempt: Attempt) -> None:
     """Wait until the shim has forked the container's process."""
     while attempt.pid is None:
         await asyncio.sleep(0.02)

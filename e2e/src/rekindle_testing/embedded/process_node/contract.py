@@ -1,7 +1,7 @@
 """Which fields of a pod's spec a process node supports, as one table.  Pure.
 
 A field that is not in the table is refused: what a newer API server adds is not
-ignored in silence.
+silently ignored.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _POD: Table = {
     # For the scheduler and the controllers to act on.
     **_all("affinity", "nodeSelector", "preemptionPolicy", "priority", "priorityClassName"),
     **_all("schedulerName", "schedulingGates", "tolerations", "topologySpreadConstraints"),
-    # Images are not pulled, and Services lead nowhere.
+    # Images are not pulled, and Services are not implemented.
     **_all("imagePullSecrets", "enableServiceLinks"),
     "subdomain": Rule(ignorable=_ANY, hint="there is no DNS"),
     # The machine's resolver is used, as Default says; the others are what all pods have.
@@ -159,7 +159,7 @@ def changes(before: Json, after: Json) -> Iterator[str]:
             old: Json = known.get(container["name"], {})
             for field in ("image", "resources"):
                 if container.get(field) != old.get(field):
-                    yield f"spec.{group}[{container['name']}].{field}: changes are not acted on"
+                    yield f"spec.{group}[{container['name']}].{field}: changes have no effect"
 
 
 def _check(path: str, value: Any, rule: Rule | Table) -> Iterator[tuple[str, bool]]:

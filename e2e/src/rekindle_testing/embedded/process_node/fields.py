@@ -53,12 +53,13 @@ def field_value(pod: Json, path: str, facts: PodFacts) -> str:
 
 
 def resource_value(pod: Json, reference: Json, default_container: str, facts: PodFacts) -> str:
-    """`limits.X` falls back on what the node has, `requests.X` on the limit and then 0."""
+    """`limits.X` falls back on the allocatable of the node, `requests.X` on the limit and then
+    0."""
     name = reference.get("containerName") or default_container
     containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
     found = [c for c in containers if c["name"] == name]
     if not found:
-        raise FieldError(f"resourceFieldRef names container {name!r}, which the pod lacks")
+        raise FieldError(f"resourceFieldRef names container {name!r}, which the pod does not have")
     kind, _, resource = reference["resource"].partition(".")
     resources: Json = found[0].get("resources") or {}
     limit = (resources.get("limits") or {}).get(resource)

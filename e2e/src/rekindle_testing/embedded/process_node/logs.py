@@ -46,7 +46,7 @@ class LogQuery:
 
 
 async def read(path: Path, query: LogQuery, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Pieces of the log; with `follow`, until `is_over` says that no more will come."""
+    """Pieces of the log; with `follow`, until `is_over` returns True."""
     left = query.limit_bytes
     async for line in _lines(path, query, is_over):
         piece = render(line, query)

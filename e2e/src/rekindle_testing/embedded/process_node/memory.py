@@ -27,7 +27,7 @@ class ProcessTree:
             found += front
         return found
 
-    def is_over(self, pids: Iterable[int], limit_bytes: int) -> bool:
+    def exceeds(self, pids: Iterable[int], limit_bytes: int) -> bool:
         """Whether the processes together use more than the limit.
 
         Resident sizes count shared pages once for each process, too much for the forked
@@ -58,7 +58,7 @@ class ProcessTree:
 
 def _parent(process: Path) -> int | None:
     try:
-        # The name before may hold spaces and parentheses.
+        # The process name before may contain spaces and parentheses.
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return None
