@@ -155,6 +155,19 @@ def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     assert comparison.must_restart(REPLICAS[1]) is None
 
 
+def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
+    comparison = DigestComparison()
+    digests = [f"d{e}" for e in range(30)]
+    comparison.observed(life(0), newest(chained(digests)))
+    comparison.observed(life(1), newest(chained([*digests[:20], "other", *digests[21:]])))
+    again = chained(digests[11:], 10)  # from an entry of another segmentation
+    comparison.observed(life(1, boot="b"), again, 10)
+    assert LEFT in comparison.disputes
+    comparison.observed(life(0, boot="b"), again, 10)
+    assert LEFT not in comparison.disputes
+    assert comparison.agreed(LEFT) == 29
+
+
 def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
     comparison = unresolved()
     comparison.forget(REPLICAS[0])

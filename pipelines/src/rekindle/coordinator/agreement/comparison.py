@@ -281,6 +281,8 @@ class DigestComparison:
             self._mark_all_diverged(wrong, dispute.epoch, by)
         elif wrong:
             self._continue(dispute.with_difference(by, found, own))
+        elif not any(dispute.is_party(r.by) for r in self._records[partition].values()):
+            self._end(partition, DisputeEvent.NOT_COMPARABLE)
 
     def _end(self, partition: Partition, event: DisputeEvent) -> None:
         self._disputes.pop(partition).step(event)

@@ -37,6 +37,7 @@ class DisputeEvent(StrEnum):
     SUPERSEDED = "a trusted checkpoint is beyond the epoch"
     DISCARDED = "a party read a wrong epoch"
     NOT_COMPARED = "the partition has one replica"
+    NOT_COMPARABLE = "all computed again, from a checkpoint with another base of chained digests"
     PARTIES_GONE = "all parties ended"
 
 
@@ -45,6 +46,7 @@ _ENDINGS = {
     DisputeEvent.SUPERSEDED: DisputePhase.DISSOLVED,
     DisputeEvent.DISCARDED: DisputePhase.DISSOLVED,
     DisputeEvent.NOT_COMPARED: DisputePhase.DISSOLVED,
+    DisputeEvent.NOT_COMPARABLE: DisputePhase.DISSOLVED,
 }
 
 TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
