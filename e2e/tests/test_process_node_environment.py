@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle_testing.embedded.process_node import containers, environment, quantities
-from rekindle_testing.embedded.process_node.containers import ImageError, Surroundings
+from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError, Reference
 from rekindle_testing.embedded.process_node.fields import (
     FieldError,
@@ -212,7 +212,7 @@ def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> Non
             {"name": "data", "mountPath": "/data", "subPath": "a/b"},
         ],
     }
-    around = Surroundings(
+    context = PodContext(
         pod=pod,
         facts=FACTS,
         images={"img": Image(path=("/opt/x/bin",), env={"JAVA_HOME": "/opt/java"})},
@@ -222,7 +222,7 @@ def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> Non
         data_directory=tmp_path,
         log_limit_bytes=1000,
     )
-    spec = containers.shim_spec(around, container, {}, tmp_path / "0")
+    spec = containers.shim_spec(context, container, {}, tmp_path / "0")
     assert spec["environment"]["PATH"].startswith("/opt/x/bin:/usr/local/sbin:")
     assert spec["environment"]["JAVA_HOME"] == "/opt/java"
     assert spec["environment"]["HOSTNAME"] == spec["hostname"] == "task-0"

@@ -25,7 +25,7 @@ from rekindle_operator.loop import decide
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     body: dict[str, Any]
     reason: str = ""
@@ -61,7 +61,7 @@ class ModelApi(client.ApiClient):
     def call_api(self, method: str, url: str, *args: Any, **_: Any) -> Any:
         path, query = urlsplit(url).path, urlsplit(url).query
         if "dryRun" in query:
-            return Answer(200, {"kind": "Pod", "metadata": {}})
+            return Response(200, {"kind": "Pod", "metadata": {}})
         self.calls.append(f"{method} {path}")
         for error in self.errors:
             if error.verb == method and error.path in path:
@@ -88,21 +88,21 @@ class ModelApi(client.ApiClient):
                 return self._patch_pod(last, body)
             case "PATCH", "status":
                 self.model.write_status(collection, dict(body["status"]))
-                return Answer(200, topology_json(self.model.topologies[collection]))
+                return Response(200, topology_json(self.model.topologies[collection]))
             case "POST", "leases":
                 return self._create_lease(body)
             case "POST", "configmaps":
                 self.model.configs[body["metadata"]["name"]] = body
             case "GET", _:
                 return _refused(404, "not found")
-        return Answer(200, {"kind": "Status", "metadata": {}})
+        return Response(200, {"kind": "Status", "metadata": {}})
 
-    def _found(self, raw: dict[str, Any] | None, kind: str) -> Answer:
+    def _found(self, raw: dict[str, Any] | None, kind: str) -> Response:
         if raw is None:
             return _refused(404, "not found")
-        return Answer(200, {**copy.deepcopy(raw), "kind": kind})
+        return Response(200, {**copy.deepcopy(raw), "kind": kind})
 
-    def _list_pods(self, namespace: str, query: str) -> Answer:
+    def _list_pods(self, namespace: str, query: str) -> Response:
         name = query.rpartition("%3D")[2]
         items = [
             raw
@@ -110,9 +110,9 @@ class ModelApi(client.ApiClient):
             if raw["metadata"]["namespace"] == namespace
             and raw["metadata"]["labels"].get(names.LABEL_TOPOLOGY) == name
         ]
-        return Answer(200, copy.deepcopy({"kind": "PodList", "metadata": {}, "items": items}))
+        return Response(200, copy.deepcopy({"kind": "PodList", "metadata": {}, "items": items}))
 
-    def _create_pod(self, manifest: dict[str, Any]) -> Answer:
+    def _create_pod(self, manifest: dict[str, Any]) -> Response:
         name = manifest["metadata"]["name"]
         if self.model.quota is not None and len(self.model.raw_pods) >= self.model.quota:
             return _refused(403, "exceeded quota")
@@ -121,7 +121,7 @@ class ModelApi(client.ApiClient):
         self.model.create_pod(copy.deepcopy(manifest))
         return self._found(self.model.raw_pods[name], "Pod")
 
-    def _delete_pod(self, name: str, options: dict[str, Any]) -> Answer:
+    def _delete_pod(self, name: str, options: dict[str, Any]) -> Response:
         raw = self.model.raw_pods.get(name)
         if raw is None:
             return _refused(404, "not found")
@@ -132,7 +132,7 @@ class ModelApi(client.ApiClient):
         self.model.delete_pod(name, raw["metadata"]["uid"], options.get("gracePeriodSeconds"))
         return self._found(self.model.raw_pods.get(name, before), "Pod")
 
-    def _patch_pod(self, name: str, patch: list[dict[str, Any]]) -> Answer:
+    def _patch_pod(self, name: str, patch: list[dict[str, Any]]) -> Response:
         raw = self.model.raw_pods.get(name)
         if raw is None:
             return _refused(404, "not found")
@@ -141,7 +141,7 @@ class ModelApi(client.ApiClient):
         self.model.patch_pod(name, patch)
         return self._found(raw, "Pod")
 
-    def _create_lease(self, manifest: dict[str, Any]) -> Answer:
+    def _create_lease(self, manifest: dict[str, Any]) -> Response:
         name = manifest["metadata"]["name"]
         fresh = LeaseView("default", name, self.model.next_version(), "", self.model.now)
         return self._found(lease_json(self.model.leases.setdefault(name, fresh)), "Lease")
@@ -193,5 +193,5 @@ class ModelOperator:
             self.model.pass_time(step_s)
 
 
-def _refused(status: int, message: str) -> Answer:
-    return Answer(status, {"kind": "Status", "message": message}, message)
+def _refused(status: int, message: str) -> Response:
+    return Response(status, {"kind": "Status", "message": message}, message)

@@ -1,8 +1,8 @@
 """The state of the model cluster, and what can happen to it.
 
-Nodes die, freeze, leave, or are only called NotReady; watches stall; reports of coordinators and
-the scheduler are late. Whether a Node object stays after its machine died is the test's choice
-(`lose_node`, `remove_node`).
+Nodes die, freeze, are removed, or are only reported NotReady; watches stall; reports of
+coordinators and the scheduler are late. Whether a Node object stays after its machine died is the
+test's choice (`lose_node`, `remove_node`).
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ class ModelState:
         """By the node's uid: results of probing kubelets all the time."""
         if not self.kubelets_respond:
             return {}
-        heard = ProbeResults(self.now, self.now)
+        responding = ProbeResults(self.now, self.now)
         return {
-            node.uid: self._unanswered(name) if name in self.dead else heard
+            node.uid: self._unanswered(name) if name in self.dead else responding
             for name, node in self.nodes.items()
         }
 
@@ -184,9 +184,9 @@ class ModelState:
         """By the pod's uid, of all that have a node."""
         if not self.pods_respond:
             return {}
-        heard = ProbeResults(self.now, self.now)
+        responding = ProbeResults(self.now, self.now)
         return {
-            p.uid: self._unanswered(p.node) if p.node in self.dead else heard
+            p.uid: self._unanswered(p.node) if p.node in self.dead else responding
             for p in pods
             if p.node is not None
         }
@@ -201,7 +201,7 @@ class ModelState:
 
 
 def view_of(raw: dict[str, Any]) -> PodView:
-    """Pods are looked at far more often than they change."""
+    """Cached: pods are read far more often than they change."""
     return _view_of(marshal.dumps(raw))
 
 

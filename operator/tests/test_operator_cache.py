@@ -57,7 +57,7 @@ def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, cloc
     assert cluster.snapshot().silent_since == {}
 
 
-def test_silence_does_not_count_while_the_operator_was_away(
+def test_silence_does_not_count_while_the_operator_was_down(
     cluster: ClusterCache, clock: Clock
 ) -> None:
     cluster.reset_timers()
@@ -124,14 +124,14 @@ def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:
 def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Asked(Exception):
+    class Requested(Exception):
         """No failure of the API server, after which a mirror waits."""
 
     called: list[str] = []
 
     def call(api: client.ApiClient, method: str, url: str, *_: Any, **__: Any) -> Any:
         called.append(url.removeprefix(api.configuration.host).partition("?")[0])
-        raise Asked
+        raise Requested
 
     monkeypatch.setattr(client.ApiClient, "call_api", call)
     for namespace, places in (
@@ -144,6 +144,6 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
         called.clear()
         cluster = ClusterCache(client.ApiClient(), namespace, lambda: 0.0)
         for mirror in (cluster.nodes, cluster.pods, cluster.configs, cluster.leases):
-            with pytest.raises(Asked):
+            with pytest.raises(Requested):
                 mirror._request()
         assert called == ["/api/v1/nodes", "/api/v1/pods", *places]

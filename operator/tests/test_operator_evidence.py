@@ -288,14 +288,14 @@ def test_one_signal_is_not_enough_without_reports(running: ModelCluster, silent:
 def test_a_pod_that_responds_saves_its_node(running: ModelCluster) -> None:
     running.reports_lost = True
     (victim, *_) = nodes_with_two_tasks(running)
-    heard = next(p for p in running.tasks().values() if p.node == victim)
+    responding = next(p for p in running.tasks().values() if p.node == victim)
     running.freeze_node(victim)
     running.silent.clear()
     for _ in range(10):
         running.pass_time(0.5)
         results = {
             **running.pod_probes(running.pods()),
-            heard.uid: ProbeResults(running.now, running.now),
+            responding.uid: ProbeResults(running.now, running.now),
         }
         snapshot = replace(running.snapshot(), pod_probes=results)
         assert not assess_nodes(snapshot, running.now, running.settings.timing).lost_nodes
@@ -358,14 +358,14 @@ def test_an_old_report_loses_no_node_whose_kubelet_responds(
     """However many tasks it calls silent, and whatever Kubernetes thinks of the nodes."""
     pods = sorted(running.tasks().values(), key=lambda p: p.name)
     now = running.now + age_s
-    heard = ProbeResults(now, now)
+    responding = ProbeResults(now, now)
     nodes = tuple(replace(n, ready=n.name not in unready) for n in running.nodes.values())
     snapshot = replace(
         running.snapshot(),
         nodes=nodes,
         silent_since={pods[i].ref: running.now - 1.5 for i in silent},
-        kubelet_probes={n.uid: heard for n in nodes},
-        pod_probes={p.uid: heard for p in pods},
+        kubelet_probes={n.uid: responding for n in nodes},
+        pod_probes={p.uid: responding for p in pods},
     )
     assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 

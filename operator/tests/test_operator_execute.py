@@ -32,7 +32,7 @@ REF = SlotRef("uid", "seg/0/0", 2)
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     body: dict[str, Any]
     reason: str = ""
@@ -57,10 +57,10 @@ class Refusing(client.ApiClient):
     def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{method} {url.rpartition('/')[2]}")
         if method == "POST":
-            return Answer(self.status, {"message": self.message})
+            return Response(self.status, {"message": self.message})
         if method == "GET" and self.missing:
-            return Answer(404, {"message": "not found"})
-        return Answer(
+            return Response(404, {"message": "not found"})
+        return Response(
             200, {"kind": "Status", "metadata": {"ownerReferences": [{"uid": self.owner}]}}
         )
 
@@ -186,7 +186,7 @@ class Failing(client.ApiClient):
         stamp = "2026-01-01T00:00:00Z"
         meta = {"namespace": "default", "name": "t", "uid": "t", "creationTimestamp": stamp}
         body = {"kind": "Status", "message": "no", "metadata": meta}
-        return Answer(self.fails.get(call, 200), body)
+        return Response(self.fails.get(call, 200), body)
 
 
 def reserving(topology: str) -> WriteStatus:

@@ -1,4 +1,4 @@
-"""The image is part of a generation: an upgrade of the operator changes no task in silence."""
+"""The image is part of a generation: an upgrade of the operator changes no task silently."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_image_of_the_spec_is_not_outdated(running: ModelCluster) -> None:
     assert "keeps image" not in running.condition("Valid")["message"]
 
 
-def ask_to_roll(cluster: ModelCluster) -> None:
+def request_rollout(cluster: ModelCluster) -> None:
     view = cluster.topologies["flights"]
     cluster.topologies["flights"] = replace(view, version=cluster.next_version(), roll=True)
 
@@ -100,7 +100,7 @@ def settle_pod_by_pod(cluster: ModelCluster) -> None:
 
 def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    ask_to_roll(running)
+    request_rollout(running)
     settle_pod_by_pod(running)
     assert set(images(running, "task").values()) == {NEW}
     assert set(images(running, "coordinator").values()) == {NEW}
@@ -112,7 +112,7 @@ def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> N
 
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    ask_to_roll(running)
+    request_rollout(running)
     running.stuck.update(f"{name[:-1]}2" for name in running.tasks())
     running.settle()
     new = [name for name, image in images(running, "task").items() if image == NEW]
@@ -124,7 +124,7 @@ def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
         running.lose_node(name)
     running.settle()
     running.edit("flights", image=NEW)
-    ask_to_roll(running)
+    request_rollout(running)
     kept = {n for n, p in running.tasks().items() if p.node == "a"}
     running.settle()
     assert kept <= set(running.tasks())

@@ -1,7 +1,7 @@
-"""Whatever happens to a cluster, in whatever order: I6, I7, I8, and convergence.
+"""Property tests: I6, I7, I8 and convergence under random sequences of failures and edits.
 
-The model cluster asserts I6 at each binding, that no pod name comes back and that nothing is made
-before it is reserved.
+The model cluster asserts I6 at each binding, that no pod name is used twice and that no pod is
+created before its incarnation is reserved.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
         _do(cluster, step)
         cluster.settle()
         assert reconcile(cluster.snapshot(), cluster.now, cluster.settings) == []
-        _check_nothing_waits_for_the_dead(cluster)
+        _check_no_slot_is_on_a_lost_node(cluster)
         _check_capacity(cluster)
     _check_no_single_task_query_fits(cluster)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=_STEPS)
-def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> None:
+def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster = ModelCluster()
     cluster.add_topology("flights", flights_spec())
     for step in steps:
@@ -116,7 +116,7 @@ def test_with_nodes_enough_everything_comes_back_after_anything(steps: Any) -> N
         assert cluster.condition("Recovering", name)["status"] == "False"
 
 
-def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
+def _check_no_slot_is_on_a_lost_node(cluster: ModelCluster) -> None:
     """I7: the newest incarnation of each slot is on a node that is not known to be lost."""
     lost = assess_nodes(cluster.snapshot(), cluster.now, cluster.settings.timing).lost_nodes
     for topology in cluster.topologies:
@@ -128,7 +128,7 @@ def _check_nothing_waits_for_the_dead(cluster: ModelCluster) -> None:
 
 
 def _check_capacity(cluster: ModelCluster) -> None:
-    """I6: what is bound and what is promised fits."""
+    """I6: bound pods and pods with an open gate fit."""
     for name, node in cluster.nodes.items():
         here = [p for p in cluster.pods() if name in (p.node, p.pinned) and not p.ended]
         coordinators = [p for p in here if p.role == "coordinator"]
@@ -139,7 +139,7 @@ def _check_capacity(cluster: ModelCluster) -> None:
 
 def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
     """I8, seen from outside: storm-watch is one task, so any node would do that has capacity for it
-    and has not refused its like."""
+    and has not refused a pod of its shape."""
     snapshot = cluster.snapshot()
     usable = assess_nodes(snapshot, cluster.now, cluster.settings.timing).usable
     for topology in cluster.topologies:

@@ -78,7 +78,7 @@ def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluste
     running.lose_node("a")
     actions = reconcile(running.snapshot(), running.now)
     kinds = [type(a).__name__ for a in actions]
-    assert kinds.index("WriteStatus") < kinds.index("CreatePod"), "reserved before it is made"
+    assert kinds.index("WriteStatus") < kinds.index("CreatePod"), "reserved before it is created"
     assert {a.name for a in actions if isinstance(a, DeletePod) and a.grace_s == 0} >= lost
     running.settle()
     assert all(p.node in ("b", "c") for p in running.tasks().values())
@@ -215,7 +215,7 @@ def test_a_coordinator_without_responses_proves_no_loss(running: ModelCluster) -
 
 def test_a_task_that_alone_is_silent_is_lost_after_ten_seconds(running: ModelCluster) -> None:
     running.freeze_node("a")
-    running.dead.clear()  # the node's other tasks are heard
+    running.dead.clear()  # the node's other tasks respond
     victim = next(p for p in running.tasks().values() if p.node == "a")
     running.silent = {r: at for r, at in running.silent.items() if r.slot == victim.slot.key}  # type: ignore[union-attr]
     running.pass_time(9.0)

@@ -35,7 +35,7 @@ def first_actions(cluster: ModelCluster) -> list[Any]:
         if any(isinstance(a, CreatePod) for a in actions):
             return actions
         cluster.apply(actions)
-    raise AssertionError("no pod is made")
+    raise AssertionError("no pod is created")
 
 
 def test_all_pods_refer_to_the_token_of_their_own_topology(cluster: ModelCluster) -> None:
@@ -86,7 +86,7 @@ def test_no_role_of_a_coordinator_may_read_secrets(cluster: ModelCluster) -> Non
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     body: dict[str, Any]
     reason: str = ""
@@ -97,7 +97,7 @@ class Answer:
 
 @dataclass
 class Recording(client.ApiClient):
-    """Answers each POST with `status`."""
+    """Responds to each POST with `status`."""
 
     status: int = 201
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Recording(client.ApiClient):
     def call_api(self, method: str, url: str, headers: Any, body: Any, *_: Any, **__: Any) -> Any:
         assert (method, url.rpartition("/")[2]) == ("POST", "secrets")
         self.bodies.append(body)
-        return Answer(self.status, {"kind": "Secret"})
+        return Response(self.status, {"kind": "Secret"})
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ def token(name: str) -> TopologyActions:
 def test_each_token_is_random(now: list[float]) -> None:
     api = Recording()
     executor(api, now).run([token("one"), token("two")])
-    drawn = [body["stringData"]["token"] for body in api.bodies]
-    assert len(set(drawn)) == 2
-    assert all(len(value) >= 43 for value in drawn)
+    values = [body["stringData"]["token"] for body in api.bodies]
+    assert len(set(values)) == 2
+    assert all(len(value) >= 43 for value in values)
 
 
 def test_an_existing_token_is_kept(now: list[float]) -> None:

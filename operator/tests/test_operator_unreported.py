@@ -212,8 +212,8 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     snapshot = peers_only(world(dead, {}))
     turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
     assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
-    heard = replace(snapshot, nodes=turned, kubelet_probes=ALL)
-    assert lost(heard) == set(), "the control plane has failed, not the nodes"
+    responding = replace(snapshot, nodes=turned, kubelet_probes=ALL)
+    assert lost(responding) == set(), "the control plane has failed, not the nodes"
 
 
 def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:

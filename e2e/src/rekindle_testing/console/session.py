@@ -112,7 +112,7 @@ class Session:
         rows += [
             (
                 name,
-                self._done_to(name),
+                self._machine_state(name),
                 "Ready" if ready.get(name) else "NotReady",
                 str(count[name]),
             )
@@ -121,7 +121,7 @@ class Session:
         topologies = self._cluster.control_plane.kubectl("get", "topo", "-A").strip()
         return f"{table(rows)}\n\n{topologies or 'no topologies'}"
 
-    def _done_to(self, name: str) -> str:
+    def _machine_state(self, name: str) -> str:
         if name in self._killed:
             return "killed"
         done = [

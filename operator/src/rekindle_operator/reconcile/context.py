@@ -185,8 +185,8 @@ def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | 
 
 
 def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods | Problem:
-    """A problem if a pod cannot be rendered: nobody has checked the fields of `podTemplate.spec`
-    yet, so anything may be there."""
+    """A problem if a pod cannot be rendered: the fields of `podTemplate.spec` are not checked
+    before, and may have any value."""
     view, pods = fresh.view, []
     for segment in fresh.topology.segments:
         path, slot = f"spec.podTemplate (as merged for {segment.name})", Slot(segment.id, 0, 0)

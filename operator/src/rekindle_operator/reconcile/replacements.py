@@ -69,7 +69,8 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
 
 
 def _lost_at(state: SlotState, now: float) -> float | None:
-    """When the partition's replica was lost. A replacement without a node hands it to the next."""
+    """When the partition's replica was lost. A replacement without a node passes it on to the next
+    one."""
     if state.refused is not None:
         return state.refused.lost_at
     if state.loss is None:

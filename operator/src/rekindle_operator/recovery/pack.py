@@ -116,11 +116,11 @@ class Capacity:
         )
 
     def fits(self, pod: PodToPlace) -> bool:
-        return any(b.fits(pod) for b in self.nodes.values())
+        return any(n.fits(pod) for n in self.nodes.values())
 
     def fits_when_empty(self, pod: PodToPlace) -> bool:
         """Whether some usable node would take the pod if nothing else were on it."""
-        return any(b.fits_when_empty(pod) for b in self.nodes.values())
+        return any(n.fits_when_empty(pod) for n in self.nodes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
     """All of the pods, or None. Largest first; if the rule fails, by a bounded search."""
-    ordered = sorted(pods, key=lambda i: (-i.requests.share_of(capacity.allocatable), i.key))
+    ordered = sorted(pods, key=lambda p: (-p.requests.share_of(capacity.allocatable), p.key))
     if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None
     placement = _by_rule(ordered, capacity, rule)
@@ -146,41 +146,41 @@ def pack(
 
 def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
     """False if more is needed than all nodes have left, or no node takes one of the pods."""
-    free = (b.free.clamped() for b in capacity.nodes.values())
+    free = (n.free.clamped() for n in capacity.nodes.values())
     left = total(f for f in free if f.covers(Amounts(pods=1)))
-    return left.covers(total(i.requests for i in pods)) and all(capacity.fits(pod) for pod in pods)
+    return left.covers(total(p.requests for p in pods)) and all(capacity.fits(pod) for pod in pods)
 
 
 def _by_rule(pods: Sequence[PodToPlace], capacity: Capacity, rule: PackingRule) -> Placement | None:
     nodes: dict[str, str] = {}
     for pod in pods:
-        candidates = [b for b in capacity.nodes.values() if b.fits(pod)]
+        candidates = [n for n in capacity.nodes.values() if n.fits(pod)]
         if not candidates:
             return None
-        best = min(candidates, key=lambda b: _preference(b, pod, capacity, rule))
+        best = min(candidates, key=lambda n: _preference(n, pod, capacity, rule))
         nodes[pod.key] = best.node.name
         capacity = capacity.place(pod, best.node.name)
     return Placement(capacity, nodes)
 
 
 def _preference(
-    b: NodeCapacity, pod: PodToPlace, capacity: Capacity, rule: PackingRule
+    candidate: NodeCapacity, pod: PodToPlace, capacity: Capacity, rule: PackingRule
 ) -> tuple[int, int, float, str]:
     """Another zone than the partition's other replicas first; then a node without devices that the
     pod does not need; then the emptiest or fullest node."""
-    zone = b.node.zone
+    zone = candidate.node.zone
     same_zone = bool(zone) and any(
         other.node.zone == zone
         for other in capacity.nodes.values()
         if any(g == pod.group and r != pod.replica for g, r in other.replicas)
     )
-    wasteful = b.free.has_devices_besides(pod.requests)
-    left = b.free.basic_share_of(b.node.allocatable)
+    wasteful = candidate.free.has_devices_besides(pod.requests)
+    left = candidate.free.basic_share_of(candidate.node.allocatable)
     return (
         int(same_zone),
         int(wasteful),
         -left if rule is PackingRule.SPREAD else left,
-        b.node.name,
+        candidate.node.name,
     )
 
 
@@ -195,9 +195,14 @@ def _by_search(pods: Sequence[PodToPlace], capacity: Capacity) -> Placement | No
             return current
         pod, tried = pods[index], set[tuple[object, ...]]()
         for name in sorted(current.nodes):
-            b = current.nodes[name]
-            signature = (b.free, b.replicas, b.node.taints, tuple(sorted(b.node.labels.items())))
-            if signature in tried or not b.fits(pod):
+            candidate = current.nodes[name]
+            signature = (
+                candidate.free,
+                candidate.replicas,
+                candidate.node.taints,
+                tuple(sorted(candidate.node.labels.items())),
+            )
+            if signature in tried or not candidate.fits(pod):
                 continue
             tried.add(signature)
             steps += 1

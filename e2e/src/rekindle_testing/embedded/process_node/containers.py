@@ -25,7 +25,7 @@ class ImageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PodContext:
     """What all containers of one pod share."""
 
     pod: Json
@@ -62,31 +62,31 @@ def find_image(container: Json, images: Mapping[str, Image]) -> Image:
 
 
 def shim_spec(
-    around: Surroundings, container: Json, objects: Objects, directory: Path
+    context: PodContext, container: Json, objects: Objects, directory: Path
 ) -> dict[str, Any]:
     """What `shim.main` reads; `directory` is the attempt's."""
-    image = find_image(container, around.images)
+    image = find_image(container, context.images)
     variables = environment.build(
-        around.pod, container, objects, around.service_variables, around.facts
+        context.pod, container, objects, context.service_variables, context.facts
     )
     return {
         "argv": command_line(container, image, variables),
         "environment": {
             "PATH": ":".join([*image.path, _SYSTEM_PATH]),
             "HOME": "/root",
-            "HOSTNAME": host_name(around.pod),
+            "HOSTNAME": host_name(context.pod),
             **image.env,
             **variables,
         },
         "workdir": container.get("workingDir") or image.workdir,
-        "hostname": host_name(around.pod),
+        "hostname": host_name(context.pod),
         "root": str(directory / "root"),
         "layers": str(directory / "layers"),
-        "data_directory": str(around.data_directory),
-        "mounts": _mounts(around, container, variables, directory),
+        "data_directory": str(context.data_directory),
+        "mounts": _mounts(context, container, variables, directory),
         "termination_message": str(directory / "termination-log"),
-        "log_limit_bytes": around.log_limit_bytes,
-        "cgroup": around.cgroup,
+        "log_limit_bytes": context.log_limit_bytes,
+        "cgroup": context.cgroup,
     }
 
 
@@ -100,16 +100,16 @@ def command_line(container: Json, image: Image, variables: Mapping[str, str]) ->
 
 
 def _mounts(
-    around: Surroundings, container: Json, variables: Mapping[str, str], directory: Path
+    context: PodContext, container: Json, variables: Mapping[str, str], directory: Path
 ) -> list[Json]:
     message = container.get("terminationMessagePath") or "/dev/termination-log"
     mounts = [
-        _mount(around.hosts_file, "/etc/hosts", False),
+        _mount(context.hosts_file, "/etc/hosts", False),
         _mount(directory / "termination-log", message, False),
     ]
-    kinds = {v["name"]: next(k for k in v if k != "name") for v in _volumes(around.pod)}
+    kinds = {v["name"]: next(k for k in v if k != "name") for v in _volumes(context.pod)}
     for mount in container.get("volumeMounts") or []:
-        source = around.volumes[mount["name"]]
+        source = context.volumes[mount["name"]]
         read_only = bool(mount.get("readOnly")) or kinds[mount["name"]] in _READ_ONLY_VOLUMES
         sub_path = mount.get("subPath") or ""
         if pattern := mount.get("subPathExpr"):

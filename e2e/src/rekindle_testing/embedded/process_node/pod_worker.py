@@ -29,7 +29,7 @@ from rekindle_testing.embedded.process_node.actions import Actions
 from rekindle_testing.embedded.process_node.admission import Refusal
 from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
 from rekindle_testing.embedded.process_node.container import Container
-from rekindle_testing.embedded.process_node.containers import ImageError, Surroundings
+from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError
 from rekindle_testing.embedded.process_node.events import EventRecorder
 from rekindle_testing.embedded.process_node.fields import Json, PodFacts
@@ -240,7 +240,7 @@ class PodWorker:
             wanted = environment.references(container.spec)
             objects = await self._services.objects.read(namespace, wanted)
             directory = container.next_directory()
-            spec = containers.shim_spec(self._around(), container.spec, objects, directory)
+            spec = containers.shim_spec(self._context(), container.spec, objects, directory)
         except ImageError as error:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
@@ -373,9 +373,9 @@ class PodWorker:
         }
         syscalls.write_json(self.directory / "pod.json", content)
 
-    def _around(self) -> Surroundings:
+    def _context(self) -> PodContext:
         settings = self._services.settings
-        return Surroundings(
+        return PodContext(
             pod=self.pod,
             facts=self.facts,
             images=settings.images,
