@@ -68,11 +68,11 @@ class Ours:
     def step(self, one: EpochInput) -> dict[str, float]:
         self._task.offer([one])
         begin = time.perf_counter()
-        self._task.turn()
+        self._task.run_next()
         done = time.perf_counter()
         self._task.wait_saved()
         saved = time.perf_counter()
-        self._task.supervise()
+        self._task.commit_saved()
         return {"rekindle": (done - begin) * 1000, "saved": (saved - begin) * 1000}
 
     def stop(self) -> None:

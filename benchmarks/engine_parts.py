@@ -79,18 +79,18 @@ def epoch(number: int, rows: int, rng: np.random.Generator) -> EpochInput:
     return EpochInput(number, start - 2 * MINUTE, start - MINUTE, (table,))
 
 
-class Prepared:
-    """`Inputs` of epochs that are in memory; at most `most` of them a call."""
+class PreparedInputs:
+    """`Inputs` of epochs that are in memory; at most `max_epochs` of them a call."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_epochs: int) -> None:
         self._epochs: deque[EpochInput] = deque()
-        self._most = most
+        self._max_epochs = max_epochs
 
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._epochs.extend(epochs)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        return take_ready(self._epochs, bounds.within(self._most))
+        return take_ready(self._epochs, bounds.within(self._max_epochs))
 
     def head(self) -> int:
         return self._epochs[-1].epoch
@@ -128,9 +128,9 @@ def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> Task
 class BenchTask:
     """The only task of a topology, about to do epoch `first`, its log below `directory`.
 
-    At most `most` epochs go into a job, and never more than the loop allows; `checkpoint_every` is
-    in epochs, the topology's own if it is not given. `offer`, `turn` and `supervise` are called by
-    one thread.
+    At most `max_epochs` epochs go into a job, and never more than the loop allows;
+    `checkpoint_every` is in epochs, the topology's own if it is not given. `offer`, `run_next` and
+    `commit_saved` are called by one thread.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class BenchTask:
         directory: Path,
         first: int,
         *,
-        most: int = MAX_EPOCHS,
+        max_epochs: int = MAX_EPOCHS,
         checkpoint_every: int | None = None,
         memory: MemoryPlan | None = None,
         engine: EngineRestarter | None = None,
@@ -150,7 +150,7 @@ class BenchTask:
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStore(config)
         self._retries = engine is not None
-        self._inputs = Prepared(most)
+        self._inputs = PreparedInputs(max_epochs)
         self._saver = CheckpointSaver(states)
         self._offered: int | None = None
         self._log = OutputLog(
@@ -185,7 +185,7 @@ class BenchTask:
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._inputs.offer(epochs)
 
-    def turn(self) -> None:
+    def run_next(self) -> None:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. Raises RuntimeError."""
         if not self._loop.run_call(0) and not self._retries:
@@ -199,7 +199,7 @@ class BenchTask:
                 raise TimeoutError(f"epoch {self._offered}: {self._saver.problem or 'not saved'}")
             time.sleep(POLL_S)
 
-    def supervise(self) -> None:
+    def commit_saved(self) -> None:
         """The coordinator's and the supervisor's part: what is saved is committed, the next save
         need not repeat it, and what came before it leaves the log."""
         saved = self._saver.done()

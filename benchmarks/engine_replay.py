@@ -54,14 +54,14 @@ class Replays:
             self._chain,
             self._directory / str(self._count),
             FIRST,
-            most=size,
+            max_epochs=size,
             checkpoint_every=max(size, self.checkpoint_every),
         )
         task.offer(epochs)
         begin = time.perf_counter()
         while task.epoch < epochs[-1].epoch:
-            task.turn()
-            task.supervise()
+            task.run_next()
+            task.commit_saved()
         seconds = time.perf_counter() - begin
         task.wait_saved()  # raises if it failed: the times would lack the cost of saving
         task.stop()

@@ -159,8 +159,8 @@ def run(case: Case, directory: Path) -> Outcome:
         begin = time.perf_counter()
         try:
             while task.epoch < case.epochs - 1:
-                task.turn()
-                task.supervise()
+                task.run_next()
+                task.commit_saved()
         except EpochTooLarge as error:
             refusal = str(error)
         seconds = time.perf_counter() - begin

@@ -178,7 +178,7 @@ def test_the_schema_knows_every_value() -> None:
         if known is None:
             return
         for name, value in values.items():
-            assert name in known, f"values.schema.json lacks {path}{name}"
+            assert name in known, f"values.schema.json does not have {path}{name}"
             if isinstance(value, dict):
                 check(value, known[name], f"{path}{name}.")
 

@@ -55,7 +55,7 @@ class ModelApi(client.ApiClient):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def made(self, verb: str, path: str = "") -> list[str]:
+    def calls_of(self, verb: str, path: str = "") -> list[str]:
         return [c for c in self.calls if c.startswith(f"{verb} ") and path in c]
 
     def call_api(self, method: str, url: str, *args: Any, **_: Any) -> Any:

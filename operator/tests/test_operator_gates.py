@@ -32,7 +32,7 @@ def test_an_unbound_pod_is_planned_again(cluster: ModelCluster) -> None:
     assert all(name.endswith("-2") for name in cluster.tasks())
     cluster.pass_time(5.0)
     cluster.settle()
-    assert all(name.endswith("-2") for name in cluster.tasks()), "ten seconds the second time"
+    assert all(name.endswith("-2") for name in cluster.tasks()), "the timeout has doubled"
 
 
 def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
@@ -106,7 +106,7 @@ def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -
 
 
 def with_greedy(cluster: ModelCluster, **more: Any) -> None:
-    """A topology in another namespace, of which every query is worth more."""
+    """A topology in another namespace, whose queries all have a higher priority."""
     spec = {**flights_spec(), **more}
     for query in spec["queries"]:
         query["priority"] = 1_000_000

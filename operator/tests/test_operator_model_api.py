@@ -31,7 +31,7 @@ def operator(cluster: ModelCluster) -> ModelOperator:
 def test_a_topology_starts_through_the_api(operator: ModelOperator) -> None:
     operator.run(10.0)
     assert operator.model.status()["phase"] == "Running"
-    assert operator.api.made("PATCH", "/pods/"), "gates were opened by patches"
+    assert operator.api.calls_of("PATCH", "/pods/"), "gates were opened by patches"
 
 
 def test_pods_that_bind_late_are_not_replaced(operator: ModelOperator) -> None:
@@ -141,7 +141,7 @@ def test_pods_bound_while_the_mirror_stalls_are_kept(operator: ModelOperator) ->
 def test_a_node_that_is_gone_is_lost_after_a_live_read(started: ModelOperator) -> None:
     started.model.remove_node("b")
     started.run(3.0)
-    assert started.api.made("GET", "/nodes/b")
+    assert started.api.calls_of("GET", "/nodes/b")
     assert all(p.node != "b" for p in started.model.tasks().values())
 
 
@@ -284,7 +284,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
     operator.run(20.0)
     assert old & set(model.tasks()) == {kept}
     assert model.status()["redundancy"] == "8/8"
-    assert 3 <= len(operator.api.made("DELETE", kept)) <= 12, "with back-off"
+    assert 3 <= len(operator.api.calls_of("DELETE", kept)) <= 12, "with back-off"
 
 
 def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
@@ -292,7 +292,10 @@ def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
     operator.model.lose_node(operator.model.coordinator().node or "")
     operator.api.calls.clear()
     operator.run(5.0)
-    created, deleted = operator.api.made("POST", "/pods"), operator.api.made("DELETE", "/pods/")
+    created, deleted = (
+        operator.api.calls_of("POST", "/pods"),
+        operator.api.calls_of("DELETE", "/pods/"),
+    )
     assert len(created) == len(deleted) > 1
     before = operator.api.calls[: operator.api.calls.index(deleted[0])]
     assert sum(call in created for call in before) >= len(created) - 2, "those are in progress"

@@ -50,7 +50,7 @@ from rekindle_operator.reconcile.schedule import Step, schedule
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 from rekindle_operator.retries import Retries
 
-_TOKEN_AGAIN_S = 60.0
+_TOKEN_CHECK_INTERVAL_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -170,7 +170,7 @@ class Executor:
     def _create_token(self, action: CreateToken) -> None:
         """This action accompanies each pod; it calls the API server at most once a minute."""
         key, now = (action.namespace, action.name), self._clock()
-        if now - self._tokens.get(key, float("-inf")) < _TOKEN_AGAIN_S:
+        if now - self._tokens.get(key, float("-inf")) < _TOKEN_CHECK_INTERVAL_S:
             return
         value = {"stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
         path = f"/api/v1/namespaces/{action.namespace}/secrets"

@@ -38,7 +38,7 @@ from rekindle_operator.topology_status import RecoveryEntry
 _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was paused
 _STUCK_S = 60.0
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
-_RELIST_AGAIN_S = 0.25
+_RELIST_RETRY_S = 0.25
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class ControlLoop:
                 self._cluster.wait_dirty(self._wait_s)
             time.sleep(_COALESCE_S)
             if not self._begin_pass():
-                time.sleep(_RELIST_AGAIN_S)
+                time.sleep(_RELIST_RETRY_S)
                 continue
             self.run_pass()
             self._passed_at = time.monotonic()

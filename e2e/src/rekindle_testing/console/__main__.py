@@ -93,7 +93,7 @@ def _link_programs(directory: Path) -> Path:
 def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
     """The commands to try next."""
     steps = (
-        (f"kubectl apply -f {_shown(flights.TOPOLOGY)}", "a year of flights, a day each second"),
+        (f"kubectl apply -f {_relative(flights.TOPOLOGY)}", "a year of flights, a day each second"),
         ("kubectl get topo -w", "its queries: how many are Live"),
         ("rekindle status flights --watch", "queries and tasks, with phases and lag"),
         ("rekindle-cluster status", "nodes and topologies"),
@@ -118,7 +118,7 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
     )
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     """Relative to the current folder, if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 

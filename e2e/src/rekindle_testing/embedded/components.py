@@ -24,7 +24,7 @@ KUBELET_CLIENT_NAME = "kube-apiserver-kubelet-client"
 
 # An address of RFC 5737's documentation range, advertised if there is no real one: without an
 # address the API server searches the machine's interfaces, and refuses to start if it finds none.
-_NOT_AN_ADDRESS = "192.0.2.1"
+_PLACEHOLDER_ADDRESS = "192.0.2.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,10 @@ def etcd(data: Path, ports: Ports, credentials: Credentials) -> list[str]:
 def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> list[str]:
     if ip_address(settings.api_address).is_loopback:
         # EndpointSlices refuse loopback addresses: the `kubernetes` Service stays empty.
-        endpoints = ["--endpoint-reconciler-type=none", f"--advertise-address={_NOT_AN_ADDRESS}"]
+        endpoints = [
+            "--endpoint-reconciler-type=none",
+            f"--advertise-address={_PLACEHOLDER_ADDRESS}",
+        ]
     else:
         endpoints = [f"--advertise-address={settings.api_address}"]
     authority = credentials.authority.certificate
@@ -115,7 +118,7 @@ def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> li
         f"--service-account-key-file={credentials.service_account_key}",
         f"--service-account-signing-key-file={credentials.service_account_key}",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
-        # Logs and exec: node names resolve nowhere, their addresses do.
+        # Logs and exec: node names cannot be resolved, so addresses are used.
         "--kubelet-preferred-address-types=InternalIP",
         f"--kubelet-certificate-authority={authority}",
         f"--kubelet-client-certificate={credentials.kubelet_client.certificate}",
@@ -147,7 +150,7 @@ def controller_manager(
         # service accounts, more than all the rest of the start.
         "--kube-api-qps=200",
         "--kube-api-burst=400",
-        # A claim whose volume the binder has not seen yet is looked at again only then.
+        # A claim whose volume the binder has not seen yet is checked again only after this period.
         "--pvclaimbinder-sync-period=1s",
         *settings.extra_arguments.get("kube-controller-manager", ()),
     ]

@@ -288,7 +288,7 @@ class ControlPlane:
         while not condition():
             for process in self._running.values():
                 if process.exit_code is not None:
-                    raise _failure(process, f"ended with code {process.exit_code}")
+                    raise _failure(process, f"exited with code {process.exit_code}")
             if time.monotonic() > deadline:
                 raise _failure(
                     self._running[name],

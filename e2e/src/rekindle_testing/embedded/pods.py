@@ -78,8 +78,8 @@ class Pods:
         while not condition(pod := self.get(name)):
             if time.monotonic() > deadline:
                 raise EmbeddedError(
-                    f"{within_s:g} s passed before pod {name} {what}; its status is "
-                    f"{pod.get('status')}, its events {self.events(name)}"
+                    f"timed out after {within_s:g} s: waiting until pod {name} {what}; "
+                    f"its status is {pod.get('status')}, its events {self.events(name)}"
                 )
             time.sleep(_POLL_S)
         return pod

@@ -105,20 +105,20 @@ def _from_assets(environment: Mapping[str, str]) -> dict[str, Path]:
         return {}
     directory = Path(assets).absolute()
     if not directory.is_dir():
-        raise ToolchainError(f"KUBEBUILDER_ASSETS is {assets}, which is no directory")
+        raise ToolchainError(f"KUBEBUILDER_ASSETS is {assets}, which is not a directory")
     wanted = (*ETCD.programs, *KUBERNETES.programs)
     return {name: directory / name for name in wanted if os.access(directory / name, os.X_OK)}
 
 
 def _check_skew(api_server: Path, missing: list[str]) -> None:
-    theirs = parse_minor(_output_of(str(api_server), "--version"))
-    ours = _pinned_minor()
+    api_server_minor = parse_minor(_output_of(str(api_server), "--version"))
+    pinned = _pinned_minor()
     # Controllers must not be newer than the API server, and at most one older.
-    if theirs not in (ours, ours + 1):
+    if api_server_minor not in (pinned, pinned + 1):
         raise ToolchainError(
-            f"KUBEBUILDER_ASSETS lacks {', '.join(missing)}, and those built here are 1.{ours}, "
-            f"which are not compatible with its kube-apiserver (1.{theirs}): "
-            f"use assets of 1.{ours}, or unset KUBEBUILDER_ASSETS"
+            f"KUBEBUILDER_ASSETS does not contain {', '.join(missing)}, and those built here are "
+            f"1.{pinned}, which are not compatible with its kube-apiserver "
+            f"(1.{api_server_minor}): use assets of 1.{pinned}, or unset KUBEBUILDER_ASSETS"
         )
 
 

@@ -1,9 +1,9 @@
 """A local copy of all objects of one kind, updated by the client's SharedInformer.
 
-The informer lists, watches, and reports DELETED for objects that a new list lacks. It gets JSON:
-the client's classes cost milliseconds for each pod. The informer stores every object for readers
-that do not exist here, so its objects are reduced to their identity. Responses to this process's
-own writes are stored too (`put`), so that a pass sees what the pass before has changed.
+The informer lists, watches, and reports DELETED for objects that a new list does not contain. It
+gets JSON: the client's classes cost milliseconds for each pod. The informer stores every object for
+readers that do not exist here, so its objects are reduced to their identity. Responses to this
+process's own writes are stored too (`put`), so that a pass sees what the pass before has changed.
 
 A broken connection without a reset looks like a cluster in which nothing happens. So each watch is
 ended by the server after a few seconds; if it is not, it is closed and opened again at the last

@@ -28,7 +28,7 @@ from rekindle_operator.topology_status import TopologyStatus
 
 _KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 _REMOVED_SEGMENT = "-"  # in place of a segment's id
-_DRY_RUN_AGAIN_S = 30.0  # a quota or a webhook may have been the reason for a refusal
+_DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> 
     if result is not None and not result.problems:
         record = CreateConfig(view.namespace, generation_record(view, defaults.image))
         return _Acceptance(fresh, actions=(record,))
-    if result is not None and inputs.now - result.at < _DRY_RUN_AGAIN_S:
+    if result is not None and inputs.now - result.at < _DRY_RUN_RETRY_S:
         return _Acceptance(running, result.problems)
     dry_run = _dry_run(fresh, defaults)
     if isinstance(dry_run, Problem):

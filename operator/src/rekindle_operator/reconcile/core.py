@@ -196,7 +196,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     if context.view.deleting:
         return TopologyActions(key, needs.accepting)
 
-    # 1. The coordinator, which waits for no plan.
+    # 1. The coordinator, which does not wait for the plan.
     actions = [*needs.accepting, *coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events.
@@ -218,8 +218,8 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         serving = still_needed(context, states, plan_input.surplus)
         actions += unneeded_pods(context, states, serving)
 
-    places = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    order = ranks(plan_input, places) | {a.name: (-1, 0) for a in coordinator.create}
+    positions = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
+    order = ranks(plan_input, positions) | {a.name: (-1, 0) for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
 

@@ -208,17 +208,17 @@ def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     return found
 
 
-def ranks(plan_input: PlanInput, places: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
-    """By pod name, what the plan starts first. `places`: queries (or whole topologies, under "")
+def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
+    """By pod name, what the plan starts first. `positions`: queries (or whole topologies, under "")
     in the order of the plan."""
     if plan_input.context.running is None or not plan_input.candidates:
         return {}
     key, topology = plan_input.context.view.key, plan_input.context.running.topology
     best: dict[str, int] = {}
     for query in topology.spec.queries:
-        place = places.get((key, query.name), places.get((key, ""), len(places)))
+        position = positions.get((key, query.name), positions.get((key, ""), len(positions)))
         for segment in topology.ancestry(query):
-            best[segment.id] = min(place, best.get(segment.id, place))
+            best[segment.id] = min(position, best.get(segment.id, position))
     names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
     seen = {
         partition_key(plan_input.context.view.uid, s.slot)
@@ -231,6 +231,6 @@ def ranks(plan_input: PlanInput, places: Mapping[tuple[str, str], int]) -> dict[
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = int(group in seen), best.get(slot.segment, len(places))
+        found[name] = int(group in seen), best.get(slot.segment, len(positions))
         seen.add(group)
     return found

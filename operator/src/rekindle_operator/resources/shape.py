@@ -11,6 +11,6 @@ from rekindle_operator.resources.common import template_digest
 def shape_of(namespace: str, spec: Mapping[str, Any], conf: Mapping[str, Any] | None = None) -> str:
     """Pods of one shape are refused by the same nodes and fail in the same way. The whole spec
     counts: a Secret, a volume, a variable, a probe or a command may prevent a container's start,
-    and an edit that corrects it makes a new shape. `spec` lacks what identifies one pod or one
-    topology (its gate, its record, its replica); `conf`: Spark's configuration."""
+    and an edit that corrects it makes a new shape. `spec` does not contain what identifies one pod
+    or one topology (its gate, its record, its replica); `conf`: Spark's configuration."""
     return template_digest({"namespace": namespace, "spec": spec, "conf": conf or {}})

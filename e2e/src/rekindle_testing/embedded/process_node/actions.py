@@ -65,7 +65,7 @@ class Actions:
                 f"{scheme}://{host}:{port}{path}",
                 headers=headers,
                 allow_redirects=False,
-                ssl=_anyone() if scheme == "https" else True,
+                ssl=_without_verification() if scheme == "https" else True,
             ) as response:
                 if not 200 <= response.status < 400:
                     body = (await response.content.read(200)).decode(errors="replace")
@@ -113,7 +113,7 @@ def named_port(container: Json, port: int | str) -> int:
     raise ActionError(f"container {container['name']!r} has no port named {port!r}")
 
 
-def _anyone() -> ssl.SSLContext:
+def _without_verification() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

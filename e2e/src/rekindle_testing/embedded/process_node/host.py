@@ -290,10 +290,13 @@ class ProcessNode:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._launcher is not None and (code := self._launcher.poll()) is not None:
-                raise ProcessNodeError(f"node {self.name} ended with {code}\n{self._log_tail()}")
+                raise ProcessNodeError(
+                    f"node {self.name} exited with code {code}\n{self._log_tail()}"
+                )
             if time.monotonic() > deadline:
                 raise ProcessNodeError(
-                    f"{timeout_s:g} s passed before node {self.name} {what}\n{self._log_tail()}"
+                    f"timed out after {timeout_s:g} s: waiting until node {self.name} {what}\n"
+                    f"{self._log_tail()}"
                 )
             time.sleep(_POLL_S)
 

@@ -76,7 +76,7 @@ def payload(
 def write(directory: Path, files: Payload) -> None:
     """Replace the files of the directory, if any has changed."""
     current = directory / "..data"
-    if current.exists() and _shown(current) == files:
+    if current.exists() and _current_files(current) == files:
         return
     generation = directory / f"..{time.time_ns()}"
     for name, file in files.items():
@@ -100,7 +100,7 @@ def write(directory: Path, files: Payload) -> None:
         shutil.rmtree(before, ignore_errors=True)
 
 
-def _shown(current: Path) -> Payload:
+def _current_files(current: Path) -> Payload:
     files: Payload = {}
     for folder, _, names in os.walk(current.resolve()):
         for name in names:
@@ -115,7 +115,7 @@ def _reference(kind: str, source: Json) -> Reference | None:
         case "configMap":
             return Reference("ConfigMap", source["name"])
         case "secret":
-            # A secret volume says secretName, a projected one says name.
+            # A secret volume has secretName, a projected one has name.
             return Reference("Secret", source.get("secretName") or source["name"])
     return None
 
