@@ -10,6 +10,7 @@ import json
 import lzma
 import random
 import uuid
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,23 @@ def test_a_damaged_file_is_named_and_read_once_it_is_mended(
 def test_a_store_out_of_reach_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("members", [[], ["1", "2"], ["folder/", "folder/1"]], ids=len)
+def test_a_zip_archive_has_exactly_one_file(
+    tmp_path: Path, members: list[str], format: str
+) -> None:
+    data = CSV if format == "csv" else JSON
+    path = tmp_path / f"in.{format}.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in members:
+            archive.writestr(name, data)
+    with pytest.raises(SourceFailed, match=r"in\.\w+\.zip: the archive has .*unpack it"):
+        source_of(tmp_path, f"file://{path}", format=format)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("1", data)
+    source_of(tmp_path, f"file://{path}", format=format)
+
+
     def refuse(*args: Any, **options: Any) -> Any:
         raise EndpointConnectionError(endpoint_url="http://store:9000/in.csv")
 

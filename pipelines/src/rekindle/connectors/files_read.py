@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import lzma
+import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from rekindle.topology.problems import did_you_mean
 
 BATCH_BYTES = 16 * 1024**2
 BATCH_ROWS = 65_536
+_SHOWN_MEMBERS = 3
 _PARSERS = (ValueError, csv.Error, pa.ArrowException)
 _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
@@ -143,14 +145,30 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     match options.format:
         case "csv":
+            _require_one_member(fs, path, where)
             raw = read_csv(fs, path, options, schema, where)
         case "json":
+            _require_one_member(fs, path, where)
             raw = _json_batches(fs, path, schema, where)
         case "parquet":
             raw = _parquet_batches(fs, path, schema, where)
         case other:
             assert_never(other)
     yield from _typed(raw, schema, where, TextRules(binary_is_base64=options.format == "json"))
+
+
+def _require_one_member(fs: Any, path: str, where: str) -> None:
+    """fsspec reads the first file of a zip archive and ignores the others."""
+    if not path.lower().endswith(".zip"):
+        return
+    with fs.open(path, "rb") as f, zipfile.ZipFile(f) as archive:
+        names = archive.namelist()
+    if len(names) != 1:
+        listed = f": {', '.join(names[:_SHOWN_MEMBERS])}" if names else ""
+        raise SchemaMismatch(
+            f"{where}: the archive has {len(names)} entries{listed}; a zip archive of a source has "
+            "one file and no folder: unpack it"
+        )
 
 
 def _typed(
