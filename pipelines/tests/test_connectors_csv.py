@@ -72,7 +72,7 @@ def test_an_option_reads_what_its_files_hold(
 @pytest.mark.parametrize(
     ("data", "fields", "said"),
     [
-        ("a;b\n1;x\n", {}, r"no column a, b; the file has a;b.*is its delimiter another.*\";\""),
+        ("a;b\n1;x\n", {}, r"no column a, b; the file has a;b.*set delimiter: \";\""),
         ("1;x\n", {"header": False}, r"the first row has 1 values, and the schema 2.*\";\""),
         ("a,b\n1,2,3\n", {}, "a row has 3 values instead of 2: '1,2,3'"),
         ("1,2\n1\n", {"header": False}, "a row has 1 values instead of 2: '1'"),

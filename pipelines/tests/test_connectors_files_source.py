@@ -169,8 +169,8 @@ def damaged(data: bytes) -> bytes:
         ("in.csv.xz", lzma.compress(CSV)[:50] + bytes(50), "orrupt.*copy it again"),
         ("in.csv.bz2", bz2.compress(CSV)[:50] + bytes(500), "Invalid data stream"),
         ("in.csv.zip", CSV, "not a zip file"),
-        ("in.csv", "k,v,t,größe\n".encode("latin-1"), "is not UTF-8.*name the encoding"),
-        ("in.csv", CSV + "größe,1,\n".encode("latin-1"), "is not UTF-8.*name the encoding"),
+        ("in.csv", "k,v,t,größe\n".encode("latin-1"), "is not UTF-8.*set the encoding"),
+        ("in.csv", CSV + "größe,1,\n".encode("latin-1"), "is not UTF-8.*set the encoding"),
         ("in.csv", b"k,v,t," + b"x" * 140_000, "field larger than.*correct the file"),
         ("in.json.gz", gzip.compress(JSON)[:-20_000], "ended before.*copy it again"),
         ("in.json.gz", damaged(JSON), "Error -3 while decompressing.*copy it again"),
@@ -251,11 +251,11 @@ def test_a_missing_file_a_missing_pace_and_an_unknown_order_are_said(tmp_path: P
     with pytest.raises(SourceFailed, match="no file at"):
         source_of(tmp_path, f"file://{tmp_path}/nothing.csv")
     url = csv(tmp_path, "a,1,2013-01-01")
-    with pytest.raises(SourceFailed, match="need a pace"):
+    with pytest.raises(SourceFailed, match="need a replay speed"):
         source_of(tmp_path, url, speedup=None)
     with pytest.raises(SourceFailed, match="orderBy names x"):
         source_of(tmp_path, url, orderBy="x")
-    with pytest.raises(SourceFailed, match="speedup needs a time"):
+    with pytest.raises(SourceFailed, match="speedup needs a column of times"):
         source_of(tmp_path, url, pa.schema([("k", pa.string())]), orderBy=None)
 
 

@@ -171,7 +171,7 @@ def test_a_value_that_does_not_fit_later_is_named_with_its_epoch() -> None:
     schema = pa.schema([("n", pa.int8())])
     source = generator(schema, {"n": "sequence"}, rowsPerSecond=100)
     assert source.cut(0).rows.num_rows == 100
-    said = r"source g: generator.columns.n: 'sequence': no int8 for some row of epoch 1"
+    said = r"source g: generator.columns.n: 'sequence': no int8 value for some row of epoch 1"
     with pytest.raises(SourceFailed, match=said):
         source.cut(1)
 

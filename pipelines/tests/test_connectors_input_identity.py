@@ -111,8 +111,8 @@ def rename(shared: Path) -> None:
     [
         (add_before, "/in/a.json was added"),
         (add_after, "/in/z.json was added"),
-        (grow, r"/in/b.json has \d+ bytes, and had \d+"),
-        (edit, "/in/b.json has another content of the same length"),
+        (grow, r"/in/b.json has \d+ bytes instead of \d+"),
+        (edit, "/in/b.json has different content of the same size"),
         (rename, "/in/b.json is missing"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_record_is_read_back_and_knows_its_format() -> None:
 
 def test_the_order_of_files_is_part_of_the_input() -> None:
     assert difference((A, B), (A, B)) is None
-    assert difference((A, B), (B, A)) == "its files are read in another order"
+    assert difference((A, B), (B, A)) == "its files are read in a different order"
 
 
 def test_an_object_stores_own_tag_stands_for_the_bytes() -> None:

@@ -85,7 +85,7 @@ def test_a_disk_that_damages_all_it_is_given_is_said(
 ) -> None:
     source = opened(tmp_path)
     monkeypatch.setattr(files_source, "checksum_table", lambda _: -1)
-    with pytest.raises(SourceFailed, match="epoch 3 are damaged on the local disk, also after"):
+    with pytest.raises(SourceFailed, match="epoch 3 are damaged on the local disk, even after"):
         source.cut(3)
 
 

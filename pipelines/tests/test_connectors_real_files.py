@@ -143,7 +143,7 @@ def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
         ("x STRUCT<y: INT>", "[1]", "field x: an array instead of an object"),
         ("x STRUCT<y: INT>", '{"y": "1"}', r"field x\.y: the string '1' instead of a whole"),
         ("x STRING", "5", "field x: the number 5 instead of a string"),
-        ("x BIGINT", '5, "x": 6', "field x is there twice"),
+        ("x BIGINT", '5, "x": 6', "field x occurs twice"),
         ("x BINARY", '"not base64!"', "'not base64!' is not a BINARY"),
     ],
 )
@@ -263,7 +263,7 @@ def test_what_the_json_sink_writes_the_source_reads(
 
 @pytest.mark.parametrize(
     ("format", "said"),
-    [("csv", "column v is there more than once"), ("parquet", "column v is there more than once")],
+    [("csv", "column v occurs more than once"), ("parquet", "column v occurs more than once")],
 )
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, format: str, said: str) -> None:
     path = csv_file(tmp_path, "k,v,v,w,w", "a,1,2,3,4")

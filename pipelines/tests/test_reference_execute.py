@@ -241,7 +241,7 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
 
 def test_an_endless_source_needs_an_end(tmp_path: Path) -> None:
     name, spec = manifest(MANIFEST.replace("rows: 95, ", ""))
-    with pytest.raises(RekindleError, match="source a never ends; give --until-epoch"):
+    with pytest.raises(RekindleError, match="source a is unbounded; give --until-epoch"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
     result = run_reference(spec, name, output=tmp_path, make_chain=Chains(), until_epoch=20)
     assert result.rows["q"] == 210 + 12
@@ -310,7 +310,7 @@ def test_files_of_one_name_keep_their_folders(urls: list[str], places: list[str]
 
 
 def test_files_that_no_folder_tells_apart_are_refused() -> None:
-    with pytest.raises(RekindleError, match=r"cannot tell gs://b/f\.csv from s3://b/f\.csv"):
+    with pytest.raises(RekindleError, match=r"cannot distinguish gs://b/f\.csv and s3://b/f\.csv"):
         relative_places(["s3://b/f.csv", "gs://b/f.csv"])
 
 

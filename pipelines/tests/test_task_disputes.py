@@ -72,7 +72,7 @@ def test_sinks_write_nothing_beyond_what_replicas_agree_on(world: World) -> None
 
 
 def test_a_conflicting_file_is_reported(world: World) -> None:
-    world.sink.conflict = "q-p000-e000000000003.parquet is there with other rows"
+    world.sink.conflict = "q-p000-e000000000003.parquet exists with rows that differ"
     world.sinks.assign([SINK])
     world.run_to(5)
     eventually(lambda: world.status.response(1).sinks[0].conflict == world.sink.conflict)
@@ -80,7 +80,7 @@ def test_a_conflicting_file_is_reported(world: World) -> None:
 
 def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
-    world.sink.conflict, world.sink.deleted = "epoch 0 is there with other rows", True
+    world.sink.conflict, world.sink.deleted = "epoch 0 exists with rows that differ", True
     world.sinks.pause_after(-1)
     world.sinks.assign([SINK])
     world.run_to(5)

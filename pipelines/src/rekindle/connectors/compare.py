@@ -99,7 +99,7 @@ def compare_sinks(
     there is no expected output at all."""
     expected_url = _place(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
-        raise ValueError(f"{expected_url} holds no output of Rekindle's to compare with")
+        raise ValueError(f"{expected_url} has no Rekindle output to compare with")
     wanted = _lines(expected, format, since_epoch, until_epoch)
     found = _lines(actual, format, since_epoch, until_epoch)
     lost = differing = 0
@@ -146,7 +146,7 @@ def _examples(
         f"{where}: {'again' if budget[line] else 'unexpected'} {line}"
         for line in list(extra)[:SHOWN]
     ]
-    return found or [f"{where}: {moved} rows in another order"]
+    return found or [f"{where}: {moved} rows in a different order"]
 
 
 def _place(place: QuerySpec | str, format: str | None) -> tuple[str, str, str | None]:

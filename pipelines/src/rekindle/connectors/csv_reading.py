@@ -133,7 +133,7 @@ def _delimiter_hint(first: list[str], marks: CsvMarks) -> str:
     if len(first) > 1 or not found:
         return ""
     shown = r"\t" if found[0] == "\t" else found[0]
-    return f'; is its delimiter another: delimiter: "{shown}"?'
+    return f'; if the file has another delimiter, set delimiter: "{shown}"'
 
 
 def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str = "") -> None:
@@ -148,8 +148,8 @@ def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str =
     twice = [n for n in schema.names if names.count(n) > 1]
     if twice:
         raise SchemaMismatch(
-            f"{where}: column {', '.join(twice)} is there more than once, and the schema cannot "
-            "say which is meant; rename one in the file"
+            f"{where}: column {', '.join(twice)} occurs more than once, so the schema's column is "
+            "ambiguous; rename one in the file"
         )
 
 
@@ -170,6 +170,6 @@ def _explained(
 
 def _not_encoded(options: FilesSourceSpec, where: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"{where}: some text is not {options.encoding}; name the encoding of the file, such as "
+        f"{where}: some text is not {options.encoding}; set the encoding of the file, such as "
         "encoding: ISO-8859-1"
     )

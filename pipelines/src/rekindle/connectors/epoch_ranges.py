@@ -121,8 +121,8 @@ class EpochRanges:
             return False
         raise SinkRefused(
             f"query {self._query}: epochs from {newest.start} on belong to its definition of "
-            f"generation {newest.generation} at {self._objects.url}; this task runs the one of "
-            f"generation {mine.generation} and writes no more"
+            f"generation {newest.generation} at {self._objects.url}; this task runs "
+            f"generation {mine.generation} and stops writing"
         )
 
     def _range(self, first: int, start: int, epoch: int | None) -> _Range:

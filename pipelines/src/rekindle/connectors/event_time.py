@@ -98,7 +98,7 @@ def _since_epoch(numbers: pa.Array, unit_us: int) -> pa.Array:
         most = (2**63 - 1) // unit_us
         wrong = (values > most) | (values < -most)
         values = np.where(wrong, 0, values) * unit_us
-    _require(wrong & ~missing, numbers, "is outside of the times that there are")
+    _require(wrong & ~missing, numbers, "is outside the range of TIMESTAMP")
     return _times(values.astype(np.int64), missing)
 
 
@@ -107,7 +107,7 @@ def _iso(values: pa.Array) -> pa.Array:
         return values
     row = misfit(values, TIMESTAMP, TextRules())
     if row is not None:
-        what = "is no time as 2013-01-31 06:00:00 is: give to_timestamp its format"
+        what = "is not a time such as 2013-01-31 06:00:00; give to_timestamp a format"
         raise _Misfit(row, values[row].as_py(), what)
     return convert(values, TIMESTAMP, TextRules())
 
@@ -119,11 +119,11 @@ def _formatted(texts: pa.Array, format: TimeFormat | None) -> pa.Array:
     missing = _missing(texts) | _numpy(pc.fill_null(pc.equal(trimmed, ""), False), False)
     parts = pc.extract_regex(trimmed, format.regex)
     wrong = _missing(parts) & ~missing
-    what = f"is not of the format {format.pattern!r}"
+    what = f"does not match the format {format.pattern!r}"
     _require(wrong, texts, what)
     by_name = dict(zip((f.name for f in parts.type), parts.flatten(), strict=True))
     values, possible = _civil(by_name, len(texts))
-    _require(~possible & ~missing, texts, f"{what}: there is no such time")
+    _require(~possible & ~missing, texts, f"{what}: no such date or time")
     return _times(values, missing)
 
 
@@ -203,7 +203,7 @@ def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:
             offset = (_EPOCH + dt.timedelta(seconds=second)).replace(tzinfo=zone).utcoffset()
         except OverflowError as e:
             row = int(np.flatnonzero((where == at) & ~missing)[0])
-            what = "is outside of the years of which zones are known, 1 to 9999"
+            what = "is outside the years that time zones support, 1 to 9999"
             raise _Misfit(row, str(np.datetime64(int(values[row]), "us")), what) from e
         offsets[at] = int((offset or dt.timedelta()).total_seconds())
     return _times(values - offsets[where] * _SECOND_US, missing)

@@ -124,13 +124,13 @@ class FilesSink:
             return None
         if self._conflicts:
             name = self._conflicts[min(self._conflicts)].name
-            then = "if it is wrong, delete it while this task runs: then the task writes its own"
+            then = "if it is wrong, delete it while this task runs, and the task writes its rows"
         else:
             name = self._first_not_kept
-            then = "it stays as it is: this task no longer keeps its own rows"
+            then = "this task does not keep its rows any more, so the file cannot be replaced"
         more = f" (and {count - 1} more)" if count > 1 else ""
         url = f"{self._objects.url}/{name}"
-        return f"{url}{more} is there with other rows than those of this replica; {then}"
+        return f"{url}{more} exists with rows that differ from those of this replica; {then}"
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
         for epoch, found in list(self._conflicts.items()):
@@ -139,9 +139,9 @@ class FilesSink:
             try:
                 if self._put_or_compare(found.name, epoch, found.data) is not None:
                     del self._conflicts[epoch]
-                    _log.warning("query %s: %s is right now", self._query, found.name)
+                    _log.warning("query %s: %s no longer conflicts", self._query, found.name)
             except OSError as e:
-                raise self._refused(f"cannot take epoch {epoch}", e) from e
+                raise self._refused(f"cannot write epoch {epoch}", e) from e
 
     def write(self, batch: EpochBatch) -> bool:
         if batch.kind is not Kind.STABLE:
@@ -153,9 +153,9 @@ class FilesSink:
             data = encode(batch.rows.cast(self._schema), self._format)
             created = self._put_or_compare(name, batch.epoch, data)
         except OSError as e:
-            raise self._refused(f"cannot take epoch {batch.epoch}", e) from e
+            raise self._refused(f"cannot write epoch {batch.epoch}", e) from e
         except (NotJson, pa.ArrowException) as e:
-            raise self._refused(f"cannot hold the rows of epoch {batch.epoch}", e) from e
+            raise self._refused(f"cannot store the rows of epoch {batch.epoch}", e) from e
         if created is None:
             self._remember_conflict(batch.epoch, name, data)
         return created is True
@@ -182,7 +182,7 @@ class FilesSink:
 
     def _refused(self, what: str, error: Exception) -> SinkRefused:
         url = self._objects.url
-        hint = "; put it back, or restart the topology's tasks" if _is_lost(error) else ""
+        hint = "; restore it, or restart the topology's tasks" if _is_lost(error) else ""
         return SinkRefused(f"query {self._query}: the sink {url} {what}: {error}{hint}")
 
 
@@ -215,7 +215,7 @@ def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
         owner = json.loads(marker)["topologyUid"]
     except (ValueError, KeyError, TypeError) as e:
         raise SinkRefused(
-            f"query {query}: {url}/{MARKER} is not Rekindle's; use another url"
+            f"query {query}: {url}/{MARKER} was not written by Rekindle; use another url"
         ) from e
     if owner != topology_uid:
         raise SinkRefused(

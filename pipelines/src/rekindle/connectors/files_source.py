@@ -114,8 +114,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         prepared = load(rows, index)
         if prepared is None:
             raise SourceFailed(
-                f"source {job.name}: what was prepared in {work_dir} cannot be read back; check "
-                "its disk"
+                f"source {job.name}: the prepared rows in {work_dir} cannot be read; check its disk"
             )
         return prepared
 
@@ -172,13 +171,13 @@ class FilesSource:
         if self.input != before:
             raise SourceFailed(
                 f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
-                "input is no longer what they were made of; put its files back"
+                "input files have changed since they were prepared; restore the files"
             )
         rows = self._slice(at)
         if checksum_table(rows) != self._checksums[at]:
             raise SourceFailed(
                 f"source {self._name}: the rows of epoch {epoch} are damaged on the local disk, "
-                "also after they were prepared anew"
+                "even after they were prepared again; check the disk"
             )
         return rows
 
@@ -209,11 +208,12 @@ def _check(job: _Job) -> None:
         )
     if files.speedup is None and files.rows_per_second is None:
         raise SourceFailed(
-            f"source {job.name}: files need a pace; give speedup (by event time) or rowsPerSecond"
+            f"source {job.name}: files need a replay speed; set speedup (by event time) or "
+            "rowsPerSecond"
         )
     if files.speedup is not None and _time_column(job) is None:
         raise SourceFailed(
-            f"source {job.name}: speedup needs a time to go by; give eventTime, or an orderBy "
+            f"source {job.name}: speedup needs a column of times; give eventTime, or an orderBy "
             "column of type TIMESTAMP or DATE, or use rowsPerSecond"
         )
 
@@ -310,8 +310,8 @@ def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:
         raise SourceFailed(
-            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it is read "
-            "again, and has to stay as it is from then on"
+            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it will be "
+            "read again, and must not change after that"
         )
 
 
@@ -368,8 +368,8 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
     known = times[times != NO_WATERMARK]
     if not len(known):
         raise SchemaMismatch(
-            f"source {job.name}: column {column} is NULL in every row, so speedup has no time to "
-            "go by; use rowsPerSecond"
+            f"source {job.name}: column {column} is NULL in every row, so speedup cannot be used; "
+            "use rowsPerSecond"
         )
     times[times == NO_WATERMARK] = known[0]
     _require_reach(job, column, int(times[0]), int(times[-1]))
@@ -384,8 +384,8 @@ def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -
     if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
         raise SchemaMismatch(
             f"source {job.name}: column {column} goes from {_iso(first_us)} to {_iso(last_us)}, "
-            f"which is {epoch + 1:,} epochs with speedup {speedup:g}, and there can be "
-            f"{MAX_EPOCH + 1:,}; correct the times, or raise speedup"
+            f"which is {epoch + 1:,} epochs with speedup {speedup:g}; at most "
+            f"{MAX_EPOCH + 1:,} are possible: correct the times, or raise speedup"
         )
 
 

@@ -125,8 +125,8 @@ class GeneratorSource:
             except (pa.ArrowException, OverflowError) as e:
                 raise SourceFailed(
                     f"source {self._name}: generator.columns.{name}: "
-                    f"{self._spec.columns[name]!r}: no {self._schema.field(name).type} for some "
-                    f"row of epoch {epoch}: {e}"
+                    f"{self._spec.columns[name]!r}: no {self._schema.field(name).type} value for "
+                    f"some row of epoch {epoch}: {e}"
                 ) from e
         return pa.Table.from_arrays(arrays, schema=self._schema)
 

@@ -80,8 +80,8 @@ def difference(recorded: Sequence[InputFile], found: Sequence[InputFile]) -> str
         if new is None:
             return f"{path} is missing"
         if old.bytes != new.bytes:
-            return f"{path} has {new.bytes} bytes, and had {old.bytes}"
-        return f"{path} has another content of the same length"
+            return f"{path} has {new.bytes} bytes instead of {old.bytes}"
+        return f"{path} has different content of the same size"
     if [f.path for f in recorded] != [f.path for f in found]:
-        return "its files are read in another order"
+        return "its files are read in a different order"
     return None

@@ -31,7 +31,9 @@ def encode_lines(rows: pa.Table) -> bytes:
         try:
             columns.append([value for chunk in column.chunks for value in _values(chunk)])
         except (ValueError, OverflowError, pa.ArrowException) as e:
-            raise NotJson(f"column {field.name} has a {field.type} that has no JSON: {e}") from e
+            raise NotJson(
+                f"column {field.name} has a {field.type} value that JSON cannot represent: {e}"
+            ) from e
     names = rows.schema.names
     lines = (json_line(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
     return "".join(f"{line}\n" for line in lines).encode()
@@ -86,7 +88,7 @@ def _iso(numbers: pa.Array, unit: str, zone: str) -> list[str | None]:
     """ISO 8601 of times since 1970; a fraction only where there is one."""
     times = pc.fill_null(numbers, 0).to_numpy().astype(f"datetime64[{unit}]")
     if np.isnat(times).any():
-        raise ValueError("a time below every calendar")
+        raise ValueError("a time that ISO 8601 cannot represent")
     texts = np.datetime_as_string(times)
     valid = numbers.is_valid().to_pylist()
     return [

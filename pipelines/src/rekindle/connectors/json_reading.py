@@ -201,7 +201,7 @@ Reader = Callable[[Any], Any]
 
 def _field(value: _Object, name: str, read: Reader) -> Any:
     if name in value.twice:
-        raise _BadValue(f"field {name} is there twice")
+        raise _BadValue(f"field {name} occurs twice")
     inner = value.get(name)
     return None if inner is None else read(inner)
 

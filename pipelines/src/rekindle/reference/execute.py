@@ -167,7 +167,7 @@ def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> 
         return until_epoch if endless else min(until_epoch, natural)
     if endless:
         raise RekindleError(
-            f"source {', '.join(endless)} never ends; give --until-epoch, or generator.rows"
+            f"source {', '.join(endless)} is unbounded; give --until-epoch, or set generator.rows"
         )
     return max(bounded, default=-1) + 1
 

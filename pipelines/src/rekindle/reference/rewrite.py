@@ -43,8 +43,8 @@ def relative_places(urls: Sequence[str]) -> dict[str, str]:
         longer = [url for url in clashing if kept[url] < len(parts[url]) - 1]
         if not longer:
             raise RekindleError(
-                f"--input cannot tell {' from '.join(sorted(clashing))}: give the sources other "
-                "file names, or run without --input"
+                f"--input cannot distinguish {' and '.join(sorted(clashing))}: give the "
+                "sources' files different names, or run without --input"
             )
         for url in longer:
             kept[url] += 1
