@@ -291,7 +291,7 @@ def test_a_column_that_is_twice_but_not_read_is_ignored(tmp_path: Path) -> None:
 def test_a_csv_quote_that_is_not_closed_is_refused(
     tmp_path: Path, lines: list[str], line: int
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=rf"in\.csv, line {line}: a value in quotes"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.csv, line {line}: a quoted value"):
         read(csv_file(tmp_path, *lines), "k STRING, v STRING", "csv")
 
 

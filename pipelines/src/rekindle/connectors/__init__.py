@@ -1,4 +1,4 @@
-"""Where rows come from and where they go: replayable sources, sinks that take an epoch once.
+"""Connectors: replayable sources, and sinks that write each epoch once.
 
 `open_source` and `open_sink` choose the connector; `compare_sinks` says how two outputs differ.
 """

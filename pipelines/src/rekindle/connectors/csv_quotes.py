@@ -1,7 +1,8 @@
-"""Whether the quotes of a CSV file are closed, as RFC 4180 writes them.
+"""Checks that all quotes in a CSV file are closed (RFC 4180).
 
-Arrow's reader takes what follows a stray quote, with all line ends, for one value: rows would be
-lost in silence. The check reads a file again, and only one that has quotes at all.
+After an unclosed quote, Arrow's reader takes the rest of the file, line ends included, as one
+value: rows would be lost silently. The check reads the file a second time, only if it has any
+quotes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BOM = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class CsvMarks:
-    """What separates values, what stands around them, and what takes a quote's meaning away."""
+    """Delimiter, quote character and escape character of a file."""
 
     delimiter: str = ","
     quote: str | None = '"'
@@ -64,8 +65,8 @@ class QuoteWatch:
 
 
 def require_closed_quotes(lines: Iterable[str], where: str, marks: CsvMarks) -> None:
-    """Raises SchemaMismatch with the line in which a value in quotes begins that does not end, or
-    is followed by other text."""
+    """Raises SchemaMismatch, with the line where it begins, for a quoted value that is not closed
+    or is followed by other text."""
     numbered = _Numbered(lines, marks.quote or "")
     try:
         with long_values():
@@ -73,8 +74,8 @@ def require_closed_quotes(lines: Iterable[str], where: str, marks: CsvMarks) -> 
                 numbered.first = 0
     except csv.Error as e:
         raise SchemaMismatch(
-            f"{where}, line {numbered.first}: a value in quotes does not end, or text follows its "
-            "closing quote; put the whole value in quotes, and write each quote inside of it twice"
+            f"{where}, line {numbered.first}: a quoted value is not closed, or text follows its "
+            "closing quote; quote the whole value, and double each quote inside it"
         ) from e
 
 
@@ -89,8 +90,8 @@ def long_values() -> Iterator[None]:
 
 
 class _Numbered:
-    """The lines that have a quote: the others change nothing, neither in a value nor between two.
-    `first` is the line of the first one of the row that is being read."""
+    """Iterates over the lines that contain a quote; the others do not affect the check. `first`:
+    line number where the row that is being read begins."""
 
     def __init__(self, lines: Iterable[str], quote: str) -> None:
         self._lines = lines

@@ -1,9 +1,9 @@
-"""CSV files as batches of texts, one column for each of a schema's; what the options mean.
+"""Reads CSV files as batches of string columns, one for each column of a schema.
 
-Options have the names of Spark's CSV source. With `header` columns are found by name, without it by
-position. A quote inside of a value in quotes is written twice, or after `escape`, which takes the
-next character as it is, inside and outside of quotes. A quote as `escape` means that quotes are
-written twice, as they always may be.
+Options are named as in Spark's CSV source. With `header`, columns are found by name, without it by
+position. A quote inside a quoted value is doubled, or preceded by `escape`; after `escape` the next
+character is taken literally, inside and outside of quotes. A quote as `escape` means that quotes are
+doubled, which is always possible.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _read(
         except pa.ArrowInvalid as e:
             raise _explained(e, wrong, options, where) from e
     if bytes_read.quotes:
-        # As latin-1, because columns that are not read may hold what is no UTF-8.
+        # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
             require_closed_quotes(lines, where, marks)
@@ -95,7 +95,7 @@ def _check_first_row(
     schema: pa.Schema,
     where: str,
 ) -> bool:
-    """Whether there is a row to read at all. Raises SchemaMismatch."""
+    """Whether the file has a row. Raises SchemaMismatch."""
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
@@ -137,7 +137,7 @@ def _delimiter_hint(first: list[str], marks: CsvMarks) -> str:
 
 
 def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str = "") -> None:
-    """Each column of the schema is there once. Raises SchemaMismatch."""
+    """Check that each column of the schema occurs exactly once. Raises SchemaMismatch."""
     missing = [n for n in schema.names if n not in names]
     if missing:
         near = did_you_mean(missing[0], names)
@@ -156,7 +156,7 @@ def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str =
 def _explained(
     error: pa.ArrowInvalid, wrong: list[pa_csv.InvalidRow], options: FilesSourceSpec, where: str
 ) -> SchemaMismatch:
-    """What the reader refused, in the manifest's words."""
+    """Arrow's error in terms of the resource's options."""
     if wrong:
         row = wrong[0]
         return SchemaMismatch(

@@ -1,7 +1,7 @@
 """Which epoch a row belongs to: integer arithmetic, the same on every machine.
 
-Pure: times and row numbers in, epochs out. Rates come as floats from a manifest and are taken as
-the decimal number a person wrote, so that 0.1 is a tenth.
+Pure: times and row numbers in, epochs out. Rates are floats in the resource; they are used as the
+exact decimal number that the user wrote, so 0.1 is one tenth.
 
 Design: docs/design/epochs.md#cuts, docs/design/exactly-once.md#sources.
 """
@@ -23,7 +23,7 @@ MAX_EPOCH = 10**12 - 1
 
 
 def exact(rate: float) -> Fraction:
-    """The decimal number a person wrote: exact(0.1) == 1/10."""
+    """The decimal number that the user wrote: exact(0.1) == 1/10."""
     return Fraction(repr(rate))
 
 

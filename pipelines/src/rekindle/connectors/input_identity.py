@@ -1,8 +1,8 @@
-"""What a `files` source was made of: its files in order, with their sizes and contents.
+"""Identity of the input of a `files` source: its files in order, with sizes and content hashes.
 
-A replay is one only if it reads the same input. So the first task that opens a source records this
-in the checkpoint store, and every later opening, by a replica or after a restart, is compared with
-it. Times are left out: a file that is copied back is the same file.
+A replay must read the same input. So the first task that opens a source records its identity in the
+checkpoint store, and whoever opens it later (a replica, or a task after a restart) compares.
+Modification times are left out: a file that is restored from a copy is the same file.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -36,7 +36,7 @@ def identify(fs: Any, paths: Iterable[str], source: str) -> tuple[InputFile, ...
     """The files at these paths, in this order. Raises SourceFailed."""
     try:
         return tuple(_identify(fs, path) for path in paths)
-    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+    except Exception as e:  # errors of botocore and aiohttp are not OSErrors
         raise SourceFailed(f"source {source}: its files cannot be read: {e}") from e
 
 
@@ -58,7 +58,7 @@ def encode(files: Sequence[InputFile]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[InputFile, ...]:
-    """Raises ValueError if it is no such record, or one of a newer format."""
+    """Raises ValueError if it is not such a record, or has a newer format."""
     try:
         record = json.loads(data)
         if record["format"] > _FORMAT:
@@ -69,7 +69,7 @@ def decode(data: bytes) -> tuple[InputFile, ...]:
 
 
 def difference(recorded: Sequence[InputFile], found: Sequence[InputFile]) -> str | None:
-    """What is not as it was, naming the first file; None if the input is the same."""
+    """How the input differs, for the first file that does; None if it is the same."""
     before, now = {f.path: f for f in recorded}, {f.path: f for f in found}
     for path in sorted(before.keys() | now.keys()):
         old, new = before.get(path), now.get(path)

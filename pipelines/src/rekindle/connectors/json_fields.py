@@ -1,6 +1,6 @@
-"""Which declared fields of JSON lines have had a value, and the error for one that no object has.
+"""Finds declared fields that no object of a JSON-lines file has, and raises an error for them.
 
-A misspelt name would be NULL in every row. A field whose holder is always NULL is not judged.
+A misspelt name would be NULL in every row. A field whose parent is always NULL is not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Path = tuple[str, ...]
 
 @dataclass(slots=True)
 class DeclaredFields:
-    """Which declared fields have had a value; of others the file is asked in the end."""
+    """Tracks which declared fields have had a value; the file is searched for the others at the
+    end."""
 
     schema: pa.Schema
     _unseen: set[Path] = field(default_factory=set)
@@ -48,7 +49,7 @@ class DeclaredFields:
                 self._look(child, (*path, f.name))
 
     def never_seen(self) -> set[Path]:
-        """Fields without a value though what holds them has had one."""
+        """Fields that never had a value although their parent had one."""
         if not self._rows:
             return set()
         return {p for p in self._unseen if len(p) == 1 or p[:-1] not in self._unseen}
@@ -72,8 +73,8 @@ def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
 
 
 def require_some(rows: Iterable[Mapping[str, Any]], absent: set[Path], where: str) -> None:
-    """Each field is in some object, be it as null: one that none has is a mistake in a name. Raises
-    SchemaMismatch."""
+    """Check that each field is in at least one object (null counts): otherwise its name is wrong.
+    Raises SchemaMismatch."""
     missing = set(absent)
     others: dict[Path, set[str]] = {}
     for row in rows:

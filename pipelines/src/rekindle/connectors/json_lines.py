@@ -1,9 +1,8 @@
-"""Rows as JSON lines: what a type that JSON lacks looks like, the same on every machine.
+"""Encodes rows as JSON lines, the same on every machine.
 
-Times are ISO 8601 (UTC), also those outside of Python's years 1 to 9999; doubles have their
-shortest exact form, without the sign of zero, which digests leave out too; decimals, NaN and
-infinities are strings; bytes are base64. A byte of a STRING that is not UTF-8 becomes U+FFFD, as in
-every decoder that follows the WHATWG's rule.
+Times are ISO 8601 (UTC), also outside of Python's years 1 to 9999; doubles have their shortest
+exact form, and -0.0 becomes 0.0, as in digests; decimals, NaN and infinities are strings; bytes are
+base64. Invalid UTF-8 in a STRING becomes U+FFFD, as the WHATWG encoding standard prescribes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 
 
 class NotJson(ValueError):
-    """A value that has no JSON; the message names the column."""
+    """A value that JSON cannot represent; the message names the column."""
 
 
 def encode_lines(rows: pa.Table) -> bytes:
@@ -40,13 +39,14 @@ def encode_lines(rows: pa.Table) -> bytes:
 
 
 def same_lines(one: bytes, two: bytes) -> bool:
-    """Whether two files say the same rows, whichever release wrote them. Raises ValueError."""
+    """Whether two files contain the same rows, whichever release wrote them. Raises ValueError."""
     return parse_lines(one) == parse_lines(two)
 
 
 def parse_lines(data: bytes) -> list[str]:
-    """The rows of a file, each in the form in which equal rows are equal. Raises ValueError."""
-    # `str.splitlines` would also cut at U+2028 and the like, which stand inside JSON's strings
+    """The rows of a file, each in a normal form: equal rows are equal strings. Raises
+    ValueError."""
+    # `str.splitlines` would also split at U+2028 and the like, which may occur in JSON strings
     return [json_line(json.loads(line)) for line in data.split(b"\n") if line]
 
 
@@ -55,7 +55,7 @@ def json_line(row: dict[str, Any]) -> str:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    """Like `to_pylist`, but times are texts and texts are Unicode."""
+    """Like `to_pylist`, but times are ISO 8601 strings and strings are valid Unicode."""
     kind, t = array.type, pa.types
     if t.is_struct(kind) and kind.num_fields:
         children = zip(*(_values(child) for child in array.flatten()), strict=True)
@@ -85,7 +85,7 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def _iso(numbers: pa.Array, unit: str, zone: str) -> list[str | None]:
-    """ISO 8601 of times since 1970; a fraction only where there is one."""
+    """Times since 1970 in ISO 8601; without a fraction if it is zero."""
     times = pc.fill_null(numbers, 0).to_numpy().astype(f"datetime64[{unit}]")
     if np.isnat(times).any():
         raise ValueError("a time that ISO 8601 cannot represent")
@@ -98,7 +98,7 @@ def _iso(numbers: pa.Array, unit: str, zone: str) -> list[str | None]:
 
 
 def _four_digits(text: str) -> str:
-    """Years before 0 come from numpy with three."""
+    """Negative years with four digits; numpy writes three."""
     year, dash, rest = text[1:].partition("-")
     return f"-{year:0>4}{dash}{rest}" if text.startswith("-") else text
 
@@ -113,7 +113,7 @@ def _texts(array: pa.Array) -> list[str | None]:
 
 
 def _jsonable(value: Any) -> Any:
-    """Times in ISO 8601, doubles by their shortest exact form, what JSON lacks as a string."""
+    """Times in ISO 8601, doubles in their shortest exact form, what JSON lacks as a string."""
     match value:
         case dict():
             return {str(k): _jsonable(v) for k, v in value.items()}

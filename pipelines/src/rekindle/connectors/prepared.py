@@ -1,8 +1,9 @@
-"""Files that a source prepares on its task's disk: whole or absent, and checked when they are read.
+"""Files that a source prepares on its task's disk: complete or absent, and verified on read.
 
-A prepared source is an Arrow file of rows and an index of its epochs. Both reach the disk before
-they get their names, the index last, so that a power loss leaves no half. The index has a checksum
-of its own, and one for each epoch's rows, which is compared at each cut. Knows nothing of formats.
+A prepared source is an Arrow file of rows and an index of its epochs. Both are flushed to disk
+before they are renamed, the index last, so a power loss leaves no partial file. The index has its
+own checksum, and one for the rows of each epoch, which is verified at each cut. Does not know the
+input formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -38,7 +39,7 @@ class Prepared:
 def write_rows(
     path: Path, schema: pa.Schema, parts: Iterable[Iterable[pa.RecordBatch]]
 ) -> list[int]:
-    """Write parts into one Arrow file and flush it to the disk; the rows of each part."""
+    """Write parts into one Arrow file and flush it to disk. Returns the row count of each part."""
     counts = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for part in parts:
@@ -51,8 +52,8 @@ def write_rows(
 
 
 def permuted(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
-    """The rows of a table in another order, piece by piece. Arrow's `take` would first copy each
-    column into one piece, for which text above 2 GB is too large."""
+    """The rows of a table in another order, in batches. Arrow's `take` would first copy each column
+    into one contiguous array, which cannot hold more than 2 GB of text."""
     small = table.nbytes <= PIECE_BYTES
     batches = table.combine_chunks().to_batches() if small else table.to_batches()
     firsts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
@@ -70,13 +71,13 @@ def permuted(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
 
 
 def _piece_rows(table: pa.Table) -> int:
-    """So many that a piece is neither long nor large."""
+    """Rows for each batch, within PIECE_ROWS and PIECE_BYTES."""
     large: int = table.num_rows * PIECE_BYTES // max(1, table.nbytes)
     return max(1, min(PIECE_ROWS, large))
 
 
 def publish(written: Path, final: Path) -> None:
-    """Give a written file its name, so that it has it after a power loss, too."""
+    """Rename a written file to its final name, durably."""
     written.replace(final)
     _flush(final.parent)
 
@@ -94,13 +95,13 @@ def map_rows(path: Path) -> pa.Table:
 
 
 def seal(marks: pa.Table, made_of: dict[bytes, bytes]) -> pa.Table:
-    """An index with its own checksum, and what else belongs to it."""
+    """The index with its checksum and `made_of` as schema metadata."""
     checksum = str(checksum_table(marks.combine_chunks())).encode()
     return marks.replace_schema_metadata({**made_of, _CHECKSUM: checksum})
 
 
 def load(rows: Path, index: Path) -> Prepared | None:
-    """What was prepared; None if it is absent, or is not what was written."""
+    """The prepared source; None if it is absent or damaged."""
     if not index.exists():
         return None
     try:

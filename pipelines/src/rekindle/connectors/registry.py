@@ -1,7 +1,7 @@
 """Opens a source or a sink by the connector that its kind names (`rekindle.topology.kinds`).
 
-A connector is a function of a module of this package, `OpenSource` or `OpenSink`, which is loaded
-when it is first used. Nothing else tells one kind from another.
+A connector is a function (`OpenSource` or `OpenSink`) in a module of this package that is imported
+on first use. No other module distinguishes the kinds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def open_source(
     work_dir: Path,
     memory: MemoryPlan | None = None,
 ) -> ReplayableSource:
-    """The source of `node`; what it prepares lies in `work_dir` and is reused after a restart.
-    `memory` bounds an epoch that is computed, before it is.
+    """The source of `node`. Its prepared files are in `work_dir` and are reused after a restart.
+    With `memory`, an epoch of computed rows that would be too large is refused beforehand.
 
     Raises SourceFailed, which names the file, row and column where it can.
     """
@@ -50,7 +50,8 @@ def open_sink(
     schema: pa.Schema,
     definition: Definition | None = None,
 ) -> Sink:
-    """The sink of `query` for rows of `schema`. Raises SinkRefused if the place is another's."""
+    """The sink of `query` for rows of `schema`. Raises SinkRefused if its URL belongs to
+    another topology."""
     kind, options = spec.kind
     opener: OpenSink | None = connector(type(options))
     if opener is None:
@@ -59,7 +60,7 @@ def open_sink(
 
 
 def connector(options: type[SourceOptions | SinkOptions]) -> Callable[..., Any] | None:
-    """The function that opens a kind; None if the kind is not built."""
+    """The function that opens sources or sinks of a kind; None if the kind is not supported."""
     if options.connector is None:
         return None
     module, _, function = options.connector.partition(":")

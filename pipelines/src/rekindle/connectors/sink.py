@@ -1,8 +1,9 @@
-"""The edge where results leave: a sink takes each epoch of a stream's partition once.
+"""The interface of sinks: each epoch of a stream partition is written once.
 
-FlameStream's barrier: one bundle is outstanding at a time, the consumer takes a bundle whole and
-can say which was the last. Because epochs are deterministic, a sink needs no transaction with the
-checkpoints: on restart it asks, and drops what the consumer already has.
+FlameStream's barrier: one bundle (here: epoch) is in flight at a time, and the external system
+stores it atomically and can return the last one. Because epochs are deterministic, a sink needs no
+transaction with the checkpoints: after a restart it asks for the last epoch, and skips what is
+already there.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -25,13 +26,14 @@ class Sink(Protocol):
 
     @property
     def conflict(self) -> str | None:
-        """Which bundles are there with other rows than those that were to be written, in words;
-        None: none."""
+        """A message about epochs that were already there with different rows; None if there are
+        none."""
         ...
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
-        """Look at those bundles again, where their epochs may be written: what was deleted is
-        written, what has the right rows now is no conflict. Raises SinkRefused."""
+        """Check the epochs in conflict again, of those that `may_write` accepts: an epoch that was
+        deleted is written, one that has the right rows now is no longer in conflict. Raises
+        SinkRefused."""
         ...
 
     def first_epoch(self) -> int:
@@ -39,23 +41,22 @@ class Sink(Protocol):
         ...
 
     def last_epoch(self) -> int:
-        """The newest epoch that needs no writing, asked of the consumer: one that it holds, or the
-        last before this definition's first (`rekindle.connectors.epoch_ranges`); NO_EPOCH if
-        none."""
+        """The newest epoch that need not be written, read from the external system: the newest one
+        there, or the one before this definition's first (`rekindle.connectors.epoch_ranges`);
+        NO_EPOCH if none."""
         ...
 
     def write(self, batch: EpochBatch) -> bool:
-        """Make a stable epoch durable. True if this call created it; False if it has no rows, or if
-        it was there (another replica, or an earlier boot) and was compared. When it returns, the
-        epoch is durable. Raises SinkRefused if the consumer cannot take it now; the same call may
-        be made again."""
+        """Write a stable epoch durably. True if this call created it; False if it has no rows, or
+        if it already existed (written by another replica or an earlier boot) and was compared.
+        Raises SinkRefused if it cannot be written now; the call may be repeated."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What a sink is opened for: one partition of the stream of `query`, rows of `schema`. Without
-    a `definition` nobody else may write to the place: a run by itself."""
+    a `definition`, nothing else may write to the URL (`rekindle run`)."""
 
     query: str
     partition: int
@@ -65,4 +66,5 @@ class SinkContext:
 
 
 OpenSink = Callable[[Any, SinkContext], Sink]
-"""Opens a sink with the options of its kind. Raises SinkRefused if the place is another's."""
+"""Opens a sink with the options of its kind. Raises SinkRefused if the URL belongs to another
+topology."""

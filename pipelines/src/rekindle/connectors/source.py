@@ -1,9 +1,9 @@
-"""The edge where rows come in: a replayable source, cut into epochs by a pure function.
+"""The interface of sources: replayable, and cut into epochs by a pure function.
 
-A source of the kinds built here (files, generator) is cut by a function of the rows and the epoch
-number alone: epoch 0 starts at the topology's origin, and no clock is read. So any replica, replay
-or reference execution gets the same rows in the same epochs (FlameStream's producer that "can
-replay some set of previous input elements"). When an epoch is released is the task's business.
+The supported kinds (files, generator) are cut by a function of the rows and the epoch number alone:
+epoch 0 starts at the topology's origin, and no clock is read. So every replica, replay and
+reference execution gets the same rows in the same epochs (FlameStream's producer that "can replay
+some set of previous input elements"). The task decides when an epoch is released.
 
 Design: docs/design/epochs.md#cuts, docs/design/exactly-once.md#sources.
 Paper: FlameStream (Trofimov et al. 2019), section V.
@@ -33,8 +33,8 @@ class SourceCut:
 
 
 class ReplayableSource(Protocol):
-    """Any epoch, any number of times, in any order. `input`: what its rows were read from; empty
-    where they are computed."""
+    """Returns any epoch, any number of times, in any order. `input`: the files that were read;
+    empty if rows are computed."""
 
     input: tuple[InputFile, ...]
 
@@ -50,8 +50,8 @@ class ReplayableSource(Protocol):
     def cut(self, epoch: int) -> SourceCut: ...
 
     def next_change(self, epoch: int) -> int | None:
-        """The first epoch, `epoch` or later, that has rows or in which the watermark moves; None
-        if there is none. What lies before it need not be cut."""
+        """The first epoch, `epoch` or later, that has rows or advances the watermark; None if there
+        is none. The epochs before it need not be cut."""
         ...
 
     def close(self) -> None: ...
@@ -59,8 +59,8 @@ class ReplayableSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source is opened for. What it prepares lies in `work_dir`, which belongs to this
-    process, and is reused after a restart. `memory` bounds an epoch that is computed."""
+    """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
+    process, and are reused after a restart. `memory` limits the size of a computed epoch."""
 
     spec: SourceSpec
     node: Node
