@@ -1,9 +1,8 @@
-"""Did two executions write the same? The oracle of the demo and of every failure test.
+"""Compares the outputs of two executions: the oracle of the demo and of every failure test.
 
-Files are compared by (query, partition, epoch), row by row in order; a row that is only in the
-expected file is lost, one that is only in the actual file is extra, and where a lost and an extra
-row stand at the same position they are one that differs. Rows that occur in several epochs where
-the expected output has them once are repeated.
+Files are compared by (query, partition, epoch), row by row in order. A row that is only in the
+expected file is lost, one that is only in the actual file is repeated; a lost and a repeated row at
+the same position count as one differing row.
 
 Design: docs/design/exactly-once.md#proof.
 """
@@ -34,7 +33,7 @@ SHOWN = 5
 class Difference:
     """How an actual output differs from the expected one; `not difference` means it does not.
 
-    `lost`, `repeated`, `differing` count rows; `examples` tell of the first few by file.
+    `lost`, `repeated`, `differing` count rows; `examples` describe the first few.
     """
 
     expected_rows: int
@@ -67,8 +66,8 @@ def read_sink(
 ) -> pa.Table:
     """All rows of a `files` sink, by (query, partition, epoch), with these as first columns.
 
-    `place` is the query or its sink's URL (then `format` is "parquet" or "json"). JSON gives what
-    JSON can say: times are strings unless `schema` names all columns and their types.
+    `place` is the query or its sink's URL (then `format` is "parquet" or "json"). From JSON, times
+    are strings unless `schema` gives all columns and their types.
     """
     url, format, query = _place(place, format)
     objects = open_objects(url)
@@ -94,9 +93,9 @@ def compare_sinks(
     since_epoch: int = 0,
     until_epoch: int | None = None,
 ) -> Difference:
-    """Compare two places row by row, only from `since_epoch` (a query that was added later owes no
-    more) through `until_epoch` (a run that is still going on owes no more). Raises ValueError if
-    there is no expected output at all."""
+    """Compare two sinks row by row, only from `since_epoch` (for a query that was added later)
+    through `until_epoch` (for a run that is still going on). Raises ValueError if there is no
+    expected output at all."""
     expected_url = _place(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
         raise ValueError(f"{expected_url} has no Rekindle output to compare with")
@@ -191,7 +190,7 @@ def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
 def _lines(
     place: QuerySpec | str, format: str | None, since_epoch: int, until_epoch: int | None
 ) -> Mapping[Bundle, list[str]]:
-    """The rows of every file in a form in which equal rows are equal strings."""
+    """The rows of every file in a normal form: equal rows are equal strings."""
     url, format, query = _place(place, format)
     objects = open_objects(url)
     return {

@@ -1,7 +1,7 @@
-"""Columns as a file gave them -> columns of the declared types, or the first value that misfits.
+"""Converts columns of a file to the declared types, or finds the first value that does not fit.
 
-Nothing becomes NULL or Infinity on the way: a value that its type cannot hold is an error. Texts
-inside of arrays and structs are converted like those of columns. Pure: Arrow in, Arrow out.
+No value silently becomes NULL or Infinity: one that its type cannot hold is an error. Strings
+inside arrays and structs are converted like columns of strings. Pure: Arrow in, Arrow out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _INFINITY = r"(?i)^[+-]?inf(inity)?$"
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What a text means. An empty one is NULL, except for STRING and for BINARY in base64."""
+    """How strings are converted. An empty one is NULL, except for STRING and BINARY in base64."""
 
     binary_is_base64: bool = False
-    """As in JSON; else the bytes of a text are those of the BINARY."""
+    """As in JSON; otherwise the bytes of a string are the BINARY."""
 
 
 _FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
@@ -89,7 +89,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _structs(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
-    """Fields are found by name; those that the target does not have are left out."""
+    """Fields are matched by name; those that the target lacks are dropped."""
     parts = dict(zip((f.name for f in column.type), column.flatten(), strict=True))
     lacking = [f.name for f in target if f.name not in parts]
     if lacking:
@@ -135,7 +135,7 @@ def _from_base64(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """ISO 8601 texts; one without a zone is UTC."""
+    """From ISO 8601 strings; without a zone they are UTC."""
     text = pc.utf8_trim_whitespace(column)
     zoned = pc.and_(
         pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
@@ -162,8 +162,8 @@ def _dates(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _remote(texts: pa.Array, unit: str) -> pa.Array:
-    """Counts of `unit` since 1970 of years outside 0 to 9999, as the sink writes them; Arrow's own
-    parser takes years of four digits."""
+    """From times in years outside 0 to 9999, as the sink writes them, to counts of `unit` since
+    1970; Arrow's parser accepts only years of four digits."""
     counts: list[int | None] = []
     for text in texts.to_pylist():
         if text is None:
@@ -178,7 +178,7 @@ def _remote(texts: pa.Array, unit: str) -> pa.Array:
 
 
 def _rezoned(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Between zoned and zoneless timestamps, whose zone is UTC."""
+    """Cast between timestamps with and without a zone; the latter are UTC."""
     if column.type.tz is None and target.tz is not None:
         column = pc.assume_timezone(column, "UTC")
     elif column.type.tz is not None and target.tz is None:
@@ -188,7 +188,7 @@ def _rezoned(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _first_bad(convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> int:
-    """The index of the first value that does not convert, by halving."""
+    """The index of the first value that does not convert, by binary search."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

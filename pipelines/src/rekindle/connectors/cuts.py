@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 INT64_MAX = 2**63 - 1
 SECOND_US = 1_000_000
 MAX_EPOCH = 10**12 - 1
-"""The newest epoch that a row can be in: names of sinks' files have twelve digits for it."""
+"""The newest epoch that a row can be in: file names of sinks have twelve digits for it."""
 
 
 def exact(rate: float) -> Fraction:

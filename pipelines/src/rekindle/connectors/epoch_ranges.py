@@ -1,17 +1,18 @@
-"""Which definition of a query may write which epochs to a place.
+"""Which definition of a query may write which epochs to a sink.
 
-A sink recognises an epoch by its number, which is harmless as long as all who write it compute the
-same. Two definitions of a query do not; and a task of the old one may go on, on a node that reaches
-the place and nobody else. So a definition acquires epochs range by range before it writes them, by
+A sink identifies an epoch by its number, which is safe as long as all writers compute the same.
+Two definitions of a query do not; and a task of the old one may keep running on a node that can
+reach nothing but the sink. So a definition acquires ranges of epochs before it writes them, by
 creating an object if absent:
 
   _rekindle/<query>/<first epoch of the range:012d>.json
       {"definition", "generation", "from", "through"}
 
-The next range begins after the newest one's end, so all contend for one name. Who finds a newer
-definition there has been replaced and writes no more. Who finds an older one takes the next range,
-and begins there: the older one has written nothing beyond, and never will. Ranges end at checkpoint
-epochs, so that this is soon. Knows no rows and no file names.
+The next range begins after the end of the newest one, so all definitions compete for one name. One
+that finds a newer definition there has been replaced and stops writing. One that finds an older
+definition acquires the next range and begins there: the older one has written nothing after its own
+range, and never will. Ranges end at checkpoint epochs, so they are short. Does not know rows or
+file names.
 
 Design: docs/design/exactly-once.md#definitions.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 FOLDER = "_rekindle"
 KEPT = 3
-"""Ranges that stay listed; all that matters is in the newest one."""
+"""Number of ranges that are not deleted; only the newest one is needed."""
 _FORMAT = 1
 _ATTEMPTS = 1000
 _NAME = re.compile(r"(?P<first>\d{12})\.json")
@@ -41,8 +42,8 @@ _NAME = re.compile(r"(?P<first>\d{12})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a query computes and where it starts. Of two, the one of the higher `generation` is
-    newer. `from_epoch`: the first epoch that it owes; it may have to begin later. `span`: epochs
+    """What a query computes and where it starts. The one with the higher `generation` is newer.
+    `from_epoch`: the first epoch that it should write; it may have to begin later. `span`: epochs
     between two checkpoints."""
 
     id: str
@@ -53,7 +54,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """`first` is in its name; `start`: the definition's own first epoch in this place."""
+    """`first` is in the object's name; `start`: the definition's first epoch in this sink."""
 
     first: int
     definition: str
@@ -64,7 +65,7 @@ class _Range:
 
 class EpochRanges:
     """One definition's view of one query's ranges. Not shared between threads. All methods raise
-    SinkRefused when the place belongs to a newer definition, OSError when it cannot be used."""
+    SinkRefused if the sink belongs to a newer definition, OSError if it cannot be accessed."""
 
     def __init__(self, objects: Objects, retry: Retry, query: str, mine: Definition) -> None:
         self._objects = objects
@@ -75,8 +76,8 @@ class EpochRanges:
         self._held: _Range | None = None
 
     def first_epoch(self) -> int:
-        """The first epoch that this definition writes here; the same for all its partitions, for
-        ever. From the return on, no older definition writes a new range."""
+        """The first epoch that this definition writes here; the same for all its partitions, and
+        it never changes. After the return, no older definition acquires a range."""
         return (self._held or self._acquire(None)).start
 
     def acquire(self, epoch: int) -> None:
@@ -102,7 +103,8 @@ class EpochRanges:
                 start = max(newest.through + 1 if newest else 0, self._mine.from_epoch)
             first = newest.through + 1 if newest else 0
             wanted = self._range(first, start, epoch)
-            # Another one may have gone on from here, and cleared away, since it was listed.
+            # Another writer may have acquired ranges after this one, and deleted it, since the
+            # listing.
             if self._create(wanted) and (listed := self._listed()) and listed[-1] == first:
                 self._clear(listed)
                 self._held = wanted
@@ -113,7 +115,7 @@ class EpochRanges:
         )
 
     def _is_mine(self, newest: _Range) -> bool:
-        """False for one of an older definition. Raises SinkRefused for a newer one's."""
+        """False for a range of an older definition. Raises SinkRefused for a newer one."""
         mine = self._mine
         if (newest.definition, newest.generation) == (mine.id, mine.generation):
             return True
@@ -130,10 +132,10 @@ class EpochRanges:
         through = -(-(last + 1) // mine.span) * mine.span - 1  # the next checkpoint epoch
         return _Range(first, mine.id, mine.generation, start, through)
 
-    # -- the place -------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------
 
     def _listed(self) -> list[int]:
-        """The first epochs of the ranges that are there, ascending."""
+        """The first epochs of the existing ranges, ascending."""
         infos = self._try(lambda: self._objects.list(self._prefix))
         names = (_NAME.fullmatch(info.name.removeprefix(self._prefix)) for info in infos)
         return sorted(int(match["first"]) for match in names if match)
@@ -144,7 +146,7 @@ class EpochRanges:
             try:
                 data = self._try(lambda name=name: self._objects.get(name))  # type: ignore[misc]
             except FileNotFoundError:
-                continue  # cleared away since it was listed: there are newer ones
+                continue  # deleted since it was listed: there are newer ones
             return self._decode(listed[-1], name, data)
         return None
 
@@ -155,7 +157,7 @@ class EpochRanges:
         return self._try(lambda: self._objects.put(self._name(wanted.first), data))
 
     def _clear(self, listed: list[int]) -> None:
-        """Whoever may not delete leaves them: then there is more to list, and nothing is wrong."""
+        """Delete old ranges. Without permission to delete, they only make listings longer."""
         with contextlib.suppress(OSError):
             self._delete(listed[:-KEPT])
 

@@ -1,8 +1,8 @@
-"""Evaluates `eventTime.expression` over the raw rows of a file: exactly, or refused.
+"""Evaluates `eventTime.expression` over the raw rows of a file, exactly.
 
-NULL and an empty text give NULL. A value of which the expression makes no time is an error that
-names its row: a NULL in silence would put the row in the wrong epoch. Arrow in, Arrow out; knows no
-files. No clocks, and no zone but those that the expression names.
+NULL and an empty string give NULL. A value that the expression cannot convert to a time is an error
+that names its row: a silent NULL would put the row in the wrong epoch. Arrow in, Arrow out; does
+not know files. Uses no clocks, and no time zones except those in the expression.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -51,7 +51,7 @@ class _Misfit(Exception):
 def with_event_time(
     batches: Iterator[pa.RecordBatch], expression: Expression, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    """The batches with the event time as one more column, the last of `schema`. Raises
+    """The batches with the event time appended as the last column, of `schema`. Raises
     SchemaMismatch."""
     row = 0
     for batch in batches:
@@ -128,7 +128,7 @@ def _formatted(texts: pa.Array, format: TimeFormat | None) -> pa.Array:
 
 
 def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
-    """Microseconds since 1970 of the parts of times, and which of them there are."""
+    """Microseconds since 1970 of times given by their parts, and which of them are valid."""
     year = _part(parts, "year", rows) + _part(parts, "year_of_century", rows)
     if "year_of_century" in parts:
         year = year + 2000
@@ -155,7 +155,7 @@ def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
 
 
 def _part(parts: dict[str, pa.Array], name: str, rows: int) -> Int64s:
-    """The number of a part, 0 where it is not there."""
+    """The value of a part, 0 where it is absent."""
     if name not in parts:
         return np.zeros(rows, dtype=np.int64)
     texts = pc.fill_null(parts[name], "")
@@ -182,7 +182,8 @@ def _fraction(parts: dict[str, pa.Array], rows: int) -> Int64s:
 
 
 def _offset(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
-    """Minutes by which a time's own zone is ahead of UTC, and which of them there are."""
+    """The UTC offset of each value in minutes, and which of them are valid."""
+
     if "zone" not in parts:
         return np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
     zone = pc.replace_substring(pc.fill_null(parts["zone"], ""), ":", "")

@@ -1,8 +1,8 @@
-"""Rows of csv, parquet and JSON-lines files as batches of a declared schema.
+"""Reads CSV, Parquet and JSON-lines files as batches of a declared schema.
 
 The schema is what the topology declares; a file that lacks a column, or holds a value that is not
 of its type, is an error that names file, column and row: a silent NULL would be a wrong result.
-Whatever a file system, a decompressor or a decoder raises becomes SourceFailed as well.
+Errors of file systems, decompressors and decoders are raised as SourceFailed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """One input file; `identity` changes when its content does (size, time or ETag). `name` is the
-    end of its path: what is below the URL's directory, or from its first wildcard on; so it is the
-    same wherever the input lies."""
+    """One input file; `identity` changes when its content does (size, time or ETag). `name` is its
+    path relative to the URL's directory, or from the first wildcard on; so it does not change when
+    the input is moved."""
 
     path: str
     identity: str
@@ -51,14 +51,14 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
     """The file system and the files of a URL (a file, a directory or a glob), sorted by path."""
     try:
         fs, path = fsspec.core.url_to_fs(url)
-        fs.invalidate_cache()  # what is there now, not what a store listed before
+        fs.invalidate_cache()  # a listing from before may be out of date
         paths = _expand(fs, path)
         depth = _depth(fs, path)
         found = [
             FoundFile(p, _identity(fs.info(p)), "/".join(p.split("/")[depth:]))
             for p in sorted(paths)
         ]
-    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+    except Exception as e:  # errors of botocore and aiohttp are not OSErrors
         raise SourceFailed(
             f"source {source}: {url} cannot be read: {_message(e)}; check the URL, and that its "
             "store can be reached"
@@ -71,8 +71,8 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
 
 
 def _expand(fs: Any, path: str) -> list[str]:
-    """The files of a path; below its fixed part none that is hidden or in a hidden directory, for
-    that is where writers keep what is not finished."""
+    """The files of a path; below its fixed part none that is hidden or in a hidden directory, where
+    writers keep unfinished files."""
     parts = path.rstrip("/").split("/")
     depth = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
     if depth is not None:
@@ -85,7 +85,7 @@ def _expand(fs: Any, path: str) -> list[str]:
 
 
 def _depth(fs: Any, path: str) -> int:
-    """How many parts of a file's path do not belong to its name."""
+    """Number of leading parts of a file's path that do not belong to its name."""
     parts = path.rstrip("/").split("/")
     wild = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
     if wild is not None:
@@ -129,7 +129,7 @@ def _reading(where: str) -> Iterator[None]:
         ) from e
     except _PARSERS as e:
         raise SchemaMismatch(f"{where}: {_message(e)}; correct the file or the schema") from e
-    except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+    except Exception as e:  # errors of botocore and aiohttp are not OSErrors
         raise SourceFailed(
             f"{where} cannot be read: {_message(e)}; check that its store can be reached, and that "
             "the file is complete"
@@ -210,14 +210,14 @@ def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Itera
 
 
 def _rows_of_a_batch(group: pq.RowGroupMetaData) -> int:
-    """BATCH_ROWS, or of wide rows as many as BATCH_BYTES hold."""
+    """Rows for each batch, within BATCH_ROWS and BATCH_BYTES."""
     wide: int = group.num_rows * BATCH_BYTES // max(1, group.total_byte_size)
     return max(1, min(BATCH_ROWS, wide))
 
 
 @contextlib.contextmanager
 def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
-    """What Arrow cannot hold in a column is a matter of one row group."""
+    """Errors of Arrow name the row group: a column of it is too large."""
     try:
         yield
     except (pa.ArrowException, MemoryError) as e:
@@ -230,7 +230,7 @@ def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[Non
 
 
 def _require_fields(found: pa.Schema, schema: pa.Schema, where: str) -> None:
-    """All fields of structs, however deep: one that is not there would be NULL in every row."""
+    """Check that all nested fields of structs exist: a missing one would be NULL in every row."""
     for field in schema:
         _require_inner(found.field(field.name).type, field.type, field.name, where)
 

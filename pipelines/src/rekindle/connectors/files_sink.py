@@ -1,10 +1,9 @@
 """The sink `files`: one file for each (query, partition, epoch), created if absent, never replaced.
 
-The name is the bundle's number, the directory listing answers "what was last",
-and put-if-absent makes replicas, replays and zombies harmless: the file they would write is there,
-with the rows they would write. That holds among tasks of one definition of the query; which
-definition may write an epoch is in `rekindle.connectors.epoch_ranges`. An epoch without rows has no
-file.
+The file name contains the epoch, a directory listing gives the last one, and put-if-absent makes
+replicas, replays and zombies harmless: the file that they would write exists already, with the same
+rows. This holds for tasks of one definition of the query; `rekindle.connectors.epoch_ranges`
+decides which definition may write an epoch. An epoch without rows has no file.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -35,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 MARKER = "_rekindle.json"
 KEPT_BYTES = 16 << 20
-"""Of rows whose file has other rows: they are written if that file is deleted."""
+"""Limit on encoded rows kept for files in conflict; they are written if the file is deleted."""
 KEPT_FILES = 100
-"""Of these at most, because each is read again every few seconds. Later ones are counted."""
+"""Limit on such files, because each is read again every few seconds. Further ones are counted."""
 SUFFIX = {"parquet": "parquet", "json": "jsonl"}
 _NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(parquet|jsonl)")
 
@@ -67,7 +66,7 @@ def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    """A file that is there with other rows; `data` is what was to be written."""
+    """A file that exists with different rows; `data` is what was to be written."""
 
     name: str
     data: bytes
@@ -86,7 +85,7 @@ class FilesSink:
         retry: Retry | None = None,
         definition: Definition | None = None,
     ) -> None:
-        """Without a `definition` nobody else may write to the place: a run by itself."""
+        """Without a `definition`, nothing else may write to the URL (`rekindle run`)."""
         self._query = query
         self._format = spec.format
         self._partition = partition
@@ -161,8 +160,8 @@ class FilesSink:
         return created is True
 
     def _put_or_compare(self, name: str, epoch: int, data: bytes) -> bool | None:
-        """True if the file was created, False if it is there with these rows (another replica's, or
-        an earlier boot's), None if it is there with others. Raises OSError, SinkRefused."""
+        """True if the file was created, False if it exists with these rows (written by another
+        replica or an earlier boot), None if with different ones. Raises OSError, SinkRefused."""
         if self._ranges is not None:
             self._ranges.acquire(epoch)
         there = self._retry.run(lambda: self._objects.exists(name))
@@ -187,8 +186,8 @@ class FilesSink:
 
 
 def _same_rows(found: bytes, data: bytes, format: str) -> bool:
-    """Whether two files differ in their bytes alone, as those of two versions of pyarrow may, or
-    in the sign of a zero: the rows of an epoch are equal if their digests are."""
+    """Whether two files have the same rows although their bytes differ, because of another version
+    of pyarrow or the sign of a zero: rows are equal if their digests are."""
     try:
         if format == "json":
             return same_lines(found, data)
@@ -203,7 +202,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
-    """Open the place for a topology, or refuse it because it is another's."""
+    """Open the URL for a topology. Raises SinkRefused if it belongs to another."""
     try:
         objects = open_objects(url)
         marker = retry.run(
@@ -228,8 +227,8 @@ def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
 
 
 def encode(rows: pa.Table, format: str) -> bytes:
-    """The bytes of a file: the same rows give the same bytes with the same pyarrow. Raises NotJson,
-    ArrowException."""
+    """The content of a file: equal rows give equal bytes with the same version of pyarrow. Raises
+    NotJson, ArrowException."""
     if format == "json":
         return encode_lines(rows)
     sink = io.BytesIO()

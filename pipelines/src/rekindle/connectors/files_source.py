@@ -2,15 +2,16 @@
 
 The first opening reads the input, sorts it (stable) by `orderBy` and writes it to the task's disk
 as one Arrow file with an index of its epochs; cuts are slices of the memory-mapped file, so that
-resident memory stays small and a restart finds all of it done. Each cut compares the checksum of
-its rows; what is damaged is prepared anew (`connectors.prepared`). The prepared file is named by
-what it was made of (spec, schema, and each file's size and time), so a changed input is prepared
-anew. An input must not change during its topology's life, for replays would not be replays: `input`
-says what it was (`rekindle.connectors.input_identity`), for the task to compare.
+resident memory stays small and a restart reuses it. Each cut verifies the checksum of its rows;
+damaged files are prepared again (`connectors.prepared`). The name of a prepared file contains a
+hash of spec, schema, and each input file's size and time, so a changed input is prepared again. The
+input must not change while its topology exists, because a replay has to read the same rows: the
+task compares `input` with the recorded one (`rekindle.connectors.input_identity`).
 
-The tuple time t of a row is its `orderBy` column if that is a time, else its event time; where t
-steps back or is NULL the row belongs to the open epoch. With `speedup` a row's epoch is
-floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i / rowsPerSecond) / Δ).
+The tuple time t of a row is its `orderBy` column if that is a time, else its event time. A row
+whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
+With `speedup` a row's epoch is floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i
+/ rowsPerSecond) / Δ).
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -68,7 +69,7 @@ _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time"
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What has to be known to prepare a source."""
+    """What the preparation of a source needs."""
 
     name: str
     files: FilesSourceSpec
@@ -105,7 +106,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
             for left in work_dir.glob(f".source-{node.id}-*"):
-                left.unlink(missing_ok=True)  # by a preparation that was killed
+                left.unlink(missing_ok=True)  # of a preparation that was killed
             index.unlink(missing_ok=True)
             _prepare(job, fs, found, rows, index)
         except OSError as e:
@@ -123,8 +124,8 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
 
 class FilesSource:
-    """A prepared input: slices of a memory-mapped file. `prepare` makes it anew, once its bytes are
-    found to be others than were written."""
+    """A prepared input: slices of a memory-mapped file. `prepare` prepares it again if its bytes
+    are damaged."""
 
     def __init__(
         self, name: str, prepared: Prepared, lateness_us: int, prepare: Callable[[], Prepared]
@@ -151,7 +152,7 @@ class FilesSource:
         return int(self._epochs[-1]) if len(self._epochs) else NO_EPOCH
 
     def cut(self, epoch: int) -> SourceCut:
-        """Epoch `epoch`'s rows; past the last one none, with END_OF_INPUT."""
+        """The rows of `epoch`; none after the last one, with END_OF_INPUT."""
         at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
         if at < 0 or self._epochs[at] != epoch:
             return SourceCut(self._rows.slice(0, 0), self._watermark(epoch, at))
@@ -164,7 +165,7 @@ class FilesSource:
         return self._rows.slice(int(self._starts[at]), int(self._starts[at + 1] - self._starts[at]))
 
     def _repaired(self, epoch: int, at: int) -> pa.Table:
-        """The rows after the input was prepared anew. Raises SourceFailed."""
+        """The rows after the input was prepared again. Raises SourceFailed."""
         _log.warning("source %s: the prepared rows of epoch %d are damaged", self._name, epoch)
         before = self.input
         self._take(self._prepare())
@@ -219,7 +220,7 @@ def _check(job: _Job) -> None:
 
 
 def _time_column(job: _Job) -> str | None:
-    """The column of the tuple time."""
+    """The column whose times assign rows to epochs."""
     order_by = job.files.order_by
     if order_by is not None:
         kind = job.schema.field(order_by).type
@@ -231,7 +232,7 @@ def _time_column(job: _Job) -> str | None:
 def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
     parts = {
         "version": VERSION,
-        "pyarrow": pa.__version__,  # whose layout the checksums are of
+        "pyarrow": pa.__version__,  # the checksums depend on its layout
         "files": [(f.path, f.identity) for f in found],
         "spec": job.files.model_dump(mode="json"),
         "schema": job.schema.to_string(),
@@ -243,8 +244,8 @@ def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
 
 
 def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
-    """Stage the input as it stands, write it sorted, index it. The index appears last: where it is,
-    the rows are whole."""
+    """Stage the input in file order, write it sorted, index it. The index is created last: if it
+    exists, the rows are complete."""
     token = uuid.uuid4().hex
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
@@ -273,7 +274,7 @@ def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[p
 
 
 def _read(job: _Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, with the columns that are made of them."""
+    """The rows of one file, with the columns that are computed from them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name)
     if job.files.file_name_column is not None:
         batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
@@ -305,7 +306,7 @@ def _with_name(
 
 
 def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
-    """A file that is still being copied would be staged short, for good."""
+    """A file that is still being copied would be staged incompletely."""
     _, now = find_files(job.files.url, job.name)
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:
@@ -318,7 +319,7 @@ def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
 def _order(
     job: _Job, staged: pa.Table, found: list[FoundFile], counts: list[int]
 ) -> pa.Array | None:
-    """The stable sort's permutation; None if the input is in order."""
+    """The permutation of the stable sort; None if the input is in order."""
     if job.files.order_by is None:
         return None
     key = staged.column(job.files.order_by)
@@ -377,7 +378,7 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
 
 
 def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
-    """A time that is wrong by many thousand years would be in an epoch that cannot be written."""
+    """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
     rate = exact(speedup)
     epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
@@ -394,7 +395,7 @@ def _iso(time_us: int) -> str:
 
 
 def _running_max(column: pa.ChunkedArray) -> Int64s:
-    """The newest time through each row in microseconds; NO_WATERMARK before any."""
+    """The newest time up to each row, in microseconds; NO_WATERMARK before the first."""
     micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
     values = _int64s(pc.fill_null(micros, NO_WATERMARK))
     return np.maximum.accumulate(values)
@@ -406,7 +407,7 @@ def _int64s(column: Any) -> Int64s:
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:
-    """Remove what was prepared from another input or spec of this source."""
+    """Remove files prepared from another input or spec of this source."""
     for path in work_dir.glob(f"{prefix}*"):
         if not path.name.startswith(keep):
             path.unlink(missing_ok=True)

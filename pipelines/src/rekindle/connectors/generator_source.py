@@ -1,13 +1,13 @@
 """The source `generator`: rows that are a pure function of (seed, row number).
 
-Row i falls in epoch floor((i / rowsPerSecond) / Δ). Every column has a Philox counter stream of its
-own, keyed by the seed and the column's name, and takes a fixed number of draws a row: any epoch is
-made alone, without its predecessors. Only integer arithmetic and IEEE sums and products are used,
-no log or cos, so that every processor makes the same bits. `columns` maps each column of the schema
-to an expression of `rekindle.topology.generator.columns`.
+Row i is in epoch floor((i / rowsPerSecond) / Δ). Every column has its own stream of the
+counter-based generator Philox, keyed by the seed and the column's name, and takes a fixed number of
+random numbers for each row: any epoch is computed without its predecessors. Only integer arithmetic
+and IEEE sums and products are used, no log or cos, so that every processor gets the same bits.
+`columns` maps each column of the schema to an expression of `rekindle.topology.generator.columns`.
 
-The event time column has to be a `timestamp`; the watermark is the undisturbed time of the epoch's
-last row, minus lateness.
+The event time column has to be a `timestamp`; the watermark is the time of the epoch's last row,
+before jitter, minus lateness.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -37,13 +37,13 @@ from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
 
 SAMPLE_ROWS = 1_000
-"""Of an epoch, from which its size is known before it is made."""
-_WORDS = 4  # 64-bit draws for each step of Philox's counter
+"""Rows of an epoch that are computed first, to estimate its size."""
+_WORDS = 4  # 64-bit random numbers for each step of Philox's counter
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The row numbers first .. first + count − 1, with the column's own random draws."""
+    """The row numbers first .. first + count − 1, with the column's own random numbers."""
 
     key: int
     first: int
@@ -55,7 +55,7 @@ class _Rows:
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
     def draws(self, lane: str, per_row: int = 1) -> Uint64s:
-        """Shape (count, per_row): the draws of these rows from the lane's own stream."""
+        """Shape (count, per_row): the random numbers of these rows from the lane's own stream."""
         key = _key(self.key, lane)
         skip = self.first * per_row
         stream = np.random.Philox(key=key, counter=skip // _WORDS)
@@ -66,7 +66,7 @@ class _Rows:
     def times(self) -> Int64s:
         """i / rowsPerSecond in microseconds, rounded down."""
         step = self.rate_den * SECOND_US
-        whole = self.first * step  # Python's integers: row numbers grow without bound
+        whole = self.first * step  # Python's integers: row numbers are unbounded
         base, rest = divmod(whole, self.rate_num)
         return base + scaled(np.arange(self.count, dtype=np.int64), step, self.rate_num, rest)
 
@@ -113,11 +113,11 @@ class GeneratorSource:
             check_size(
                 f"source {self._name}: epoch {epoch} ({end - first:,} rows)", size, self._memory
             )
-            self._sampled = True  # the epochs that follow are as large
+            self._sampled = True  # later epochs have the same size
         return SourceCut(self._make(epoch, first, end - first), self._watermark(epoch))
 
     def _make(self, epoch: int, first: int, count: int) -> pa.Table:
-        """Rows from `first` on, which are in `epoch`. Raises SourceFailed."""
+        """`count` rows of `epoch` from row number `first`. Raises SourceFailed."""
         arrays = []
         for name, column in self._columns.items():
             try:
@@ -131,7 +131,7 @@ class GeneratorSource:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def next_change(self, epoch: int) -> int | None:
-        """With each row the watermark moves, and at the end."""
+        """The watermark advances with each row, and at the end."""
         first, last = self._bound(epoch), self.last_epoch
         if last is not None and epoch > last:
             return last + 1 if epoch == last + 1 else None
@@ -162,7 +162,7 @@ class GeneratorSource:
 
 
 def _key(seed: int, lane: str) -> int:
-    """A 128-bit key of a stream of draws."""
+    """The 128-bit key of a stream of random numbers."""
     digest = hashlib.blake2b(f"{seed}\0{lane}".encode(), digest_size=16).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,12 +1,12 @@
-"""JSON lines as batches: what a declared schema makes of them, exactly.
+"""Reads JSON lines as batches of a declared schema, exactly.
 
-Arrow's reader takes a block of lines at once; where it refuses one, or reads an infinity, Python
-reads that block value by value and accepts what JSON cannot say otherwise: NaN and infinities as
-strings or bare words, as the JSON sink and most other writers have them. Decimals are read from
-numbers and strings, never by way of a double. What is refused is named with its line.
+Arrow's reader parses a block of lines at once; where it fails, or reads an infinity, Python parses
+that block value by value and accepts NaN and infinities, which JSON lacks, as strings or bare
+words, as the JSON sink and most other writers have them. Decimals are read from numbers and
+strings, never through a double. Errors name the line.
 
 A declared field that no object of a file has is an error (a misspelt name would be NULL in every
-row); one that only some lack is NULL there. Fields that are not declared are not read.
+row); one that only some objects lack is NULL there. Undeclared fields are not read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORDS = {
     "+INF": math.inf,
     "-INF": -math.inf,
 }
-"""How writers of JSON spell the doubles that it lacks; the first form of each is the sink's."""
+"""Spellings of doubles that JSON lacks; the sink writes the first form of each."""
 _SHOWN_CHARS = 120
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
@@ -50,7 +50,7 @@ class _BadValue(ValueError):
 
 
 class _Number(str):
-    """A number with a fraction or an exponent, as it is written."""
+    """The text of a number with a fraction or an exponent."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _Word(str):
 
 
 class _Object(dict[str, Any]):
-    """An object that remembers which of its fields it has twice."""
+    """An object that remembers which of its fields occur twice."""
 
     __slots__ = ("twice",)
 
@@ -76,7 +76,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, pars
 
 
 def raw_schema(schema: pa.Schema) -> pa.Schema:
-    """What JSON can say of the types: times and binaries are strings."""
+    """The schema as JSON represents it: times and binaries are strings."""
     return pa.schema([_raw_field(f) for f in schema])
 
 
@@ -114,14 +114,14 @@ def read_json_lines(
             fields.look(batch)
             yield batch
     if absent := fields.never_seen():
-        # What only Arrow could read is not judged.
+        # Lines that only Arrow can parse are not checked.
         with open_file() as file, contextlib.suppress(ValueError, RecursionError):
             lines = (line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8") for line in file)
             require_some((row for line in lines for row in _objects(line)), absent, where)
 
 
 def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    """Whole lines, of about `block_bytes` together unless one alone is longer."""
+    """Blocks of whole lines, of about `block_bytes`, longer if one line is."""
     rest = [file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)]
     while data := file.read(block_bytes):
         whole, newline, tail = data.rpartition(b"\n")
@@ -135,7 +135,7 @@ def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
 
 
 def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
-    """None where Arrow refuses the block, or may have bent a value."""
+    """None if Arrow cannot parse the block, or may have changed a value."""
     if not block.strip():
         return _no_rows(raw)
     parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
@@ -183,7 +183,7 @@ def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.
 
 
 def _objects(text: str) -> Iterator[_Object]:
-    """The objects of a line: mostly one, or none if it is blank."""
+    """The objects of a line: usually one, none if it is blank."""
     at = 0
     text = text.strip(_WHITESPACE)
     while at < len(text):
@@ -259,7 +259,7 @@ def _string(value: Any, path: str) -> str:
     if type(value) is not str:
         _refuse(value, path, "a string")
     if not value.isascii():
-        value.encode("utf-8")  # half of a surrogate pair is no text
+        value.encode("utf-8")  # half of a surrogate pair is not valid text
     return str(value)
 
 

@@ -1,8 +1,8 @@
-"""Running a whole topology in one process, block of epochs by block of epochs.
+"""Executes a whole topology in one process, one block of epochs after another.
 
-All segments and partitions take the same steps as on a cluster, through the same sources, exchange,
-merge, chains and sinks, only without replicas, logs, network and failures. That is why its output
-is what every failure test compares with (I4). Memory holds one block and the state.
+All segments and partitions do the same as on a cluster, with the same sources, exchange, chains and
+sinks, but without replicas, logs, network and failures. So every failure test compares with its
+output (I4). Memory holds one block and the state.
 
 Design: docs/design/architecture.md#reference-execution.
 """
@@ -25,10 +25,10 @@ from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.topology.model import Input, Segment, Topology
 
 OpenSink = Callable[[str, int, pa.Schema], Sink]
-"""A query's sink for one partition's rows of a schema."""
+"""Opens the sink of a query for one partition and a schema."""
 
 Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
-"""(input, producer's partition) -> for each epoch, its watermark and the rows of each consumer."""
+"""(input, producer partition) -> for each epoch, its watermark and the rows of each consumer."""
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The source epochs that are run in one go: (source name) -> the input of each epoch. Epochs
-    that are left out have no rows, and no watermark moves in them: no chain would do anything."""
+    """Epochs that are processed together. `cuts`: by source name, the input of each epoch. Epochs
+    without rows that do not advance a watermark are left out: they would not change anything."""
 
     epochs: tuple[int, ...]
     cuts: Mapping[str, tuple[EpochInput, ...]]
@@ -57,7 +57,7 @@ class Block:
 
 
 class Execution:
-    """See the module. `run_block` has to be called with all blocks of `blocks`, in their order."""
+    """See the module. `run_block` must be called with each block of `blocks`, in order."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Execution:
         make_chain: Callable[[Segment], Chain],
         open_sink: OpenSink,
     ) -> None:
-        """Makes all chains, and opens each sink for what its chain says that it puts out."""
+        """Makes all chains, and opens each sink with the output schema of its chain."""
         self._topology = topology
         self._partitions: dict[tuple[str, int], _Partition] = {}
         for segment in topology.segments:
@@ -88,7 +88,7 @@ class Execution:
         return sums
 
     def run_block(self, block: Block) -> None:
-        """Run every segment over the block and write what the queries get of it."""
+        """Run all segments on the block and write the output of the queries."""
         written: dict[str, set[int]] = {query: set() for query in self.rows}
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
@@ -125,8 +125,8 @@ class Execution:
 def blocks(
     sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_job: int
 ) -> Iterator[Block]:
-    """Cut the sources into blocks of bounded rows and bytes, as a task's calls, without the epochs
-    in which nothing happens."""
+    """Cut the sources into blocks, limited in rows and bytes like the calls of a task, without the
+    epochs in which nothing changes."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
     epochs: list[int] = []
@@ -158,7 +158,8 @@ def _next_change(
 
 def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
     """The last epoch to run: the one that carries END_OF_INPUT of every bounded source, or
-    `until_epoch` if that is earlier. Raises RekindleError where an end is missing."""
+    `until_epoch` if that is earlier. Raises RekindleError if a source is unbounded and
+    `until_epoch` is None."""
     ends = {name: source.last_epoch for name, source in sources.items()}
     bounded = [end for end in ends.values() if end is not None]
     endless = [name for name, end in ends.items() if end is None]
@@ -173,7 +174,7 @@ def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> 
 
 
 def _batch(stream: str, partition: int, output: EpochOutput) -> EpochBatch:
-    """Digests say nothing within one process; they are left out."""
+    """Without a digest: it has no use within one process."""
     return EpochBatch(stream, partition, output.epoch, output.watermark, output.rows, "")
 
 
@@ -197,8 +198,8 @@ def _merge(
     segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
     """The inputs of the block's epochs: rows in the order (input, partition, row), the
-    watermark the minimum over all. Written apart from `rekindle.streams.sunion`, whose results
-    this execution is to check."""
+    watermark the minimum over all. Implemented independently of `rekindle.streams.sunion`,
+    whose results this execution verifies."""
     channels = [
         (at, p) for at, i in enumerate(segment.inputs) for p in partitions_read(i, partition)
     ]

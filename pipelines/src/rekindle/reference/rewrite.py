@@ -1,4 +1,4 @@
-"""The same topology with other places: inputs from one directory, outputs into another. Pure."""
+"""Redirects a topology: inputs are read from one directory, outputs written to another. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WILD = "*?["
 
 
 def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> TopologySpec:
-    """`input`: files sources read a file of the same name in this directory; where two sources
-    would read the same file there, though theirs are two, the names of the folders above come
-    before it. `output`: each query writes files into a directory of its own name in this one,
-    whatever its sink was. Raises RekindleError."""
+    """`input`: `files` sources read the file of the same name in this directory; if that would be
+    the same file for two different URLs, parent directories are added to the name. `output`: each
+    query writes files to a subdirectory with its name, whatever its sink was. Raises
+    RekindleError."""
     changes: dict[str, Any] = {}
     if input is not None:
         inputs = [
@@ -35,8 +35,8 @@ def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> 
 
 
 def relative_places(urls: Sequence[str]) -> dict[str, str]:
-    """Of each URL the end that is kept below another directory: its name, or from its first
-    wildcard on, and as many folders before as tell it from the others. Raises RekindleError."""
+    """The path of each URL below another directory: its file name, or the part from its first
+    wildcard, and as many parent directories as make it unique. Raises RekindleError."""
     parts = {url: [p for p in url.replace("://", "/", 1).split("/") if p] for url in urls}
     kept = {url: _fixed_end(names) for url, names in parts.items()}
     while clashing := _clashing(parts, kept):
@@ -52,13 +52,13 @@ def relative_places(urls: Sequence[str]) -> dict[str, str]:
 
 
 def _fixed_end(names: list[str]) -> int:
-    """How many parts there are from the first with a wildcard on, at least one."""
+    """Number of path parts from the first one with a wildcard, at least 1."""
     wild = next((at for at, name in enumerate(names) if any(c in name for c in _WILD)), None)
     return 1 if wild is None else len(names) - wild
 
 
 def _clashing(parts: dict[str, list[str]], kept: dict[str, int]) -> set[str]:
-    """URLs whose ends another could share, though they are other files."""
+    """URLs that would have the same path as another one, although their files differ."""
     clashing = set()
     for one, two in combinations(parts, 2):
         ends = parts[one][-kept[one] :], parts[two][-kept[two] :]
@@ -68,7 +68,7 @@ def _clashing(parts: dict[str, list[str]], kept: dict[str, int]) -> set[str]:
 
 
 def _overlap(one: str, two: str) -> bool:
-    """Whether some name matches both patterns; what is in brackets counts as any letter."""
+    """Whether some name matches both patterns; brackets count as any character."""
 
     @cache
     def meet(i: int, j: int) -> bool:

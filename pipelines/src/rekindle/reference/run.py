@@ -37,8 +37,8 @@ MakeChain = Callable[[Segment], Chain]
 
 @dataclass(frozen=True, slots=True)
 class SparkStart:
-    """How Spark is started. `log_file` takes what its JVM prints, `archives` is a directory of
-    AppCDS archives, of which the one that fits is used."""
+    """How Spark is started. `log_file`: output of its JVM; `archives`: a directory of AppCDS
+    archives, of which the matching one is used."""
 
     master: str = "local[2]"
     log_file: Path | None = None
@@ -55,14 +55,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class SparkStarting:
-    """Takes some seconds. `archive`: whether an AppCDS archive fits, which halves them."""
+    """Spark starts, which takes seconds. `archive`: a matching AppCDS archive halves the time."""
 
     archive: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After each block; `rows` have been read from the sources in `seconds`."""
+    """Reported after each block: `rows` read from the sources so far, in `seconds`."""
 
     epoch: int
     last_epoch: int
@@ -76,7 +76,7 @@ Report = Callable[[RunEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
-    """`rows`, `epochs_with_rows`: by query; `urls`: where they are; `dropped`: by window operator;
+    """`rows`, `epochs_with_rows`, `urls` of the output: by query; `dropped`: by window operator;
     `seconds`: without the start of Spark."""
 
     rows: dict[str, int]
@@ -99,11 +99,11 @@ def run_reference(
     report: Report = lambda event: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
-    """Run through the end of all inputs, or through `until_epoch`.
+    """Run to the end of all inputs, or to `until_epoch`.
 
     `output`, `input`: see `redirect`; without `output` the queries' own sinks are written. Sinks
-    that hold output are refused: files are never replaced, so an older run would show through.
-    `make_chain`: instead of Spark's chains (tests). Raises InvalidTopology, RekindleError.
+    with output are refused: files are never replaced, so the result would mix two runs.
+    `make_chain`: replaces Spark's chains (tests). Raises InvalidTopology, RekindleError.
     """
     if not _LOCAL_MASTER.fullmatch(spark.master):
         raise RekindleError(
@@ -164,7 +164,7 @@ def _sinks(topology: Topology) -> OpenSink:
 
 
 def _output_urls(topology: Topology) -> dict[str, str]:
-    """By query, of sinks that have a place."""
+    """By query, of sinks that have a URL."""
     urls = {query.name: query.sink.output_url for query in topology.spec.queries}
     return {name: url for name, url in urls.items() if url is not None}
 
@@ -186,7 +186,7 @@ def _require_no_output(topology: Topology) -> None:
 def _spark_chains(
     topology: Topology, spark: SparkStart, work: Path, report: Report
 ) -> Iterator[MakeChain]:
-    """Chains on one Spark session; none is started if no segment has an operator."""
+    """Makes chains on one Spark session, which is not started if no segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain
 
     def pass_through(segment: Segment) -> Chain:
@@ -202,7 +202,7 @@ def _spark_chains(
     archive = cached_archive(spark.archives, jvm_spec(conf)) if spark.archives else None
     report(SparkStarting(archive is not None))
     try:
-        with keeping_signal_handlers():  # PySpark's would ask a busy JVM first
+        with keeping_signal_handlers():  # PySpark's SIGINT handler would wait for a busy JVM
             session = start_session(
                 topology.name,
                 master=spark.master,
@@ -211,7 +211,9 @@ def _spark_chains(
                 data_dir=work,
                 log_file=spark.log_file,
             )
-        from rekindle.engine.spark.chain import SparkChain  # needs PySpark: the session says so
+        from rekindle.engine.spark.chain import (
+            SparkChain,
+        )  # needs PySpark; start_session checks that
 
         yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
     except BaseException:
