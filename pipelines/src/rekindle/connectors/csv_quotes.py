@@ -21,7 +21,7 @@ _BOM = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
-class CsvMarks:
+class CsvDialect:
     """Delimiter, quote character and escape character of a file."""
 
     delimiter: str = ","
@@ -43,9 +43,9 @@ class CsvMarks:
 class QuoteWatch:
     """A binary file for Arrow that remembers whether a quote was read from it."""
 
-    def __init__(self, file: Any, marks: CsvMarks) -> None:
+    def __init__(self, file: Any, dialect: CsvDialect) -> None:
         self._file = file
-        self._quote = marks.quote.encode() if marks.quote else None
+        self._quote = dialect.quote.encode() if dialect.quote else None
         self.quotes = False
 
     @property
@@ -64,13 +64,13 @@ class QuoteWatch:
         self._file.close()
 
 
-def require_closed_quotes(lines: Iterable[str], where: str, marks: CsvMarks) -> None:
+def require_closed_quotes(lines: Iterable[str], where: str, dialect: CsvDialect) -> None:
     """Raises SchemaMismatch, with the line where it begins, for a quoted value that is not closed
     or is followed by other text."""
-    numbered = _Numbered(lines, marks.quote or "")
+    numbered = _Numbered(lines, dialect.quote or "")
     try:
         with long_values():
-            for _ in marks.reader(numbered, strict=True):
+            for _ in dialect.reader(numbered, strict=True):
                 numbered.first = 0
     except csv.Error as e:
         raise SchemaMismatch(

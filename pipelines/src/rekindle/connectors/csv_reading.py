@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from rekindle.connectors.csv_quotes import (
-    CsvMarks,
+    CsvDialect,
     QuoteWatch,
     long_values,
     require_closed_quotes,
@@ -44,8 +44,8 @@ def _read(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
     escape = None if options.escape == options.quote else options.escape
-    marks = CsvMarks(options.delimiter, options.quote or None, escape)
-    if not _check_first_row(fs, path, options, marks, schema, where):
+    dialect = CsvDialect(options.delimiter, options.quote or None, escape)
+    if not _check_first_row(fs, path, options, dialect, schema, where):
         return
     wrong: list[pa_csv.InvalidRow] = []
 
@@ -61,9 +61,9 @@ def _read(
         quoted_strings_can_be_null=False,
     )
     parse = pa_csv.ParseOptions(
-        delimiter=marks.delimiter,
-        quote_char=marks.quote or False,
-        escape_char=marks.escape or False,
+        delimiter=dialect.delimiter,
+        quote_char=dialect.quote or False,
+        escape_char=dialect.escape or False,
         newlines_in_values=True,
         invalid_row_handler=refuse,
     )
@@ -73,7 +73,7 @@ def _read(
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        bytes_read = QuoteWatch(f, marks)
+        bytes_read = QuoteWatch(f, dialect)
         try:
             yield from pa_csv.open_csv(
                 bytes_read, read_options=read, parse_options=parse, convert_options=convert
@@ -84,14 +84,14 @@ def _read(
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
-            require_closed_quotes(lines, where, marks)
+            require_closed_quotes(lines, where, dialect)
 
 
 def _check_first_row(
     fs: Any,
     path: str,
     options: FilesSourceSpec,
-    marks: CsvMarks,
+    dialect: CsvDialect,
     schema: pa.Schema,
     where: str,
 ) -> bool:
@@ -103,7 +103,7 @@ def _check_first_row(
     ):
         lines = _without_mark(f)
         # Arrow passes over empty lines, and refuses a header without a line end.
-        first = next((row for row in marks.reader(lines) if row), None)
+        first = next((row for row in dialect.reader(lines) if row), None)
         ends = next(lines, None) is None
     if options.header:
         if first is None:
@@ -111,13 +111,13 @@ def _check_first_row(
                 f"{where}: the file is empty; its first line has to name the columns (or write "
                 "header: false)"
             )
-        require_columns(first, schema, where, _delimiter_hint(first, marks))
+        require_columns(first, schema, where, _delimiter_hint(first, dialect))
         return not ends
     if first is not None and len(first) != len(schema):
         raise SchemaMismatch(
             f"{where}: the first row has {len(first)} values, and the schema {len(schema)} "
             f"columns: with header: false the schema has a column for each value, in the order "
-            f"of the file{_delimiter_hint(first, marks)}"
+            f"of the file{_delimiter_hint(first, dialect)}"
         )
     return first is not None
 
@@ -127,9 +127,9 @@ def _without_mark(lines: Iterable[str]) -> Iterator[str]:
         yield line if number else line.removeprefix(_BOM)
 
 
-def _delimiter_hint(first: list[str], marks: CsvMarks) -> str:
+def _delimiter_hint(first: list[str], dialect: CsvDialect) -> str:
     """The hint for a file that has one column."""
-    found = [mark for mark in ";,|\t" if mark != marks.delimiter and mark in first[0]]
+    found = [mark for mark in ";,|\t" if mark != dialect.delimiter and mark in first[0]]
     if len(first) > 1 or not found:
         return ""
     shown = r"\t" if found[0] == "\t" else found[0]
