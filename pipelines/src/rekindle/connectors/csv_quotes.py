@@ -40,13 +40,13 @@ class CsvDialect:
         )
 
 
-class QuoteWatch:
+class QuoteDetector:
     """A binary file for Arrow that remembers whether a quote was read from it."""
 
     def __init__(self, file: Any, dialect: CsvDialect) -> None:
         self._file = file
         self._quote = dialect.quote.encode() if dialect.quote else None
-        self.quotes = False
+        self.has_quotes = False
 
     @property
     def closed(self) -> bool:
@@ -57,7 +57,7 @@ class QuoteWatch:
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
-        self.quotes = self.quotes or (self._quote is not None and self._quote in data)
+        self.has_quotes = self.has_quotes or (self._quote is not None and self._quote in data)
         return data
 
     def close(self) -> None:

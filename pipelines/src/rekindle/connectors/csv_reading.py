@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 
 from rekindle.connectors.csv_quotes import (
     CsvDialect,
-    QuoteWatch,
+    QuoteDetector,
     long_values,
     require_closed_quotes,
 )
@@ -73,14 +73,14 @@ def _read(
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        bytes_read = QuoteWatch(f, dialect)
+        bytes_read = QuoteDetector(f, dialect)
         try:
             yield from pa_csv.open_csv(
                 bytes_read, read_options=read, parse_options=parse, convert_options=convert
             )
         except pa.ArrowInvalid as e:
             raise _explained(e, wrong, options, where) from e
-    if bytes_read.quotes:
+    if bytes_read.has_quotes:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
