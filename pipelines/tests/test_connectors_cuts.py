@@ -13,7 +13,7 @@ from files_source_parts import T0, csv, keys, source_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact, first_row
+from rekindle.connectors.cuts import epochs_by_count, epochs_by_time, exact_fraction, first_row
 from rekindle.errors import SchemaMismatch
 
 
@@ -25,7 +25,7 @@ from rekindle.errors import SchemaMismatch
 def test_epochs_by_time_are_exact(times: list[int], speedup: float, interval: int) -> None:
     ordered = sorted(times)
     got = epochs_by_time(np.array(ordered, dtype=np.int64), speedup, interval)
-    rate = exact(speedup)
+    rate = exact_fraction(speedup)
     assert got.tolist() == [(t - ordered[0]) / rate // interval for t in ordered]
 
 

@@ -22,27 +22,27 @@ MAX_EPOCH = 10**12 - 1
 """The newest epoch that a row can be in: file names of sinks have twelve digits for it."""
 
 
-def exact(rate: float) -> Fraction:
-    """The decimal number that the user wrote: exact(0.1) == 1/10."""
+def exact_fraction(rate: float) -> Fraction:
+    """The decimal number that the user wrote: exact_fraction(0.1) == 1/10."""
     return Fraction(repr(rate))
 
 
 def epochs_by_time(times: Int64s, speedup: float, interval_us: int) -> Int64s:
     """floor(((t − t_first) / speedup) / Δ) for non-decreasing times in microseconds."""
-    rate = exact(speedup)
+    rate = exact_fraction(speedup)
     return scaled(times - times[0], rate.denominator, rate.numerator * interval_us)
 
 
 def epochs_by_count(rows: int, rows_per_second: float, interval_us: int) -> Int64s:
     """floor((i / rps) / Δ) for the row numbers 0 .. rows − 1."""
-    rate = exact(rows_per_second)
+    rate = exact_fraction(rows_per_second)
     numbers = np.arange(rows, dtype=np.int64)
     return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * interval_us)
 
 
 def first_row(epoch: int, rows_per_second: float, interval_us: int) -> int:
     """The lowest row number whose `epochs_by_count` is at least `epoch`."""
-    rate = exact(rows_per_second)
+    rate = exact_fraction(rows_per_second)
     numerator = epoch * interval_us * rate.numerator
     return -(-numerator // (rate.denominator * SECOND_US))
 

@@ -36,7 +36,7 @@ from rekindle.connectors.cuts import (
     Int64s,
     epochs_by_count,
     epochs_by_time,
-    exact,
+    exact_fraction,
     first_row,
 )
 from rekindle.connectors.event_time import with_event_time
@@ -380,7 +380,7 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
 def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
     """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
-    rate = exact(speedup)
+    rate = exact_fraction(speedup)
     epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
     if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
         raise SchemaMismatch(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rekindle.connectors.cuts import SECOND_US, exact, first_row, scaled
+from rekindle.connectors.cuts import SECOND_US, exact_fraction, first_row, scaled
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import SourceContext, SourceCut
 from rekindle.engine.retry import check_size
@@ -87,7 +87,7 @@ class GeneratorSource:
         self._sampled = False
         self._name = source.name
         self._spec = options
-        self._rate = exact(options.rows_per_second)
+        self._rate = exact_fraction(options.rows_per_second)
         self._interval_us = context.epoch_interval_us
         self._schema = node.schema
         self._columns = _compile(source.name, options, node.schema)
