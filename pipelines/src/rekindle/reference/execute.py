@@ -156,7 +156,7 @@ def _next_change(
     return min((c for c in changes if c is not None and c <= last_epoch), default=None)
 
 
-def end_of(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
+def last_epoch_to_run(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
     """The last epoch to run: the one that carries END_OF_INPUT of every bounded source, or
     `until_epoch` if that is earlier. Raises RekindleError if a source is unbounded and
     `until_epoch` is None."""

@@ -21,7 +21,7 @@ from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.model import Chain, DroppedRows
 from rekindle.errors import RekindleError
-from rekindle.reference.execute import Execution, OpenSink, blocks, end_of
+from rekindle.reference.execute import Execution, OpenSink, blocks, last_epoch_to_run
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -114,7 +114,7 @@ def run_reference(
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
         sources = _open_sources(topology, work, stack)
-        last = end_of(sources, until_epoch)
+        last = last_epoch_to_run(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
         report(Opened(tuple(sources), last))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
