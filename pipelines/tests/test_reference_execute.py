@@ -18,7 +18,7 @@ from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, 
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import Opened, RunEvent, SparkStart, redirect, run_reference
-from rekindle.reference.rewrite import relative_places
+from rekindle.reference.rewrite import relative_paths
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment
@@ -306,12 +306,12 @@ def test_a_source_of_no_kind_is_left_to_validation(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_one_name_keep_their_folders(urls: list[str], places: list[str]) -> None:
-    assert [relative_places(urls)[url] for url in urls] == places
+    assert [relative_paths(urls)[url] for url in urls] == places
 
 
 def test_files_that_no_folder_tells_apart_are_refused() -> None:
     with pytest.raises(RekindleError, match=r"cannot distinguish gs://b/f\.csv and s3://b/f\.csv"):
-        relative_places(["s3://b/f.csv", "gs://b/f.csv"])
+        relative_paths(["s3://b/f.csv", "gs://b/f.csv"])
 
 
 @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "local[0]", "k8s://https://x"])

@@ -27,14 +27,14 @@ def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> 
             for given in source.kinds.values()
             if given is not None
         ]
-        places = relative_places([url for url in inputs if url is not None])
-        changes["sources"] = tuple(_read_from(source, input, places) for source in spec.sources)
+        paths = relative_paths([url for url in inputs if url is not None])
+        changes["sources"] = tuple(_read_from(source, input, paths) for source in spec.sources)
     if output is not None:
         changes["queries"] = tuple(_write_to(query, output) for query in spec.queries)
     return spec.model_copy(update=changes)
 
 
-def relative_places(urls: Sequence[str]) -> dict[str, str]:
+def relative_paths(urls: Sequence[str]) -> dict[str, str]:
     """The path of each URL below another directory: its file name, or the part from its first
     wildcard, and as many parent directories as make it unique. Raises RekindleError."""
     parts = {url: [p for p in url.replace("://", "/", 1).split("/") if p] for url in urls}
@@ -90,9 +90,9 @@ def _after(pattern: str, at: int) -> int:
     return at + 1 if end < 0 else end + 1
 
 
-def _read_from(source: SourceSpec, directory: Path, places: dict[str, str]) -> SourceSpec:
+def _read_from(source: SourceSpec, directory: Path, paths: dict[str, str]) -> SourceSpec:
     changes = {
-        kind: given.reading(f"file://{directory.absolute()}/{places[given.input_url]}")
+        kind: given.reading(f"file://{directory.absolute()}/{paths[given.input_url]}")
         for kind, given in source.kinds.items()
         if given is not None and given.input_url is not None
     }
