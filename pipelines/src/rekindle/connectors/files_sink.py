@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.connectors.epoch_ranges import Definition, EpochRanges
-from rekindle.connectors.json_lines import NotJson, encode_lines, same_lines
+from rekindle.connectors.json_lines import UnencodableValue, encode_lines, same_lines
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, Objects, Retry, StoreRootMissing, open_objects, to_json
@@ -153,7 +153,7 @@ class FilesSink:
             created = self._put_or_compare(name, batch.epoch, data)
         except OSError as e:
             raise self._refused(f"cannot write epoch {batch.epoch}", e) from e
-        except (NotJson, pa.ArrowException) as e:
+        except (UnencodableValue, pa.ArrowException) as e:
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}", e) from e
         if created is None:
             self._remember_conflict(batch.epoch, name, data)
@@ -228,7 +228,7 @@ def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
 
 def encode(rows: pa.Table, format: str) -> bytes:
     """The content of a file: equal rows give equal bytes with the same version of pyarrow. Raises
-    NotJson, ArrowException."""
+    UnencodableValue, ArrowException."""
     if format == "json":
         return encode_lines(rows)
     sink = io.BytesIO()

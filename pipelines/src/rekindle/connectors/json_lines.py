@@ -19,18 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-class NotJson(ValueError):
+class UnencodableValue(ValueError):
     """A value that JSON cannot represent; the message names the column."""
 
 
 def encode_lines(rows: pa.Table) -> bytes:
-    """One line for each row. Raises NotJson."""
+    """One line for each row. Raises UnencodableValue."""
     columns = []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         try:
             columns.append([value for chunk in column.chunks for value in _values(chunk)])
         except (ValueError, OverflowError, pa.ArrowException) as e:
-            raise NotJson(
+            raise UnencodableValue(
                 f"column {field.name} has a {field.type} value that JSON cannot represent: {e}"
             ) from e
     names = rows.schema.names
