@@ -52,7 +52,7 @@ def test_a_torn_index_is_made_again(tmp_path: Path, left: bytes) -> None:
 def test_an_index_with_another_value_is_made_again(tmp_path: Path) -> None:
     opened(tmp_path)
     index = files(tmp_path, ".index")
-    marks = prepared.map_rows(index)
+    marks = prepared.open_memory_mapped(index)
     changed = marks.set_column(1, "start", pa.array([0] * marks.num_rows, pa.int64()))
     written = tmp_path / "other"
     prepared.write_rows(written, changed.schema, [changed.to_batches()])

@@ -46,7 +46,7 @@ from rekindle.connectors.prepared import (
     Prepared,
     checksums,
     load,
-    map_rows,
+    open_memory_mapped,
     permuted,
     publish,
     seal,
@@ -252,7 +252,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
         counts = write_rows(stage, job.schema, _read_all(job, fs, found))
         made_of = identify(fs, [file.path for file in found], job.name)
         _require_unchanged(job, found)
-        staged = map_rows(stage)
+        staged = open_memory_mapped(stage)
         order = _order(job, staged, found, counts)
         if order is None:
             stage.replace(final)
@@ -260,7 +260,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
             write_rows(final, job.schema, [permuted(staged, _int64s(order))])
         del staged
         publish(final, rows)
-        marks = seal(_index(job, map_rows(rows)), {_MADE_OF: encode(made_of)})
+        marks = seal(_index(job, open_memory_mapped(rows)), {_MADE_OF: encode(made_of)})
         write_rows(final, marks.schema, [marks.to_batches()])
         publish(final, index)
     finally:

@@ -90,7 +90,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def map_rows(path: Path) -> pa.Table:
+def open_memory_mapped(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
@@ -105,7 +105,7 @@ def load(rows: Path, index: Path) -> Prepared | None:
     if not index.exists():
         return None
     try:
-        found = Prepared(map_rows(rows), map_rows(index))
+        found = Prepared(open_memory_mapped(rows), open_memory_mapped(index))
         checksum = (found.marks.schema.metadata or {}).get(_CHECKSUM)
         if checksum == str(checksum_table(found.marks.combine_chunks())).encode():
             return found
