@@ -120,7 +120,7 @@ def test_rows_are_put_in_order_piece_by_piece(
     rows = pa.table({"n": range(100), "s": [None if n % 7 == 0 else "x" * n for n in range(100)]})
     table = pa.Table.from_batches(rows.to_batches(max_chunksize=13))
     order = np.random.default_rng(1).permutation(100)
-    pieces = list(prepared.permuted(table, order))
+    pieces = list(prepared.reordered(table, order))
     assert pa.Table.from_batches(pieces).equals(rows.take(pa.array(order)).combine_chunks())
     assert len(pieces) == (1 if piece_bytes > 1000 else len(pieces))
 

@@ -47,9 +47,9 @@ from rekindle.connectors.prepared import (
     checksums,
     load,
     open_memory_mapped,
-    permuted,
     publish,
-    seal,
+    reordered,
+    with_checksum,
     write_rows,
 )
 from rekindle.connectors.source import SourceContext, SourceCut
@@ -136,12 +136,12 @@ class FilesSource:
         self._take(prepared)
 
     def _take(self, prepared: Prepared) -> None:
-        self._rows, marks = prepared.rows, prepared.marks
-        self.input: tuple[InputFile, ...] = decode(marks.schema.metadata[_MADE_OF])
-        self._epochs = _int64s(marks.column("epoch"))
-        self._starts = np.append(_int64s(marks.column("start")), self._rows.num_rows)
-        self._max_times = _int64s(marks.column("max_time"))
-        self._checksums = _int64s(marks.column("checksum"))
+        self._rows, index = prepared.rows, prepared.index
+        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[_MADE_OF])
+        self._epochs = _int64s(index.column("epoch"))
+        self._starts = np.append(_int64s(index.column("start")), self._rows.num_rows)
+        self._max_times = _int64s(index.column("max_time"))
+        self._checksums = _int64s(index.column("checksum"))
 
     @property
     def schema(self) -> pa.Schema:
@@ -257,11 +257,11 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
         if order is None:
             stage.replace(final)
         else:
-            write_rows(final, job.schema, [permuted(staged, _int64s(order))])
+            write_rows(final, job.schema, [reordered(staged, _int64s(order))])
         del staged
         publish(final, rows)
-        marks = seal(_index(job, open_memory_mapped(rows)), {_MADE_OF: encode(made_of)})
-        write_rows(final, marks.schema, [marks.to_batches()])
+        table = with_checksum(_index(job, open_memory_mapped(rows)), {_MADE_OF: encode(made_of)})
+        write_rows(final, table.schema, [table.to_batches()])
         publish(final, index)
     finally:
         stage.unlink(missing_ok=True)

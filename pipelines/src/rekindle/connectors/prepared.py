@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`rows` is memory-mapped; `marks` has a row for each epoch that has rows."""
+    """`rows` is memory-mapped; `index` has a row for each epoch that has rows."""
 
     rows: pa.Table
-    marks: pa.Table
+    index: pa.Table
 
 
 def write_rows(
@@ -51,7 +51,7 @@ def write_rows(
     return counts
 
 
-def permuted(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
+def reordered(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
     """The rows of a table in another order, in batches. Arrow's `take` would first copy each column
     into one contiguous array, which cannot hold more than 2 GB of text."""
     small = table.nbytes <= PIECE_BYTES
@@ -94,10 +94,10 @@ def open_memory_mapped(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def seal(marks: pa.Table, made_of: dict[bytes, bytes]) -> pa.Table:
+def with_checksum(index: pa.Table, made_of: dict[bytes, bytes]) -> pa.Table:
     """The index with its checksum and `made_of` as schema metadata."""
-    checksum = str(checksum_table(marks.combine_chunks())).encode()
-    return marks.replace_schema_metadata({**made_of, _CHECKSUM: checksum})
+    checksum = str(checksum_table(index.combine_chunks())).encode()
+    return index.replace_schema_metadata({**made_of, _CHECKSUM: checksum})
 
 
 def load(rows: Path, index: Path) -> Prepared | None:
@@ -106,8 +106,8 @@ def load(rows: Path, index: Path) -> Prepared | None:
         return None
     try:
         found = Prepared(open_memory_mapped(rows), open_memory_mapped(index))
-        checksum = (found.marks.schema.metadata or {}).get(_CHECKSUM)
-        if checksum == str(checksum_table(found.marks.combine_chunks())).encode():
+        checksum = (found.index.schema.metadata or {}).get(_CHECKSUM)
+        if checksum == str(checksum_table(found.index.combine_chunks())).encode():
             return found
         problem: object = "its checksum does not match"
     except (OSError, pa.ArrowException) as error:
