@@ -35,7 +35,7 @@ class TextRules:
 _FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
 
 
-def typed(
+def convert_to_field(
     column: pa.Array, field: pa.Field, where: str, first_row: int, rules: TextRules
 ) -> pa.Array:
     """The column in its declared type. Raises SchemaMismatch for the first value that does not fit;
@@ -55,7 +55,7 @@ def typed(
     return column
 
 
-def misfit(column: pa.Array, target: pa.DataType, rules: TextRules) -> int | None:
+def first_unconvertible(column: pa.Array, target: pa.DataType, rules: TextRules) -> int | None:
     """The index of the first value that does not fit, None if all do."""
     try:
         convert(column, target, rules)

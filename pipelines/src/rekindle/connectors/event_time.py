@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.connectors.conversions import TextRules, convert, misfit
+from rekindle.connectors.conversions import TextRules, convert, first_unconvertible
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.sql.ddl import TIMESTAMP
 from rekindle.topology.sql.event_time import (
@@ -40,7 +40,7 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-class _Misfit(Exception):
+class _NoTime(Exception):
     """The first row without a time: its index, its value, and what is wrong with it."""
 
     def __init__(self, row: int, value: Any, what: str) -> None:
@@ -57,7 +57,7 @@ def with_event_time(
     for batch in batches:
         try:
             times = evaluate(expression, batch)
-        except _Misfit as e:
+        except _NoTime as e:
             raise SchemaMismatch(
                 f"{where}: eventTime.expression, row {row + e.row + 1}: {e.value!r} {e.what}; "
                 "correct the file, or the expression"
@@ -105,10 +105,10 @@ def _since_epoch(numbers: pa.Array, unit_us: int) -> pa.Array:
 def _iso(values: pa.Array) -> pa.Array:
     if values.type == TIMESTAMP:
         return values
-    row = misfit(values, TIMESTAMP, TextRules())
+    row = first_unconvertible(values, TIMESTAMP, TextRules())
     if row is not None:
         what = "is not a time such as 2013-01-31 06:00:00; give to_timestamp a format"
-        raise _Misfit(row, values[row].as_py(), what)
+        raise _NoTime(row, values[row].as_py(), what)
     return convert(values, TIMESTAMP, TextRules())
 
 
@@ -205,7 +205,7 @@ def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:
         except OverflowError as e:
             row = int(np.flatnonzero((where == at) & ~missing)[0])
             what = "is outside the years that time zones support, 1 to 9999"
-            raise _Misfit(row, str(np.datetime64(int(values[row]), "us")), what) from e
+            raise _NoTime(row, str(np.datetime64(int(values[row]), "us")), what) from e
         offsets[at] = int((offset or dt.timedelta()).total_seconds())
     return _times(values - offsets[where] * _SECOND_US, missing)
 
@@ -224,8 +224,8 @@ def _numpy(values: pa.Array, instead: Any) -> Any:
 
 
 def _require(wrong: Bools, values: pa.Array, what: str) -> None:
-    """Raises _Misfit for the first wrong row."""
+    """Raises _NoTime for the first wrong row."""
     rows = np.flatnonzero(wrong)
     if len(rows):
         row = int(rows[0])
-        raise _Misfit(row, values[row].as_py(), what)
+        raise _NoTime(row, values[row].as_py(), what)

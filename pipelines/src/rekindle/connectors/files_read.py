@@ -22,7 +22,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.connectors.conversions import TextRules, typed
+from rekindle.connectors.conversions import TextRules, convert_to_field
 from rekindle.connectors.csv_reading import BLOCK_BYTES, read_csv, require_columns
 from rekindle.connectors.json_reading import read_json_lines
 from rekindle.errors import SchemaMismatch, SourceFailed
@@ -177,7 +177,7 @@ def _typed(
     row = 0
     for batch in raw:
         columns = [
-            typed(batch.column(i), field, f"{where}: column {field.name}", row, rules)
+            convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
             for i, field in enumerate(schema)
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
