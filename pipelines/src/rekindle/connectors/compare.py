@@ -74,12 +74,12 @@ def read_sink(
     tables = []
     for bundle, name in _files(objects, format, query, 0, until_epoch):
         rows = _table(objects.get(name), format, schema)
-        stamps = {
+        key_columns = {
             "_query": pa.array([bundle[0]] * rows.num_rows, pa.string()),
             "_partition": pa.array([bundle[1]] * rows.num_rows, pa.int32()),
             "_epoch": pa.array([bundle[2]] * rows.num_rows, pa.int64()),
         }
-        tables.append(pa.table({**stamps, **{n: rows.column(n) for n in rows.column_names}}))
+        tables.append(pa.table({**key_columns, **{n: rows.column(n) for n in rows.column_names}}))
     if not tables:
         return pa.table({"_query": [], "_partition": [], "_epoch": []})
     return pa.concat_tables(tables, promote_options="permissive")
@@ -105,7 +105,7 @@ def compare_sinks(
     repeated = 0
     files: list[Bundle] = []
     examples: list[str] = []
-    budget = Counter(line for lines in wanted.values() for line in lines)
+    expected_counts = Counter(line for lines in wanted.values() for line in lines)
     for bundle in sorted(wanted.keys() | found.keys()):
         theirs, ours = wanted.get(bundle, []), found.get(bundle, [])
         if theirs == ours:
@@ -117,7 +117,7 @@ def compare_sinks(
         lost += missing.total() - changed
         repeated += extra.total() - changed
         differing += changed + moved
-        examples += _examples(bundle, missing, extra, budget, moved)
+        examples += _examples(bundle, missing, extra, expected_counts, moved)
     return Difference(
         expected_rows=sum(map(len, wanted.values())),
         actual_rows=sum(map(len, found.values())),
@@ -137,12 +137,16 @@ def _changed(theirs: list[str], ours: list[str]) -> int:
 
 
 def _examples(
-    bundle: Bundle, missing: Counter[str], extra: Counter[str], budget: Counter[str], moved: int
+    bundle: Bundle,
+    missing: Counter[str],
+    extra: Counter[str],
+    expected_counts: Counter[str],
+    moved: int,
 ) -> list[str]:
     where = f"{bundle[0]} partition {bundle[1]} epoch {bundle[2]}"
     found = [f"{where}: expected {line}" for line in list(missing)[:SHOWN]]
     found += [
-        f"{where}: {'again' if budget[line] else 'unexpected'} {line}"
+        f"{where}: {'again' if expected_counts[line] else 'unexpected'} {line}"
         for line in list(extra)[:SHOWN]
     ]
     return found or [f"{where}: {moved} rows in a different order"]

@@ -20,7 +20,7 @@ from rekindle.topology.sql.ddl import arrow_to_ddl
 _UTC = pa.timestamp("us", "UTC")
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"
 _DATE_AND_TIME = r"^\s*[+-]?\d{4,}-\d{2}-\d{2}[T ]"
-_FAR_YEAR = r"^\s*(-\d{4,}|\+?\d{5,})-"
+_EXPANDED_YEAR = r"^\s*(-\d{4,}|\+?\d{5,})-"
 _INFINITY = r"(?i)^[+-]?inf(inity)?$"
 
 
@@ -76,7 +76,7 @@ def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array
     if t.is_string(source) or t.is_large_string(source):
         return _texts(column, target, rules)
     if t.is_timestamp(source) and t.is_timestamp(target):
-        return _rezoned(column, target)
+        return _cast_zone(column, target)
     converted = pc.cast(column, target)
     if t.is_floating(source) and t.is_floating(target):
         _refuse_new_infinities(converted, pc.is_inf(column))
@@ -91,9 +91,9 @@ def _is_list(kind: pa.DataType) -> bool:
 def _structs(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
     """Fields are matched by name; those that the target lacks are dropped."""
     parts = dict(zip((f.name for f in column.type), column.flatten(), strict=True))
-    lacking = [f.name for f in target if f.name not in parts]
-    if lacking:
-        raise pa.ArrowInvalid(f"no field {', '.join(lacking)}")
+    missing = [f.name for f in target if f.name not in parts]
+    if missing:
+        raise pa.ArrowInvalid(f"no field {', '.join(missing)}")
     children = [convert(parts[f.name], f.type, rules) for f in target]
     return pa.StructArray.from_arrays(children, fields=list(target), mask=column.is_null())
 
@@ -141,27 +141,29 @@ def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
         pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
     )
     nothing = pa.scalar(None, text.type)
-    far = pc.match_substring_regex(text, _FAR_YEAR)
-    near = pc.if_else(far, nothing, text)
-    with_zone = pc.cast(pc.if_else(zoned, near, nothing), _UTC)
-    without = pc.cast(pc.if_else(zoned, nothing, near), pa.timestamp("us"))
+    expanded = pc.match_substring_regex(text, _EXPANDED_YEAR)
+    four_digit = pc.if_else(expanded, nothing, text)
+    with_zone = pc.cast(pc.if_else(zoned, four_digit, nothing), _UTC)
+    without = pc.cast(pc.if_else(zoned, nothing, four_digit), pa.timestamp("us"))
     times = pc.coalesce(with_zone, pc.assume_timezone(without, "UTC"))
-    if pc.any(far).as_py():
-        remote = pc.replace_substring_regex(pc.if_else(far, text, nothing), r"(?i)Z$", "")
-        times = pc.coalesce(times, _remote(remote, "us").cast(_UTC))
-    return _rezoned(times, target)
+    if pc.any(expanded).as_py():
+        texts = pc.replace_substring_regex(pc.if_else(expanded, text, nothing), r"(?i)Z$", "")
+        times = pc.coalesce(times, _parse_expanded(texts, "us").cast(_UTC))
+    return _cast_zone(times, target)
 
 
 def _dates(column: pa.Array, target: pa.DataType) -> pa.Array:
-    far = pc.match_substring_regex(column, _FAR_YEAR)
-    if not pc.any(far).as_py():
+    expanded = pc.match_substring_regex(column, _EXPANDED_YEAR)
+    if not pc.any(expanded).as_py():
         return pc.cast(column, target)
     nothing = pa.scalar(None, column.type)
-    days = pc.cast(_remote(pc.if_else(far, column, nothing), "D"), pa.int32()).cast(target)
-    return pc.coalesce(pc.cast(pc.if_else(far, nothing, column), target), days)
+    days = pc.cast(_parse_expanded(pc.if_else(expanded, column, nothing), "D"), pa.int32()).cast(
+        target
+    )
+    return pc.coalesce(pc.cast(pc.if_else(expanded, nothing, column), target), days)
 
 
-def _remote(texts: pa.Array, unit: str) -> pa.Array:
+def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:
     """From times in years outside 0 to 9999, as the sink writes them, to counts of `unit` since
     1970; Arrow's parser accepts only years of four digits."""
     counts: list[int | None] = []
@@ -177,7 +179,7 @@ def _remote(texts: pa.Array, unit: str) -> pa.Array:
     return pa.array(counts, pa.int64())
 
 
-def _rezoned(column: pa.Array, target: pa.DataType) -> pa.Array:
+def _cast_zone(column: pa.Array, target: pa.DataType) -> pa.Array:
     """Cast between timestamps with and without a zone; the latter are UTC."""
     if column.type.tz is None and target.tz is not None:
         column = pc.assume_timezone(column, "UTC")

@@ -37,7 +37,7 @@ def read_csv(
     try:
         yield from _read(fs, path, options, schema, where)
     except UnicodeError as e:
-        raise _not_encoded(options, where) from e
+        raise _encoding_error(options, where) from e
 
 
 def _read(
@@ -99,10 +99,10 @@ def _check_first_row(
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
-        nullcontext() if options.header else long_values(),  # no names are long
+        nullcontext() if options.header else long_values(),  # column names are short
     ):
-        lines = _without_mark(f)
-        # Arrow passes over empty lines, and refuses a header without a line end.
+        lines = _without_bom(f)
+        # Arrow skips empty lines, and fails for a header without a line end.
         first = next((row for row in dialect.reader(lines) if row), None)
         ends = next(lines, None) is None
     if options.header:
@@ -122,7 +122,7 @@ def _check_first_row(
     return first is not None
 
 
-def _without_mark(lines: Iterable[str]) -> Iterator[str]:
+def _without_bom(lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix(_BOM)
 
@@ -164,11 +164,11 @@ def _explained(
             f"{row.text[:_SHOWN_CHARS]!r}; correct the file, or its delimiter, quote or escape"
         )
     if "UTF8" in str(error):
-        return _not_encoded(options, where)
+        return _encoding_error(options, where)
     return SchemaMismatch(f"{where}: {error}; correct the file or the schema")
 
 
-def _not_encoded(options: FilesSourceSpec, where: str) -> SchemaMismatch:
+def _encoding_error(options: FilesSourceSpec, where: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"{where}: some text is not {options.encoding}; set the encoding of the file, such as "
         "encoding: ISO-8859-1"

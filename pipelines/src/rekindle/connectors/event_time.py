@@ -122,12 +122,12 @@ def _formatted(texts: pa.Array, format: TimeFormat | None) -> pa.Array:
     what = f"does not match the format {format.pattern!r}"
     _require(wrong, texts, what)
     by_name = dict(zip((f.name for f in parts.type), parts.flatten(), strict=True))
-    values, possible = _civil(by_name, len(texts))
-    _require(~possible & ~missing, texts, f"{what}: no such date or time")
+    values, valid = _from_parts(by_name, len(texts))
+    _require(~valid & ~missing, texts, f"{what}: no such date or time")
     return _times(values, missing)
 
 
-def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
+def _from_parts(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     """Microseconds since 1970 of times given by their parts, and which of them are valid."""
     year = _part(parts, "year", rows) + _part(parts, "year_of_century", rows)
     if "year_of_century" in parts:
@@ -135,23 +135,23 @@ def _civil(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     month = _month(parts, rows)
     day = _part(parts, "day", rows)
     hour = _part(parts, "hour", rows)
-    possible = (month >= 1) & (month <= 12) & (day >= 1)
+    valid = (month >= 1) & (month <= 12) & (day >= 1)
     if "half" in parts:
         half_hour = _part(parts, "hour_of_half", rows)
         given = _numpy(pc.not_equal(pc.fill_null(parts["half"], ""), ""), False)
-        possible &= ~given | ((half_hour >= 1) & (half_hour <= 12))
+        valid &= ~given | ((half_hour >= 1) & (half_hour <= 12))
         after_noon = _numpy(pc.equal(pc.utf8_upper(pc.fill_null(parts["half"], "")), "PM"), False)
         hour = half_hour % 12 + 12 * after_noon
     minute, second = _part(parts, "minute", rows), _part(parts, "second", rows)
-    possible &= (hour < 24) & (minute < 60) & (second < 60)
-    months = np.where(possible, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
+    valid &= (hour < 24) & (minute < 60) & (second < 60)
+    months = np.where(valid, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     first = months.astype("datetime64[D]").astype(np.int64)
     length = (months + 1).astype("datetime64[D]").astype(np.int64) - first
-    possible &= day <= length
+    valid &= day <= length
     seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
-    ahead_min, known = _offset(parts, rows)
-    micros = (seconds - ahead_min * 60) * _SECOND_US + _fraction(parts, rows)
-    return micros, possible & known
+    offset_min, known = _offset(parts, rows)
+    micros = (seconds - offset_min * 60) * _SECOND_US + _fraction(parts, rows)
+    return micros, valid & known
 
 
 def _part(parts: dict[str, pa.Array], name: str, rows: int) -> Int64s:
@@ -219,8 +219,8 @@ def _missing(values: pa.Array) -> Bools:
     return found
 
 
-def _numpy(values: pa.Array, instead: Any) -> Any:
-    return pc.fill_null(values, instead).to_numpy(zero_copy_only=False)
+def _numpy(values: pa.Array, default: Any) -> Any:
+    return pc.fill_null(values, default).to_numpy(zero_copy_only=False)
 
 
 def _require(wrong: Bools, values: pa.Array, what: str) -> None:

@@ -94,7 +94,7 @@ class FilesSink:
         self._conflicts: dict[int, _Conflict] = {}  # by epoch
         self._first_not_kept = ""  # the name of a file
         self._not_kept_count = 0
-        self._objects = _own(query, spec.url, topology_uid, self._retry)
+        self._objects = _claim(query, spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
             self._ranges = EpochRanges(self._objects, self._retry, query, definition)
@@ -181,7 +181,7 @@ class FilesSink:
 
     def _refused(self, what: str, error: Exception) -> SinkRefused:
         url = self._objects.url
-        hint = "; restore it, or restart the topology's tasks" if _is_lost(error) else ""
+        hint = "; restore it, or restart the topology's tasks" if _is_root_missing(error) else ""
         return SinkRefused(f"query {self._query}: the sink {url} {what}: {error}{hint}")
 
 
@@ -197,11 +197,11 @@ def _same_rows(found: bytes, data: bytes, format: str) -> bool:
     return digest_table(tables[0]) == digest_table(tables[1])
 
 
-def _is_lost(error: Exception) -> bool:
+def _is_root_missing(error: Exception) -> bool:
     return isinstance(error, StoreRootMissing)
 
 
-def _own(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
+def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
     """Open the URL for a topology. Raises SinkRefused if it belongs to another."""
     try:
         objects = open_objects(url)

@@ -63,7 +63,7 @@ from rekindle.topology.sql.event_time import parse_event_time
 _log = logging.getLogger(__name__)
 
 VERSION = 4
-_MADE_OF = b"rekindle.input"  # in the index's metadata
+_INPUT_KEY = b"rekindle.input"  # in the index's metadata
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -137,7 +137,7 @@ class FilesSource:
 
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = prepared.rows, prepared.index
-        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[_MADE_OF])
+        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[_INPUT_KEY])
         self._epochs = _int64s(index.column("epoch"))
         self._starts = np.append(_int64s(index.column("start")), self._rows.num_rows)
         self._max_times = _int64s(index.column("max_time"))
@@ -250,7 +250,7 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
         counts = write_rows(stage, job.schema, _read_all(job, fs, found))
-        made_of = identify(fs, [file.path for file in found], job.name)
+        input_files = identify(fs, [file.path for file in found], job.name)
         _require_unchanged(job, found)
         staged = open_memory_mapped(stage)
         order = _order(job, staged, found, counts)
@@ -260,7 +260,9 @@ def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path
             write_rows(final, job.schema, [reordered(staged, _int64s(order))])
         del staged
         publish(final, rows)
-        table = with_checksum(_index(job, open_memory_mapped(rows)), {_MADE_OF: encode(made_of)})
+        table = with_checksum(
+            _index(job, open_memory_mapped(rows)), {_INPUT_KEY: encode(input_files)}
+        )
         write_rows(final, table.schema, [table.to_batches()])
         publish(final, index)
     finally:
@@ -373,11 +375,11 @@ def _epochs(job: _Job, table: pa.Table) -> Int64s:
             "use rowsPerSecond"
         )
     times[times == NO_WATERMARK] = known[0]
-    _require_reach(job, column, int(times[0]), int(times[-1]))
+    _require_epochs_in_range(job, column, int(times[0]), int(times[-1]))
     return epochs_by_time(times, job.files.speedup, job.interval_us)
 
 
-def _require_reach(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
+def _require_epochs_in_range(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
     """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
     rate = exact_fraction(speedup)

@@ -30,14 +30,14 @@ class DeclaredFields:
     def __post_init__(self) -> None:
         self._unseen = {path for f in self.schema for path in _paths(f, ())}
 
-    def look(self, batch: pa.RecordBatch) -> None:
+    def observe(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
         if not self._unseen:
             return
         for at, f in enumerate(self.schema):
-            self._look(batch.column(at), (f.name,))
+            self._observe(batch.column(at), (f.name,))
 
-    def _look(self, column: pa.Array, path: Path) -> None:
+    def _observe(self, column: pa.Array, path: Path) -> None:
         if column.null_count < len(column):
             self._unseen.discard(path)
         if not any(unseen[: len(path)] == path for unseen in self._unseen):
@@ -46,7 +46,7 @@ class DeclaredFields:
             column = _items(column)
         if pa.types.is_struct(column.type):
             for f, child in zip(column.type, column.flatten(), strict=True):
-                self._look(child, (*path, f.name))
+                self._observe(child, (*path, f.name))
 
     def never_seen(self) -> set[Path]:
         """Fields that never had a value although their parent had one."""
@@ -72,16 +72,18 @@ def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
             yield from _paths(inner, path)
 
 
-def require_some(rows: Iterable[Mapping[str, Any]], absent: set[Path], where: str) -> None:
+def require_in_some_object(
+    rows: Iterable[Mapping[str, Any]], absent: set[Path], where: str
+) -> None:
     """Check that each field is in at least one object (null counts): otherwise its name is wrong.
     Raises SchemaMismatch."""
     missing = set(absent)
     others: dict[Path, set[str]] = {}
     for row in rows:
         for path in list(missing):
-            for holder in _holders(row, path[:-1]):
-                others.setdefault(path[:-1], set()).update(holder)
-                if path[-1] in holder:
+            for parent in _parents(row, path[:-1]):
+                others.setdefault(path[:-1], set()).update(parent)
+                if path[-1] in parent:
                     missing.discard(path)
         if not missing:
             return
@@ -99,13 +101,13 @@ def require_some(rows: Iterable[Mapping[str, Any]], absent: set[Path], where: st
     )
 
 
-def _holders(value: Any, path: Path) -> Iterator[dict[str, Any]]:
+def _parents(value: Any, path: Path) -> Iterator[dict[str, Any]]:
     """The objects that a path leads to, through arrays."""
     if isinstance(value, list):
         for item in value:
-            yield from _holders(item, path)
+            yield from _parents(item, path)
     elif isinstance(value, dict):
         if path:
-            yield from _holders(value.get(path[0]), path[1:])
+            yield from _parents(value.get(path[0]), path[1:])
         else:
             yield value

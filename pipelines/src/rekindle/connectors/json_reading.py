@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from rekindle.connectors.json_fields import DeclaredFields, require_some
+from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.sql.ddl import arrow_to_ddl
 
-_WORDS = {
+_NON_FINITE = {
     "NaN": math.nan,
     "Infinity": math.inf,
     "+Infinity": math.inf,
@@ -55,7 +55,7 @@ class _Number(str):
     __slots__ = ()
 
 
-class _Word(str):
+class _NonFinite(str):
     """NaN, Infinity or -Infinity without quotes."""
 
     __slots__ = ()
@@ -72,7 +72,9 @@ class _Object(dict[str, Any]):
         self.twice = {n for n in names if names.count(n) > 1} if len(self) < len(pairs) else set()
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, parse_constant=_Word)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_Object, parse_float=_Number, parse_constant=_NonFinite
+)
 
 
 def raw_schema(schema: pa.Schema) -> pa.Schema:
@@ -111,13 +113,13 @@ def read_json_lines(
             if batch is None:
                 batch = _by_python(block, raw, line, where)
             line += block.count(b"\n")
-            fields.look(batch)
+            fields.observe(batch)
             yield batch
     if absent := fields.never_seen():
         # Lines that only Arrow can parse are not checked.
         with open_file() as file, contextlib.suppress(ValueError, RecursionError):
             lines = (line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8") for line in file)
-            require_some((row for line in lines for row in _objects(line)), absent, where)
+            require_in_some_object((row for line in lines for row in _objects(line)), absent, where)
 
 
 def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
@@ -243,7 +245,7 @@ def _kind(value: Any) -> str:
             return "null"
         case bool():
             return "true" if value else "false"
-        case _Word():
+        case _NonFinite():
             return str(value)
         case int() | _Number():
             return f"the number {value}"
@@ -264,10 +266,10 @@ def _string(value: Any, path: str) -> str:
 
 
 def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
-    if isinstance(value, bool | list | dict) or (type(value) is str and value not in _WORDS):
+    if isinstance(value, bool | list | dict) or (type(value) is str and value not in _NON_FINITE):
         return float(_refuse(value, path, "a number"))
-    if type(value) is str or isinstance(value, _Word):
-        return _WORDS[value]
+    if type(value) is str or isinstance(value, _NonFinite):
+        return _NON_FINITE[value]
     try:
         number = float(value)
         if pa.types.is_float32(kind):

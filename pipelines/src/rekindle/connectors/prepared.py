@@ -94,10 +94,10 @@ def open_memory_mapped(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def with_checksum(index: pa.Table, made_of: dict[bytes, bytes]) -> pa.Table:
-    """The index with its checksum and `made_of` as schema metadata."""
+def with_checksum(index: pa.Table, metadata: dict[bytes, bytes]) -> pa.Table:
+    """The index with its checksum and `metadata` as schema metadata."""
     checksum = str(checksum_table(index.combine_chunks())).encode()
-    return index.replace_schema_metadata({**made_of, _CHECKSUM: checksum})
+    return index.replace_schema_metadata({**metadata, _CHECKSUM: checksum})
 
 
 def load(rows: Path, index: Path) -> Prepared | None:
