@@ -66,7 +66,7 @@ def test_the_start_names_the_log() -> None:
 
 def test_without_an_archive_the_warm_up_is_named() -> None:
     (printed,) = lines(SparkStarting(archive=False))
-    assert printed.endswith("; `rekindle warm-up` makes that faster, once")
+    assert printed.endswith("; run `rekindle warm-up` once to make this faster")
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
@@ -104,7 +104,7 @@ def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
     assert heading.split() == ["query", "rows", "epochs", "with", "rows", "output"]
     assert first.split() == ["alarms", "12,345", "7", url]
     assert second.split() == ["q", "0", "0"]
-    assert dropped == "operator w dropped 3 rows too late, 0 without event time"
+    assert dropped == "operator w dropped 3 late rows, and 0 without event time"
 
 
 def test_the_first_line_comes_before_what_takes_time(tmp_path: Path) -> None:

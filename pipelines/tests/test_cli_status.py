@@ -52,7 +52,7 @@ def test_a_task_has_its_phase_pod_node_and_epoch() -> None:
     assert (survivor.name, survivor.phase, survivor.node) == ("0/1", "Live", "node-9")
     assert survivor.epoch == 129
     assert (replaced.phase, replaced.pod, replaced.node) == ("Waiting", "flights-flown-0-0-2", "")
-    assert replaced.remark == "its pod has no node yet"
+    assert replaced.remark == "its pod is not scheduled yet"
 
 
 def test_the_recovery_has_its_plan_and_the_reason_for_it() -> None:
@@ -95,7 +95,7 @@ def test_a_silent_task_shows_for_how_long() -> None:
     report = observed.status["dataPlane"]["tasks"][0]
     report |= {"suspected": True, "silentSeconds": 1.6, "problem": "alarms: no room on the disk"}
     task = view_of(observed).queries[0].segments[1].tasks[0]
-    assert task.remark == "not heard for 1.6 s; alarms: no room on the disk"
+    assert task.remark == "no response for 1.6 s; alarms: no room on the disk"
 
 
 def test_a_topology_without_a_status_shows_its_spec() -> None:
@@ -186,7 +186,7 @@ def test_of_many_live_tasks_some_are_counted() -> None:
 def test_without_live_tasks_those_in_trouble_stay() -> None:
     text = text_of(Observed("lost"), live_tasks=0)
     assert "Live         epoch" not in text
-    assert text.count("its pod has no node yet") == 5
+    assert text.count("its pod is not scheduled yet") == 5
     assert "more are Live" not in text
 
 
@@ -206,7 +206,7 @@ def test_what_the_cluster_says_is_not_read_as_markup() -> None:
 def test_an_edit_that_the_operator_has_not_seen_is_shown() -> None:
     observed = Observed("running")
     observed.topology["metadata"]["generation"] = 2
-    assert "generation 2 (the operator has seen 1)" in text_of(observed)
+    assert "generation 2 (the operator has observed 1)" in text_of(observed)
 
 
 # --- the command ----------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_a_refusal_has_the_servers_message(
     assert main(["status", "flights", *config]) == 1
     assert (
         capsys.readouterr().err
-        == "rekindle status: the API server refuses: you may not read this\n"
+        == "rekindle status: the API server returned an error: you may not read this\n"
     )
 
 
@@ -268,7 +268,7 @@ def test_an_api_server_that_is_away_is_named(
     file = kubeconfig(tmp_path, "http://127.0.0.1:1")
     assert main(["status", "flights", "--kubeconfig", str(file)]) == 1
     err = capsys.readouterr().err
-    assert err == "rekindle status: http://127.0.0.1:1 does not answer: Connection refused\n"
+    assert err == "rekindle status: http://127.0.0.1:1 does not respond: Connection refused\n"
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -329,7 +329,7 @@ def test_numbers_that_are_none_are_refused(
     with pytest.raises(SystemExit) as end:
         main(["run", "t.yaml", *words])
     assert end.value.code == 2
-    assert f"{words[0]}: {words[1]} is no whole number from" in capsys.readouterr().err
+    assert f"{words[0]}: {words[1]} is not a whole number of at least" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,7 +381,7 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
     assert main(["run", str(path), "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
     dropped = [line for line in said if "dropped" in line]
-    assert dropped == ["operator keyed dropped 3,000 rows too late, 6 without event time"]
+    assert dropped == ["operator keyed dropped 3,000 late rows, and 6 without event time"]
 
 
 def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Run:
         assert not list(self.temporary.iterdir())
         assert not [c for c in self.children() if c.is_running()]
         assert "Traceback" not in self.said()
-        assert self.said().splitlines()[-1] == f"rekindle: ended by {number.name}"
+        assert self.said().splitlines()[-1] == f"rekindle: terminated by {number.name}"
 
     def close(self) -> None:
         self.children()

@@ -55,7 +55,7 @@ class Screen:
 
 
 def _table(queries: list[dict[str, Any]]) -> Table:
-    table = Table(title="queries, most valuable first", title_justify="left")
+    table = Table(title="queries, by priority", title_justify="left")
     for heading in ("query", "priority", "state", "stable epoch", "lag", "waiting for"):
         table.add_column(heading)
     for query in sorted(queries, key=lambda q: -q.get("priority", 0)):

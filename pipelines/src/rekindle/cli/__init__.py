@@ -1,7 +1,7 @@
-"""The command line: `rekindle COMMAND`, one module a command.
+"""The command line: `rekindle COMMAND`, one module for each command.
 
-A module of a command has `EXAMPLES`, `add_arguments(parser)` and `run(args)`; what it needs beyond
-argparse it imports when it runs, so that help and errors of usage come at once.
+The module of a command has `EXAMPLES`, `add_arguments(parser)` and `run(args)`; it imports other
+modules only in `run`, so that help and usage errors are printed without delay.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.termination import Terminated, terminated_by_signals
 
 COMMANDS = {
-    "validate": "say all that is wrong with a topology",
-    "graph": "show segments, tasks, exchanges and resources, as text or drawn",
+    "validate": "report all problems of a topology",
+    "graph": "show segments, tasks, exchanges and resources as text, SVG or Mermaid",
     "run": "run a topology in this process, without a cluster",
-    "warm-up": "make the archive with which Spark starts in half the time, once",
+    "warm-up": "create the class archive (AppCDS) that halves the start time of Spark",
     "status": "show the queries and tasks of a topology in a cluster",
-    "timeline": "draw what happened to a topology in a cluster",
+    "timeline": "draw the history of a topology in a cluster",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 1: the topology is wrong or the command failed; 2: wrong usage; 128 + n: ended by
-    signal n."""
+    """The exit code. 0: success; 1: the topology is invalid or the command failed; 2: usage error;
+    128 + n: terminated by signal n."""
     try:
         with terminated_by_signals():
             return _main(sys.argv[1:] if arguments is None else list(arguments))
     except Terminated as end:
-        print(f"rekindle: ended by {end}", file=sys.stderr)
+        print(f"rekindle: terminated by {end}", file=sys.stderr)
         return end.exit_code
 
 
@@ -72,4 +72,4 @@ def _version() -> str:
     try:
         return metadata.version("rekindle")
     except metadata.PackageNotFoundError:
-        return "of an unknown version"
+        return "(unknown version)"

@@ -1,4 +1,4 @@
-"""Amounts as a person reads them. Pure."""
+"""Human-readable sizes and durations. Pure."""
 
 from __future__ import annotations
 

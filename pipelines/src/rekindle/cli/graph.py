@@ -1,4 +1,4 @@
-"""`rekindle graph FILE`: what runs where rows go, as text, SVG or Mermaid."""
+"""`rekindle graph FILE`: segments, tasks and exchanges as text, SVG or Mermaid."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a cluster has of a topology, read as the user that a kubeconfig names.
+"""Reads a topology and its objects from a cluster, as the user of a kubeconfig.
 
-By the official client, because a user's kubeconfig has contexts, login plugins (EKS, GKE, AKS,
-OIDC) and proxies, which the thin clients of coordinator and operator know nothing of. It comes with
-the extra `cli`. Reads only; what the user may not list is taken as empty, except the topology.
+Uses the official client, because a user's kubeconfig has contexts, login plugins (EKS, GKE, AKS,
+OIDC) and proxies, which the small clients of coordinator and operator do not support. It is
+installed by the extra `cli`. Never writes; a list that the user may not read counts as empty.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TIMEOUT_S = (5.0, 10.0)
 
 
 class NoAnswer(RekindleError):
-    """Nobody answers at the API server's address, or not in time; the next try may succeed."""
+    """The API server did not respond in time; a retry may succeed."""
 
 
 class Refused(RekindleError):
-    """The API server's answer is a refusal; `status` is HTTP's."""
+    """The API server returned the HTTP error `status`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class Refused(RekindleError):
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which topology of which cluster, under kubectl's names."""
+    """Arguments for the topology and the cluster, named as in kubectl."""
     parser.add_argument("topology", metavar="TOPOLOGY", help="name of a StreamTopology")
     parser.add_argument("-n", "--namespace", help="default: the context's, else `default`")
     parser.add_argument(
@@ -113,21 +113,22 @@ class ClusterReader:
             text = str(response.read().decode())  # type: ignore[no-untyped-call]
         except (HTTPError, OSError) as error:
             server = self.api.configuration.host
-            raise NoAnswer(f"{server} does not answer: {_cause(error)}") from error
+            raise NoAnswer(f"{server} does not respond: {_cause(error)}") from error
         if not 200 <= response.status <= 299:
-            raise Refused(response.status, f"the API server refuses: {_message(text)}")
+            raise Refused(response.status, f"the API server returned an error: {_message(text)}")
         return dict(json.loads(text))
 
 
 def open_cluster(args: argparse.Namespace) -> ClusterReader:
-    """As the arguments of `add_cluster_arguments` say. Raises RekindleError."""
+    """Open the cluster that the arguments of `add_cluster_arguments` select. Raises
+    RekindleError."""
     try:
         from kubernetes import client, config
     except ModuleNotFoundError as error:
         raise RekindleError("no kubernetes client: install rekindle[cli]") from error
     file = args.kubeconfig
     settings = client.Configuration()
-    settings.retries = False  # a user at a terminal wants to know at once
+    settings.retries = False  # report errors to the user at once
     try:
         config.load_kube_config(file, args.context, settings, persist_config=False)  # type: ignore[no-untyped-call]
         contexts, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]

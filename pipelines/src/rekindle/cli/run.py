@@ -1,7 +1,7 @@
-"""`rekindle run FILE`: a topology in this process, with its progress and a table of results.
+"""`rekindle run FILE`: runs a topology in this process, with progress and a table of results.
 
-Progress and messages go to stderr, the table to stdout. The first line comes before anything is
-imported that takes time; Spark's log goes to a file.
+Progress and messages go to stderr, the table to stdout. The first line is printed before any slow
+import; Spark's log goes to a file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         type=Path,
         metavar="DIR",
-        help="read files sources from this directory, by their names and, where these are the "
-        "same, those of the folders above (default: from their own URLs)",
+        help="read files sources from this directory, by file name and, if that is ambiguous, "
+        "parent directories (default: from their own URLs)",
     )
     parser.add_argument(
         "--output",
@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until-epoch",
         type=_number_from(0),
         metavar="N",
-        help="stop after this epoch, from 0 on (default: at the end of all sources)",
+        help="stop after this epoch; the first is 0 (default: at the end of all sources)",
     )
     parser.add_argument(
         "--epochs-per-job",
         type=_number_from(1),
         metavar="N",
         default=64,
-        help="at most so many in one Spark job (default: %(default)s)",
+        help="maximum number of epochs in one Spark job (default: %(default)s)",
     )
     parser.add_argument(
         "--master",
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spark-log",
         type=Path,
         metavar="FILE",
-        help="what Spark says (default: a new file in ~/.local/state/rekindle)",
+        help="log of Spark (default: a new file in ~/.local/state/rekindle)",
     )
 
 
@@ -76,7 +76,7 @@ def _number_from(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
         return number
 
     return parsed
@@ -84,7 +84,7 @@ def _number_from(least: int) -> Callable[[str], int]:
 
 def run(args: argparse.Namespace) -> int:
     print(f"rekindle run: {args.file}", file=sys.stderr, flush=True)
-    # Only now: these imports take a second.
+    # Imported late because these take a second.
     from rekindle.cli.run_display import open_display, print_result
     from rekindle.directories import cache_root
     from rekindle.engine.spark.archive_cache import DIRECTORY
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _new_log(topology: str) -> Path:
-    """A file in the user's state directory, where the newest logs are kept."""
+    """A new file in the user's state directory; old logs are deleted."""
     from rekindle.directories import state_root
 
     directory = state_root(os.environ)

@@ -1,6 +1,6 @@
-"""What `rekindle run` shows while it runs, and at the end.
+"""Progress and results of `rekindle run`.
 
-On a terminal a bar with what is left; elsewhere a line now and then, for logs.
+On a terminal, a progress bar; otherwise a line from time to time, for logs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rekindle.reference import Opened, Progress, ReferenceResult, RunEvent, Spar
 
 _LINE_EVERY_S = 5.0
 _WIDE = 10_000
-"""Columns of what is no terminal: nothing is folded, so that it can be searched and cut."""
+"""Width if the output is not a terminal: lines are not wrapped, so that grep and cut work."""
 
 
 class Display(Protocol):
@@ -57,20 +57,20 @@ def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> s
             names = ", ".join(event.sources)
             return f"{topology}: read {names}; epochs 0 to {event.last_epoch}"
         case SparkStarting():
-            hint = "" if event.archive else "; `rekindle warm-up` makes that faster, once"
+            hint = "" if event.archive else "; run `rekindle warm-up` once to make this faster"
             return f"{topology}: starting Spark, log in {log}{hint}"
         case _:
             assert_never(event)
 
 
 def time_left_s(progress: Progress) -> float | None:
-    """By epochs; None before there is anything to go by."""
+    """Estimated from the epochs done; None before the first."""
     done, left = progress.epoch + 1, progress.last_epoch - progress.epoch
     return progress.seconds * left / done if done > 0 and progress.seconds > 0 else None
 
 
 class Lines:
-    """A line at most every five seconds, and the last."""
+    """Prints a line at most every five seconds, and the last one."""
 
     def __init__(self, stream: TextIO, topology: str, log: Path) -> None:
         self._stream, self._topology, self._log = stream, topology, log
@@ -96,7 +96,7 @@ class Lines:
 
 
 class Bars:
-    """A bar below the messages; it is gone when the run has ended."""
+    """A bar below the messages that disappears when the run ends."""
 
     def __init__(self, console: Console, topology: str, log: Path) -> None:
         self._topology, self._log = topology, log
@@ -134,7 +134,7 @@ class Bars:
 
 
 def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None:
-    """What each query got and where it is, and which rows windows dropped."""
+    """Print rows and output URL of each query, and the rows that windows dropped."""
     console = _console(stream, None if stream.isatty() else _WIDE)
     title = f"{topology}: {result.epochs:,} epochs in {readable_duration(result.seconds)}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
@@ -149,6 +149,6 @@ def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None
     for operator, dropped in result.dropped.items():
         if dropped.late or dropped.untimed:
             console.print(
-                f"operator {operator} dropped {dropped.late:,} rows too late, "
+                f"operator {operator} dropped {dropped.late:,} late rows, and "
                 f"{dropped.untimed:,} without event time"
             )

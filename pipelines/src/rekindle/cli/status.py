@@ -1,4 +1,4 @@
-"""`rekindle status TOPOLOGY`: how its queries and tasks are, and what a recovery does next."""
+"""`rekindle status TOPOLOGY`: state of its queries and tasks, and the recovery plan."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ EXAMPLES = """\
   rekindle status flights
   rekindle status flights -n streams --context production
   rekindle status flights --watch            # until Ctrl-C
-  rekindle status flights --watch > log.txt  # no terminal: each change as text
+  rekindle status flights --watch > log.txt  # not a terminal: prints each change
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("-w", "--watch", action="store_true", help="refresh until Ctrl-C")
     parser.add_argument(
         "--interval",
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks with --watch (default: %(default)s)",
+        help="refresh interval with --watch (default: %(default)s)",
     )
     parser.add_argument(
-        "-a", "--all", action="store_true", help="every task, also where many are Live"
+        "-a", "--all", action="store_true", help="show every task, even if many are Live"
     )
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(view: StatusView, console: Console, all_tasks: bool, fit: bool = False) -> RenderableType:
-    """`fit`: without tasks that are Live if they do not fit on the screen."""
+    """`fit`: omit Live tasks if the output does not fit on the screen."""
     from rekindle.cli.status_tree import LIVE_TASKS, render_status
 
     now = datetime.now(UTC)
@@ -76,7 +76,7 @@ def _draw(view: StatusView, console: Console, all_tasks: bool, fit: bool = False
 
 
 class _Reader:
-    """Specs are compiled when they change."""
+    """Reads the status; compiles the spec only when it changes."""
 
     def __init__(self, cluster: ClusterReader, name: str) -> None:
         self._cluster, self._name = cluster, name
@@ -94,7 +94,7 @@ class _Reader:
         )
 
     def _topology(self, document: dict[str, Any]) -> Topology | None:
-        """None where the spec is wrong, or of a release that knows more than this one."""
+        """None if the spec is invalid, or needs a newer release than this one."""
         spec = document.get("spec")
         if self._compiled is None or self._compiled[0] != spec:
             self._compiled = spec, _compile(document)
@@ -111,19 +111,21 @@ def _compile(document: dict[str, Any]) -> Topology | None:
 
 
 def _watch(console: Console, reader: _Reader, interval_s: float, all_tasks: bool) -> None:
-    """While nobody answers, the last view stays, with the reason."""
+    """While the API server does not respond, show the last view, with the error."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
-    shown = reader.read()  # a wrong name or address ends the command
+    shown = reader.read()  # with a wrong name or address the command fails
     live = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else None
     with live or contextlib.nullcontext():
         failure = ""
         while True:
             picture = _draw(shown, console, all_tasks, fit=live is not None)
             if failure:
-                picture = Group(Text(f"{failure}; what follows is older", "magenta"), "", picture)
+                picture = Group(
+                    Text(f"{failure}; the status below is out of date", "magenta"), "", picture
+                )
             if live is not None:
                 live.update(picture, refresh=True)
             else:
@@ -136,4 +138,4 @@ def _watch(console: Console, reader: _Reader, interval_s: float, all_tasks: bool
                 except NoAnswer as error:
                     failure = str(error)
                 if live is not None:
-                    break  # ages have changed at least
+                    break  # at least the ages have changed

@@ -38,13 +38,14 @@ _STYLES = {
 }
 _NAME, _STATE = 20, 11
 LIVE_TASKS = 8
-"""How many Live tasks of a segment are shown; the others are counted."""
+"""Maximum number of Live tasks shown for each segment; the others are only counted."""
 
 
 def render_status(
     view: StatusView, now: datetime, *, live_tasks: int = LIVE_TASKS
 ) -> RenderableType:
-    """`live_tasks`: how many of a segment are shown. Those that are not Live always are."""
+    """`live_tasks`: maximum number shown for each segment. Tasks that are not Live are always
+    shown."""
     parts: list[RenderableType] = [_title(view), _facts(view, now)]
     if view.recovery is not None:
         parts += ["", _recovery(view.recovery, view, now)]
@@ -60,7 +61,7 @@ def _title(view: StatusView) -> Text:
     if view.generation is not None:
         title.append(f", generation {view.generation}", "dim")
         if view.observed_generation is not None and view.observed_generation < view.generation:
-            title.append(f" (the operator has seen {view.observed_generation})", "yellow")
+            title.append(f" (the operator has observed {view.observed_generation})", "yellow")
     return title
 
 
@@ -119,7 +120,7 @@ def _trouble(view: StatusView) -> Table:
 def _tree(view: StatusView, live_tasks: int) -> RenderableType:
     if not view.queries and not view.others:
         return Text("no queries", "dim")
-    tree = Tree("queries, most valuable first", guide_style="dim")
+    tree = Tree("queries, by priority", guide_style="dim")
     shown: dict[str, str] = {}
     for query in view.queries:
         branch = tree.add(_query(query))
@@ -189,7 +190,7 @@ def _state(state: str, width: int = 0) -> Text:
 
 
 def _age(at: datetime, now: datetime) -> str:
-    """A cluster's clock may be ahead of this machine's."""
+    """Never negative: the cluster's clock may be ahead of this machine's."""
     return readable_duration(max(0.0, (now - at).total_seconds()))
 
 

@@ -1,8 +1,8 @@
-"""What `rekindle status` shows, read from a topology's documents in the cluster. Pure.
+"""Builds what `rekindle status` shows from a topology's objects in the cluster. Pure.
 
-The documents may be of another release, of an operator that has not started, or half written: what
-is missing, or of another type, is left out. Task phases are the coordinator's
-(`status.dataPlane`), which are as old as the conditions say.
+The objects may be of another release, or incomplete because the operator has not started: fields
+that are missing or have another type are left out. Task phases are reported by the coordinator
+(`status.dataPlane`); the conditions say whether its report is old.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AS_IT_SHOULD = {
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """One replica of one partition. `phase` is empty where the coordinator says nothing of it."""
+    """One replica of one partition. `phase` is empty if the coordinator does not report it."""
 
     name: str
     phase: str
@@ -52,7 +52,7 @@ class SegmentLine:
 
 @dataclass(frozen=True, slots=True)
 class QueryLine:
-    """`segments`: what it needs, from the sources on; empty where the spec cannot be compiled."""
+    """`segments`: all that it needs, sources first; empty if the spec cannot be compiled."""
 
     name: str
     priority: int | None
@@ -72,7 +72,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLine:
-    """`plan` holds names of queries, in order; `why` is the last Event about it, of `why_at`."""
+    """`plan`: names of queries, in order; `why`: message of the last Event about it, at
+    `why_at`."""
 
     mode: str
     since: datetime | None
@@ -92,8 +93,8 @@ class ConditionLine:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """`conditions`: those that are not as they should be; `others`: segments and tasks that no
-    query of the spec accounts for (another generation's, or of a spec that does not compile)."""
+    """`conditions`: the unhealthy ones; `others`: segments and tasks that belong to no query of the
+    spec (of another generation, or if the spec does not compile)."""
 
     name: str
     namespace: str
@@ -117,7 +118,7 @@ def read_status(
     pods: Iterable[Json] = (),
     events: Iterable[Json] = (),
 ) -> StatusView:
-    """`document`: the StreamTopology; `topology`: its spec compiled, None if that fails; `pods`:
+    """`document`: the StreamTopology; `topology`: its compiled spec, None if that fails; `pods`:
     of its tasks; `events`: about it."""
     meta, status = _mapping(document.get("metadata")), _mapping(document.get("status"))
     data_plane = _mapping(status.get("dataPlane"))
@@ -145,7 +146,7 @@ def read_status(
 def _segments(
     status: Json, data_plane: Json, topology: Topology | None, pods: Sequence[Json]
 ) -> dict[str, SegmentLine]:
-    """By id, in the topology's order: every slot of the spec, and what else the cluster has."""
+    """By id, in the topology's order: every slot of the spec, and any other in the cluster."""
     reports = {_text(t.get("slot")): t for t in _mappings(data_plane, "tasks")}
     taken = {
         _text(s.get("slot")): _integer(s.get("incarnation")) for s in _mappings(status, "slots")
@@ -171,7 +172,7 @@ def _segments(
 
 
 def _newest_pods(pods: Sequence[Json]) -> dict[str, Json]:
-    """By slot; of several pods of a slot, the one of the newest incarnation."""
+    """By slot: the pod of the newest incarnation."""
     newest: dict[str, Json] = {}
     for pod in sorted(pods, key=lambda pod: _integer(_label(pod, "incarnation")) or 0):
         parts = [_label(pod, part) for part in ("segment", "partition", "replica")]
@@ -186,7 +187,7 @@ def _label(pod: Json, name: str) -> str:
 
 
 def _task(name: str, report: Json, taken: int | None, pod: Json) -> TaskLine:
-    """What the newest incarnation does; a report of an older one says nothing about it."""
+    """The task of the newest incarnation; reports of older ones are ignored."""
     incarnation = _integer(_label(pod, "incarnation"))
     if incarnation is None:
         incarnation = taken
@@ -200,9 +201,9 @@ def _task(name: str, report: Json, taken: int | None, pod: Json) -> TaskLine:
     remarks = []
     if report.get("suspected"):
         silent = report.get("silentSeconds")
-        remarks.append(f"not heard for {silent} s" if silent is not None else "not heard")
+        remarks.append(f"no response for {silent} s" if silent is not None else "no response")
     if phase == "Waiting" and pod:
-        remarks.append("its pod has no node yet")
+        remarks.append("its pod is not scheduled yet")
     restored = _integer(report.get("restoredFrom"))
     if phase in ("Restoring", "CatchingUp") and restored is not None and restored >= 0:
         remarks.append(f"restored from epoch {restored}")
@@ -224,7 +225,7 @@ def _queries(
     topology: Topology | None,
     segments: Mapping[str, SegmentLine],
 ) -> tuple[QueryLine, ...]:
-    """Most valuable first. Before there is a status, those of the spec."""
+    """By descending priority. Before there is a status, those of the spec."""
     reported = _mappings(status, "queries") or _mappings(_mapping(document.get("spec")), "queries")
     specs = {q.name: q for q in topology.spec.queries} if topology is not None else {}
     lines = []
@@ -255,7 +256,7 @@ def _checkpoint(raw: Json) -> Checkpoint | None:
 
 
 def _recovery(raw: Json, events: Iterable[Json]) -> RecoveryLine | None:
-    """None unless one is under way."""
+    """None if no recovery is in progress."""
     if not raw.get("startedAt"):
         return None
     since = read_time(raw["startedAt"])
@@ -276,7 +277,7 @@ def _last_plan(events: Iterable[Json], since: datetime | None) -> tuple[datetime
         for event in events
         if event.get("reason") == "RecoveryPlanned"
         and (at := event_time(event)) is not None
-        # An Event is written after the pass in which the recovery started; older ones are of others
+        # Events of this recovery are written after the pass in which it started.
         and (since is None or at >= since.replace(microsecond=0))
     ]
     return max(plans) if plans else (None, "")
@@ -317,6 +318,6 @@ def _integer(value: Any) -> int | None:
 
 
 def _epoch(value: Any) -> int | None:
-    """-1 is none yet."""
+    """-1 means none yet."""
     epoch = _integer(value)
     return None if epoch is None or epoch < 0 else epoch

@@ -1,4 +1,4 @@
-"""`rekindle timeline TOPOLOGY`: a picture of what happened to its queries."""
+"""`rekindle timeline TOPOLOGY`: draws the history of its queries."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=_duration,
         metavar="DURATION",
-        help="how far back, such as 90s, 15m or 2h (default: as far as Events and the history of "
-        "recoveries go)",
+        help="how far back, such as 90s, 15m or 2h (default: to the oldest Event or "
+        "recovery in the status)",
     )
 
 

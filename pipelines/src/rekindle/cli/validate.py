@@ -1,4 +1,4 @@
-"""`rekindle validate FILE`: all that is wrong with a topology, without Spark or a cluster."""
+"""`rekindle validate FILE`: reports all problems of a topology, without Spark or a cluster."""
 
 from __future__ import annotations
 

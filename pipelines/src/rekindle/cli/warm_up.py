@@ -1,4 +1,4 @@
-"""`rekindle warm-up`: the archive of Spark's classes that `rekindle run` starts from."""
+"""`rekindle warm-up`: creates the archive of Spark's classes that `rekindle run` uses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: the archive is for this Java and this Spark, in the user's cache."""
+    """It has none: the archive is for this Java and this Spark, in the user's cache."""
 
 
 def run(args: argparse.Namespace) -> int:
-    print("making the archive of Spark's classes if there is none (30 s)", file=sys.stderr)
+    print("creating the archive of Spark's classes if there is none (30 s)", file=sys.stderr)
     from rekindle.directories import cache_root
     from rekindle.engine.spark.archive_cache import DIRECTORY, ensure_archive
 

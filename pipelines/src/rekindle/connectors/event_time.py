@@ -183,7 +183,6 @@ def _fraction(parts: dict[str, pa.Array], rows: int) -> Int64s:
 
 def _offset(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     """The UTC offset of each value in minutes, and which of them are valid."""
-
     if "zone" not in parts:
         return np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
     zone = pc.replace_substring(pc.fill_null(parts["zone"], ""), ":", "")

@@ -1,1 +1,1 @@
-"""What happened to a topology: its history, read from samples or Events, and the picture of it."""
+"""The history of a topology, read from status samples or Events, and its drawing."""

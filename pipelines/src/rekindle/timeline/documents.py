@@ -1,9 +1,8 @@
-"""A topology's history from what its cluster keeps of it: status, Events and nodes. Pure.
+"""Builds a topology's history from its objects in the cluster: status, Events and nodes. Pure.
 
-Events have the time of the operator's clock and are kept for an hour; what is older
-comes from `status.recovery.history`, which has the last ten recoveries. A query's name is the first
-word of its Events. Whether a query is restoring or catching up is in no Event: both are drawn as
-Restoring.
+Events have times of the operator's clock and are kept for an hour; older recoveries come from
+`status.recovery.history`, which has the last ten. A query's name is the first word of its Events.
+Events do not distinguish Restoring from CatchingUp: both are drawn as Restoring.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _NOTES = {
     "Diverged": "replicas diverged",
 }
 _TOGETHER = timedelta(seconds=2)
-"""Nodes that are lost, or join, within it share a mark."""
+"""Nodes that are lost, or join, within this time share one mark."""
 _BEFORE = timedelta(seconds=5)
-"""What is drawn before the first thing that is known to have happened."""
+"""Time drawn before the first known change."""
 _SECONDS = re.compile(r"([\d.]+)s")
 
 
@@ -44,7 +43,7 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`began`: what the history's seconds count from."""
+    """`began`: the time from which the history's seconds count."""
 
     history: History
     began: datetime
@@ -64,8 +63,8 @@ def read_timeline(
     now: datetime,
     since: datetime | None = None,
 ) -> Timeline:
-    """`topology`: the StreamTopology; `events`: about it (core/v1); `nodes`: all there are;
-    `since`: where the picture begins (default: with the oldest that is known)."""
+    """`topology`: the StreamTopology; `events`: about it (core/v1); `nodes`: all nodes;
+    `since`: where the drawing begins (default: at the oldest known change)."""
     status = topology.get("status") or {}
     names = [str(q["name"]) for q in status.get("queries") or () if q.get("name")]
     moments = list(_from_events(events, names))
@@ -83,7 +82,7 @@ def read_timeline(
 
 
 def read_time(value: Any) -> datetime | None:
-    """RFC 3339, as the API writes it; None for all else."""
+    """Parse an RFC 3339 time of the API; None if it is not one."""
     try:
         return datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
@@ -91,7 +90,7 @@ def read_time(value: Any) -> datetime | None:
 
 
 def event_time(event: Json) -> datetime | None:
-    """When it happened, of a core/v1 Event."""
+    """When a core/v1 Event happened."""
     created = (event.get("metadata") or {}).get("creationTimestamp")
     times = (event.get("eventTime"), event.get("lastTimestamp"), created)
     return next((at for value in times if value and (at := read_time(value))), None)
@@ -141,7 +140,7 @@ def _changes(
     began: datetime,
     now: datetime,
 ) -> list[Change]:
-    """Of each query: what it was in the beginning, each change after it, and what it is now."""
+    """For each query: its state at the beginning, each change, and its state now."""
     states_now = {
         str(q.get("name")): str(q.get("state") or "") for q in status.get("queries") or ()
     }
@@ -166,7 +165,7 @@ def _changes(
 
 
 def _before(later: Sequence[_Moment], state_now: str) -> str:
-    """What a query was before the first of its Events that is known."""
+    """The state of a query before its first known Event."""
     if not later:
         return state_now or "Waiting"
     return "Live" if later[0].state == "Waiting" else "Waiting"
@@ -177,7 +176,7 @@ def _differs(drawn: str, now: str) -> bool:
 
 
 def _marks(moments: Sequence[_Moment], began: datetime) -> Iterator[Mark]:
-    """What happens to several nodes together is one mark."""
+    """Nodes that are lost or join together share one mark."""
     for kind in ("lost", "joined"):
         group: list[str] = []
         start: datetime | None = None

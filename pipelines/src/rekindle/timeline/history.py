@@ -1,6 +1,6 @@
-"""What happened to a topology, as seen from its status: pure bookkeeping, no I/O, no clock.
+"""The history of a topology, recorded from samples of its status. Pure: no I/O, no clock.
 
-An observer feeds samples of `status` and marks of what was done to the cluster; the demo's verdict,
+An observer adds samples of `status`, and marks for actions on the cluster; the demo's verdict,
 its timeline and the failure tests read the result. Times are seconds since the history began.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GONE = frozenset({"Waiting", "Restoring", "Failed"})
-"""States in which a query gives no answers; one that is CatchingUp gives them late."""
+"""States in which a query writes no results; in CatchingUp it writes them late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """One query's way through a loss. Times are None where it has not (yet) happened."""
+    """A query's outage and recovery. Times are None for what has not happened (yet)."""
 
     query: str
     lost_s: float
@@ -51,7 +51,7 @@ class History:
     ended_s: float = 0.0
 
     def sample(self, at_s: float, status: Mapping[str, Any]) -> None:
-        """Take one reading of `status`; only what changed is kept."""
+        """Record a sample of `status`; only changes are kept."""
         self.ended_s = at_s
         for query in status.get("queries", []):
             name, state = query["name"], query.get("state", "Waiting")
@@ -81,7 +81,7 @@ class History:
         return max((e for at_s, _, e in self.progress if at_s <= until_s), default=-1)
 
     def outage(self, query: str, since_s: float) -> Outage | None:
-        """The first time after `since_s` that the query gave no answers; None if it always did."""
+        """The first outage of the query after `since_s`; None if there was none."""
         after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
         lost = next((c for c in after if c.state in GONE), None)
         if lost is None:

@@ -1,4 +1,4 @@
-"""Draws a history: queries × time, coloured by state, with the nodes' losses and arrivals.
+"""Draws a history: queries × time, coloured by state, with marks for nodes lost and joined.
 
 Needs Matplotlib, which the extra `cli` installs.
 """
