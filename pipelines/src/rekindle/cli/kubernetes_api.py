@@ -26,11 +26,11 @@ _TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{{namespace}}/{names.PLURAL
 _TIMEOUT_S = (5.0, 10.0)
 
 
-class NoAnswer(RekindleError):
+class ApiUnavailable(RekindleError):
     """The API server did not respond in time; a retry may succeed."""
 
 
-class Refused(RekindleError):
+class ApiError(RekindleError):
     """The API server returned the HTTP error `status`."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -50,7 +50,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReader:
-    """Raises NoAnswer and Refused."""
+    """Raises ApiUnavailable and ApiError."""
 
     api: ApiClient
     namespace: str
@@ -58,14 +58,14 @@ class ClusterReader:
     def topology(self, name: str) -> Json:
         try:
             return self._get(_TOPOLOGIES.format(namespace=self.namespace, name=name))
-        except Refused as refusal:
-            if refusal.status != 404:
+        except ApiError as error:
+            if error.status != 404:
                 raise
-            raise Refused(
+            raise ApiError(
                 404,
                 f"there is no StreamTopology {name} in namespace {self.namespace} "
                 f"(`kubectl get streamtopologies -A` lists all)",
-            ) from refusal
+            ) from error
 
     def events(self, topology: Json) -> list[Json]:
         """The Events about this topology, without those of an older one of the same name."""
@@ -93,8 +93,8 @@ class ClusterReader:
     def _list(self, path: str, *query: tuple[str, str]) -> list[Json]:
         try:
             return list(self._get(path, query).get("items") or ())
-        except Refused as refusal:
-            if refusal.status in (401, 403):
+        except ApiError as error:
+            if error.status in (401, 403):
                 return []
             raise
 
@@ -113,9 +113,9 @@ class ClusterReader:
             text = str(response.read().decode())  # type: ignore[no-untyped-call]
         except (HTTPError, OSError) as error:
             server = self.api.configuration.host
-            raise NoAnswer(f"{server} does not respond: {_cause(error)}") from error
+            raise ApiUnavailable(f"{server} does not respond: {_cause(error)}") from error
         if not 200 <= response.status <= 299:
-            raise Refused(response.status, f"the API server returned an error: {_message(text)}")
+            raise ApiError(response.status, f"the API server returned an error: {_message(text)}")
         return dict(json.loads(text))
 
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.kubernetes_api import (
+    ApiUnavailable,
     ClusterReader,
-    NoAnswer,
     add_cluster_arguments,
     open_cluster,
 )
@@ -135,7 +135,7 @@ def _watch(console: Console, reader: _Reader, interval_s: float, all_tasks: bool
                 time.sleep(interval_s)
                 try:
                     shown, failure = reader.read(), ""
-                except NoAnswer as error:
+                except ApiUnavailable as error:
                     failure = str(error)
                 if live is not None:
                     break  # at least the ages have changed
