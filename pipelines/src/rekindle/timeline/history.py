@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-GONE = frozenset({"Waiting", "Restoring", "Failed"})
+DOWN_STATES = frozenset({"Waiting", "Restoring", "Failed"})
 """States in which a query writes no results; in CatchingUp it writes them late."""
 
 
@@ -83,7 +83,7 @@ class History:
     def outage(self, query: str, since_s: float) -> Outage | None:
         """The first outage of the query after `since_s`; None if there was none."""
         after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
-        lost = next((c for c in after if c.state in GONE), None)
+        lost = next((c for c in after if c.state in DOWN_STATES), None)
         if lost is None:
             return None
         later = [c for c in after if c.at_s >= lost.at_s]
