@@ -25,7 +25,7 @@ EXAMPLES = """\
   rekindle run topology.yaml --input data --output out   # its file:// sources from ./data
   rekindle run topology.yaml --output out --until-epoch 100 --master 'local[*]'
 """
-_MOST_LOGS = 20
+_KEPT_LOGS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +124,6 @@ def _new_log(topology: str) -> Path:
     from rekindle.directories import state_root
 
     directory = state_root(os.environ)
-    for old in sorted(directory.glob("run-*.log"), key=lambda p: p.stat().st_mtime)[:-_MOST_LOGS]:
+    for old in sorted(directory.glob("run-*.log"), key=lambda p: p.stat().st_mtime)[:-_KEPT_LOGS]:
         old.unlink(missing_ok=True)
     return directory / f"run-{topology}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"

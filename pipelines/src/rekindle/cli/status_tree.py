@@ -50,7 +50,7 @@ def render_status(
     if view.recovery is not None:
         parts += ["", _recovery(view.recovery, view, now)]
     if view.conditions or view.problems:
-        parts += ["", _trouble(view)]
+        parts += ["", _problems(view)]
     parts += ["", _tree(view, live_tasks)]
     return Group(*parts)
 
@@ -106,7 +106,7 @@ def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
     return table
 
 
-def _trouble(view: StatusView) -> Table:
+def _problems(view: StatusView) -> Table:
     table = _grid()
     for condition in view.conditions:
         style = "magenta" if condition.status == "Unknown" else "red"

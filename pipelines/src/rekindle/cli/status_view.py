@@ -18,7 +18,7 @@ from rekindle.topology.model import Topology
 
 Json = Mapping[str, Any]
 
-_AS_IT_SHOULD = {
+_HEALTHY = {
     "Valid": "True",
     "Available": "True",
     "Redundant": "True",
@@ -148,7 +148,7 @@ def _segments(
 ) -> dict[str, SegmentLine]:
     """By id, in the topology's order: every slot of the spec, and any other in the cluster."""
     reports = {_text(t.get("slot")): t for t in _mappings(data_plane, "tasks")}
-    taken = {
+    incarnations = {
         _text(s.get("slot")): _integer(s.get("incarnation")) for s in _mappings(status, "slots")
     }
     newest = _newest_pods(pods)
@@ -156,14 +156,14 @@ def _segments(
         known = [slot.key for slot in topology.slots()]
         names = {s.id: s.name for s in topology.segments}
     else:
-        known, names = [key for key in taken if key.count("/") == 2], {}
+        known, names = [key for key in incarnations if key.count("/") == 2], {}
     for pod in pods:
         if name := _label(pod, "segment-name"):
             names.setdefault(_label(pod, "segment"), name)
     tasks: dict[str, list[TaskLine]] = {}
     for key in dict.fromkeys((*known, *reports, *newest)):
         segment, _, rest = key.partition("/")
-        line = _task(rest, reports.get(key, {}), taken.get(key), newest.get(key, {}))
+        line = _task(rest, reports.get(key, {}), incarnations.get(key), newest.get(key, {}))
         tasks.setdefault(segment, []).append(line)
     return {
         segment: SegmentLine(names.get(segment, segment), tuple(lines))
@@ -186,11 +186,11 @@ def _label(pod: Json, name: str) -> str:
     return _text(labels.get(f"{names.OWN_PREFIX}{name}"))
 
 
-def _task(name: str, report: Json, taken: int | None, pod: Json) -> TaskLine:
+def _task(name: str, report: Json, reserved: int | None, pod: Json) -> TaskLine:
     """The task of the newest incarnation; reports of older ones are ignored."""
     incarnation = _integer(_label(pod, "incarnation"))
     if incarnation is None:
-        incarnation = taken
+        incarnation = reserved
     if incarnation is not None and _integer(report.get("incarnation")) not in (None, incarnation):
         report = {}
     meta, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
@@ -286,7 +286,7 @@ def _last_plan(events: Iterable[Json], since: datetime | None) -> tuple[datetime
 def _conditions(status: Json) -> Iterable[ConditionLine]:
     for condition in _mappings(status, "conditions"):
         kind, value = _text(condition.get("type")), _text(condition.get("status"))
-        if value == _AS_IT_SHOULD.get(kind, value):
+        if value == _HEALTHY.get(kind, value):
             continue
         yield ConditionLine(
             kind, value, _text(condition.get("reason")), _text(condition.get("message"))

@@ -24,9 +24,9 @@ _NOTES = {
     "Resumed": "resumed",
     "Diverged": "replicas diverged",
 }
-_TOGETHER = timedelta(seconds=2)
+_SAME_MARK = timedelta(seconds=2)
 """Nodes that are lost, or join, within this time share one mark."""
-_BEFORE = timedelta(seconds=5)
+_PADDING = timedelta(seconds=5)
 """Time drawn before the first known change."""
 _SECONDS = re.compile(r"([\d.]+)s")
 
@@ -69,10 +69,10 @@ def read_timeline(
     names = [str(q["name"]) for q in status.get("queries") or () if q.get("name")]
     moments = list(_from_events(events, names))
     oldest = min((m.at for m in moments), default=now)
-    moments += _from_record(status, names, oldest)
+    moments += _from_recovery_history(status, names, oldest)
     created = read_time(topology["metadata"].get("creationTimestamp")) or oldest
     first = min((m.at for m in moments), default=created)
-    began = since or (created if first - created <= _TOGETHER + _BEFORE else first - _BEFORE)
+    began = since or (created if first - created <= _SAME_MARK + _PADDING else first - _PADDING)
     moments += (m for m in _from_nodes(nodes) if m.at >= max(first, began))
     moments.sort(key=lambda m: m.at)
     history = History(ended_s=max(1.0, (now - began).total_seconds()))
@@ -110,11 +110,13 @@ def _from_events(events: Iterable[Json], names: Sequence[str]) -> Iterator[_Mome
             yield _Moment(at, note=_NOTES[reason])
 
 
-def _from_record(status: Json, names: Sequence[str], before: datetime) -> Iterator[_Moment]:
+def _from_recovery_history(
+    status: Json, names: Sequence[str], before: datetime
+) -> Iterator[_Moment]:
     """The recoveries whose Events the cluster has deleted."""
     for entry in (status.get("recovery") or {}).get("history") or ():
         started = read_time(entry.get("startedAt"))
-        if started is None or started >= before - _TOGETHER:
+        if started is None or started >= before - _SAME_MARK:
             continue
         yield _Moment(started, lost=tuple(str(node) for node in entry.get("lostNodes") or ()))
         for query in entry.get("queries") or ():
@@ -153,7 +155,7 @@ def _changes(
         own = [m for m in moments if m.query == name]
         earlier = [m.state for m in own if m.at < began]
         later = [m for m in own if m.at >= began]
-        state = earlier[-1] if earlier else _before(later, states_now[name])
+        state = earlier[-1] if earlier else _state_before(later, states_now[name])
         changes.append(Change(0.0, name, state))
         for moment in later:
             if moment.state != state:
@@ -164,7 +166,7 @@ def _changes(
     return changes
 
 
-def _before(later: Sequence[_Moment], state_now: str) -> str:
+def _state_before(later: Sequence[_Moment], state_now: str) -> str:
     """The state of a query before its first known Event."""
     if not later:
         return state_now or "Waiting"
@@ -184,7 +186,7 @@ def _marks(moments: Sequence[_Moment], began: datetime) -> Iterator[Mark]:
             nodes = moment.lost if kind == "lost" else moment.joined
             if not nodes or moment.at < began:
                 continue
-            if start is not None and moment.at - start > _TOGETHER:
+            if start is not None and moment.at - start > _SAME_MARK:
                 yield Mark((start - began).total_seconds(), kind, _named(group, kind))
                 group, start = [], None
             start = start or moment.at
