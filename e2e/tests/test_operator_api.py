@@ -31,7 +31,7 @@ _GATE = names.GATE
 _USER = "rekindle-operator"
 _SILENT_S = 4.0  # longer than the timeout after which a silent node is lost
 _HINTS = {  # by name in the table of bad manifests
-    "cycle": "take one of these inputs out",
+    "cycle": "remove one of these inputs",
     "duplicate-of-a-source": "see spec.sources[0].name",
     "sql-does-not-parse": "at line 1, column 21, near 'trips'",
     "sql-unknown-column": "did you mean city?",

@@ -172,5 +172,5 @@ def test_a_problem_prints_its_path_message_and_hint() -> None:
     sources = [source("weather"), source("birds")]
     spec = spec_of(sources, [], [query("q", "weather")])
     assert [str(p) for p in validate(spec, "t")] == [
-        "spec.sources[1]: no query needs birds (add a query that reads it, or take it out)",
+        "spec.sources[1]: no query needs birds (add a query that reads it, or remove it)",
     ]

@@ -1,4 +1,4 @@
-"""Checks of single fields and of fields with each other: times, places, sizes, names, counts."""
+"""Checks of single fields and of related fields: times, URLs, sizes, names, counts."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ MAX_REPLICAS = 8
 MIN_LOG_BUDGET = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 _ON_DISK = ("file", "local")
-_ONCE = frozenset(_ON_DISK) | CONDITIONAL
+_CREATE_IF_ABSENT = frozenset(_ON_DISK) | CONDITIONAL
 _COMMON = ("file", "s3", "gs", "abfs", "https")
-_OWN_CONF = {
+_RESERVED_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
     "spark.sql.caseSensitive": "results must not depend on it",
-    "spark.sql.adaptive.enabled": "rows are folded in order",
-    "spark.sql.execution.replaceHashWithSortAggregate": "rows are folded in order",
-    "spark.sql.execution.useHashAggregateExec": "rows are folded in order",
-    "spark.sql.legacy.timeParserPolicy": "the old parser takes a missing date from the clock",
-    "spark.sql.session.timeZone": "it is UTC",
+    "spark.sql.adaptive.enabled": "rows must be aggregated in order",
+    "spark.sql.execution.replaceHashWithSortAggregate": "rows must be aggregated in order",
+    "spark.sql.execution.useHashAggregateExec": "rows must be aggregated in order",
+    "spark.sql.legacy.timeParserPolicy": "the legacy parser fills in a missing date from the clock",
+    "spark.sql.session.timeZone": "the time zone is always UTC",
 }
 _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
@@ -59,7 +59,7 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
     found += _counts(spec)
     found += _times(spec)
     found += _log(spec)
-    found += _places(spec, local=local)
+    found += _output_urls(spec, local=local)
     found += _conf(spec)
     found += _template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
@@ -74,7 +74,7 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
 
 def _names(spec: TopologySpec, name: str) -> Iterator[Problem]:
     if not OBJECT_NAME.fullmatch(name):
-        what = f"{name!r} is not a name for a topology"
+        what = f"{name!r} is not a valid topology name"
         yield Problem("metadata.name", "InvalidName", what, "use at most 40 of a-z, 0-9 and -")
     nodes = [(f"{path}.name", node.name) for path, node in nodes_with_paths(spec)]
     queries = [(f"spec.queries[{at}].name", q.name) for at, q in enumerate(spec.queries)]
@@ -82,12 +82,12 @@ def _names(spec: TopologySpec, name: str) -> Iterator[Problem]:
         for path, own in group:
             if not NAME.fullmatch(own):
                 hint = "begin with a-z; at most 40 of a-z, 0-9, - and _; end in a-z or 0-9"
-                yield Problem(path, "InvalidName", f"{own!r} is not a name", hint)
+                yield Problem(path, "InvalidName", f"{own!r} is not a valid name", hint)
         yield from _duplicates(group)
 
 
 def _duplicates(group: Iterable[tuple[str, str]]) -> Iterator[Problem]:
-    """Names that are the same once `_` is written `-`, as object names are."""
+    """Names that are equal after `_` is replaced by `-`, as in object names."""
     first: dict[str, tuple[str, str]] = {}
     for path, name in group:
         key = name.replace("_", "-")
@@ -95,7 +95,9 @@ def _duplicates(group: Iterable[tuple[str, str]]) -> Iterator[Problem]:
             first[key] = (path, name)
             continue
         where, other = first[key]
-        same = "is taken" if other == name else f"is {other} once _ is written - in object names"
+        same = (
+            "is already used" if other == name else f"equals {other} in object names (_ becomes -)"
+        )
         yield Problem(path, "DuplicateName", f"the name {name} {same}", f"see {where}")
 
 
@@ -130,22 +132,22 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _log(spec: TopologySpec) -> Iterator[Problem]:
-    """A log over its budget lets files of an eighth of it go; they have to hold some epochs."""
+    """A log over its budget deletes files of 1/8 of it; each has to hold several epochs."""
     if spec.log_budget < MIN_LOG_BUDGET:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
         yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
 
 
-def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
-    places = [("spec.checkpoint.store", spec.checkpoint.store)]
+def _output_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
+    urls = [("spec.checkpoint.store", spec.checkpoint.store)]
     for at, query in enumerate(spec.queries):
         for kind, sink in query.sink.kinds.items():
             if sink is not None and sink.output_url is not None:
-                places.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
+                urls.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
     taken: dict[str, str] = {}
-    for path, url in places:
+    for path, url in urls:
         lacks = "cannot create an object only if it is absent"
-        yield from _url(url, path, _ONCE, lacks, local=local)
+        yield from _url(url, path, _CREATE_IF_ABSENT, lacks, local=local)
         key = url.rstrip("/")
         if key in taken:
             what = f"{url} is used by {taken[key]} too"
@@ -153,11 +155,14 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
         taken.setdefault(key, path)
         on_disk = url.partition("://")[0] in _ON_DISK
         if on_disk and spec.checkpoint.volume is None and not local:
-            what = f"{url} lies on a node's disk, and is lost with the node"
+            what = f"{url} is on a node's disk, and is lost with the node"
             hint = "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
             yield Problem(path, "NoVolume", what, hint)
-    # With _ONCE, since fsspec knows some of these only where their driver is installed.
-    known, lacks = _ONCE.union(fsspec.available_protocols()), "is not a scheme that can be read"
+    # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
+    known, lacks = (
+        _CREATE_IF_ABSENT.union(fsspec.available_protocols()),
+        "is not a scheme that can be read",
+    )
     for at, source in enumerate(spec.sources):
         for kind, given in source.kinds.items():
             if given is not None and given.input_url is not None:
@@ -168,8 +173,8 @@ def _places(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
 def _url(
     url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
 ) -> Iterator[Problem]:
-    """Schemes are case-sensitive, as fsspec does. Whether a driver is installed is not asked:
-    that is for the image of the tasks to say."""
+    """Schemes are case-sensitive, as in fsspec. Whether a driver is installed is not checked: that
+    depends on the image of the tasks."""
     scheme, _, rest = url.partition("://")
     if not (scheme and rest) or (scheme in _ON_DISK) != rest.startswith("/"):
         hint = "write it like file:///path or s3://bucket/path"
@@ -186,52 +191,51 @@ def _url(
 
 
 def _conf(spec: TopologySpec) -> Iterator[Problem]:
-    for key, why in _OWN_CONF.items():
+    for key, why in _RESERVED_CONF.items():
         if key in spec.spark_conf:
             what = f"{key} cannot be set: {why}"
             yield Problem(f"spec.sparkConf[{key}]", "ReservedSetting", what, "leave it out")
 
 
 def _template(template: Mapping[str, object]) -> Iterator[Problem]:
-    """What is merged by field, and what would not be merged. The fields of the
-    pod's spec are checked by the API server."""
+    """Fields that are merged must be mappings, and others would be ignored. The API server checks
+    the fields of the pod's spec."""
     for path in _MERGED:
         *parents, last = path
-        holder = _at(template, parents)
-        if not isinstance(holder, Mapping) or isinstance(holder.get(last, {}), Mapping):
+        parent = _at(template, parents)
+        if not isinstance(parent, Mapping) or isinstance(parent.get(last, {}), Mapping):
             continue
-        what = f"{holder[last]!r} is not a mapping"
+        what = f"{parent[last]!r} is not a mapping"
         hint = f"write the fields of {last} below it, or leave it out"
         yield Problem(".".join(("spec.podTemplate", *path)), "InvalidValue", what, hint)
     for path, known in _MERGED_FIELDS.items():
-        holder = _at(template, path)
-        for field, value in holder.items() if isinstance(holder, Mapping) else ():
+        parent = _at(template, path)
+        for field, value in parent.items() if isinstance(parent, Mapping) else ():
             if field not in known and value is not None:
                 where = ".".join(("spec.podTemplate", *path, str(field)))
                 hint = nearest(str(field), known)
                 yield Problem(where, "UnknownField", f"unknown field {field}", hint)
-    yield from _own_names(template)
+    yield from _reserved_names(template)
 
 
-def _own_names(template: Mapping[str, object]) -> Iterator[Problem]:
-    """What the operator writes on pods and decides by: they tell it whose a pod is, and what has
-    become of it."""
+def _reserved_names(template: Mapping[str, object]) -> Iterator[Problem]:
+    """Labels and annotations that the operator sets on pods and bases its decisions on."""
     for kind in _MERGED_FIELDS["metadata",]:
         entries = _at(template, ("metadata", kind))
         for key in entries if isinstance(entries, Mapping) else ():
             if str(key).startswith(OWN_PREFIX):
                 where = f"spec.podTemplate.metadata.{kind}[{key}]"
-                why = f"names that begin with {OWN_PREFIX} are the operator's own"
+                why = f"names that begin with {OWN_PREFIX} are reserved for the operator"
                 yield Problem(
                     where, "ReservedSetting", f"{key} cannot be set: {why}", "leave it out"
                 )
 
 
 def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
-    holder: object = template
+    parent: object = template
     for part in path:
-        holder = holder.get(part, {}) if isinstance(holder, Mapping) else {}
-    return holder
+        parent = parent.get(part, {}) if isinstance(parent, Mapping) else {}
+    return parent
 
 
 def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[Problem]:
@@ -260,7 +264,7 @@ def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.inputs", "Empty", "there are no inputs", "name at least one")
     for field, values in (("inputs", node.inputs), ("keyBy", node.key_by)):
         for value in (v for v, n in Counter(values).items() if n > 1):
-            what = f"{value} is there twice"
-            yield Problem(f"{path}.{field}", "DuplicateName", what, "name it once")
+            what = f"{value} is listed twice"
+            yield Problem(f"{path}.{field}", "DuplicateName", what, "list it once")
     if node.window is not None:
         yield from check_window(node.window, f"{path}.window")

@@ -18,10 +18,10 @@ def check_references(spec: TopologySpec) -> Iterator[Problem]:
     cycle = find_cycle(edges)
     if cycle:
         at = [o.name for o in spec.operators].index(cycle[0])
-        what = f"the operators read each other in a circle: {' -> '.join([*cycle, cycle[0]])}"
-        hint = "a topology has no loops; take one of these inputs out"
+        what = f"the operators form a cycle: {' -> '.join([*cycle, cycle[0]])}"
+        hint = "a topology must be acyclic; remove one of these inputs"
         yield Problem(f"spec.operators[{at}].inputs", "Cycle", what, hint)
-    if not unknown:  # else what reads a misspelt name looks unused
+    if not unknown:  # otherwise the input with the misspelt name looks unused
         yield from _unused(spec, edges, cycle)
 
 
@@ -42,7 +42,7 @@ def _unused(spec: TopologySpec, edges: Edges, cycle: Sequence[str]) -> Iterator[
     for path, node in nodes_with_paths(spec):
         if node.name not in used and node.name not in cycle:
             what = f"no query needs {node.name}"
-            yield Problem(path, "Unused", what, "add a query that reads it, or take it out")
+            yield Problem(path, "Unused", what, "add a query that reads it, or remove it")
 
 
 def _unknown(path: str, name: str, known: list[str]) -> Problem:

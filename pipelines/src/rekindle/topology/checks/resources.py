@@ -1,4 +1,4 @@
-"""Checks of `resources`: what cannot be read, would be dropped, or leaves a task nothing."""
+"""Checks of `resources`: invalid quantities, unknown fields, limits below requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rekindle.errors import Problem
 from rekindle.topology.problems import did_you_mean, nearest
 from rekindle.topology.resources import PARSERS, PARTS, given_value
 
-_ALIKE = 0.7  # more than gpu and cpu
+_ALIKE = 0.7  # similarity above that of gpu and cpu
 
 
 def check_resources(resources: Mapping[str, Any], path: str) -> list[Problem]:
-    """What cannot be read, would be dropped, or leaves a task nothing."""
+    """Invalid quantities, unknown fields, limits below requests."""
     found = [
         Problem(f"{path}.{part}", "UnknownField", f"unknown field {part}", nearest(part, PARTS))
         for part in resources

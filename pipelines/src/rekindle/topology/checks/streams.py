@@ -1,7 +1,7 @@
-"""What flows between the nodes: schema, event time and partitions of every stream.
+"""Derives schema, event time and partitions of every stream, and checks them.
 
-One walk in topological order, shared by validation and compilation. It goes on past what is wrong:
-a stream whose schema is unknown is not checked further.
+One pass in topological order, shared by validation and compilation. It continues after a problem: a
+stream whose schema is unknown is not checked further.
 
 Design: docs/design/compilation.md#event-time.
 """
@@ -28,7 +28,7 @@ from rekindle.topology.windows.kind import END, START
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A node's output. `schema` None: it is unknown, and a problem says why."""
+    """A node's output. `schema` is None if it is unknown; then there is a problem."""
 
     schema: pa.Schema | None
     event_time: str | None
@@ -46,7 +46,7 @@ class DerivedStreams:
 
 
 def derive_streams(spec: TopologySpec) -> DerivedStreams:
-    """Streams of all nodes that are on no cycle, and what is wrong with their columns."""
+    """Streams of all nodes that are in no cycle, and the problems of their columns."""
     by_name: dict[str, tuple[str, SourceSpec | OperatorSpec]] = {}
     for path, node in nodes_with_paths(spec):
         by_name.setdefault(node.name, (path, node))
@@ -73,7 +73,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     schema = _with_added(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None
     if node.event_time is not None and node.event_time.expression is not None:
-        problems += _made_event_time(node, node.event_time, schema, f"{path}.eventTime")
+        problems += _check_expression(node, node.event_time, schema, f"{path}.eventTime")
         if event_time not in schema.names:
             schema = schema.append(pa.field(event_time, TIMESTAMP))
     elif event_time is not None:
@@ -88,13 +88,13 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
 def _with_added(
     node: SourceSpec, schema: pa.Schema, path: str, problems: list[Problem]
 ) -> pa.Schema:
-    """The declared columns, and those that the connector adds."""
+    """The declared columns and those that the connector adds."""
     for kind, given in node.kinds.items():
         for option, field in (given.added_columns if given else {}).items():
             where = f"{path}.{kind}.{option}"
             problems += _reserved(field.name, where)
             if (taken := _taken(field.name, schema)) is not None:
-                what = f"column {taken} is in the schema, and {field.name} would be added to it"
+                what = f"column {taken} is already in the schema, and {option} adds {field.name}"
                 problems.append(Problem(where, "DuplicateColumn", what, "use another name"))
             else:
                 schema = schema.append(field)
@@ -104,7 +104,7 @@ def _with_added(
 def _reserved(name: str, path: str) -> Iterator[Problem]:
     if name.startswith("__"):
         what = f"column {name} begins with __"
-        yield Problem(path, "ReservedColumn", what, "rename it, it is reserved")
+        yield Problem(path, "ReservedColumn", what, "rename it: names with __ are reserved")
 
 
 def _taken(name: str, schema: pa.Schema) -> str | None:
@@ -112,18 +112,18 @@ def _taken(name: str, schema: pa.Schema) -> str | None:
     return next((column for column in schema.names if column.lower() == name.lower()), None)
 
 
-def _made_event_time(
+def _check_expression(
     node: SourceSpec, event_time: EventTimeSpec, schema: pa.Schema, path: str
 ) -> Iterator[Problem]:
-    """What is wrong with an event time that is made of the columns of `schema`."""
+    """Problems of an event time that is computed from the columns of `schema`."""
     if any(given is not None and not given.raw_rows for given in node.kinds.values()):
-        what = "only a source of files has columns to make event time of"
+        what = "only a source of files can compute event time from columns"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
         return
     yield from _reserved(event_time.column, f"{path}.column")
     if (taken := _taken(event_time.column, schema)) is not None:
-        what = f"column {taken} is in the schema, and expression would make {event_time.column}"
-        hint = "give the made column another name, or leave expression out"
+        what = f"column {taken} is already in the schema, and expression computes {event_time.column}"
+        hint = "rename the computed column, or leave expression out"
         yield Problem(f"{path}.column", "DuplicateColumn", what, hint)
     try:
         parse_event_time(event_time.expression or "", schema)
@@ -132,14 +132,14 @@ def _made_event_time(
 
 
 def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
-    """That a column is there and a TIMESTAMP."""
+    """Check that a column exists and is a TIMESTAMP."""
     if column not in schema.names:
         what = f"unknown column {column}"
         return [Problem(path, "UnknownColumn", what, nearest(column, schema.names))]
     kind = known_type(schema.field(column))
     if kind is not None and kind != TIMESTAMP:
         what = f"column {column} is {arrow_to_ddl(kind)}, not a TIMESTAMP"
-        hint = "declare it TIMESTAMP, or make another column of it with eventTime.expression"
+        hint = "declare it TIMESTAMP, or compute a TIMESTAMP from it with eventTime.expression"
         return [Problem(path, "NotATimestamp", what, hint)]
     return []
 
@@ -169,8 +169,8 @@ def _common(values: list[str | None]) -> str | None:
 
 
 def _kept_event_time(report: SqlReport, inputs: Mapping[str, Stream]) -> str | None:
-    """The output's timestamp that has the name of the inputs' event time; else the first column
-    that is a copy of its input's event time in each SELECT, whatever its name."""
+    """The event time of the output: the TIMESTAMP with the name of the inputs' event time;
+    otherwise the first column that copies the input's event time in each SELECT, under any name."""
     column, schema = _common([s.event_time for s in inputs.values()]), report.schema
     if schema is None:
         return column
@@ -189,7 +189,7 @@ def _event_time_copies(stream: Stream, copied: Sequence[str | None]) -> set[int]
 
 
 def _lost_event_time(operator: str, report: SqlReport, inputs: Mapping[str, Stream]) -> str:
-    """Which SELECT of an operator has no event time in its output."""
+    """A message about the SELECT that does not output event time."""
     for name, stream in inputs.items():
         if stream.event_time is None:
             return stream.no_event_time or f"{name} has none"
@@ -213,12 +213,12 @@ def _check_keys(
                 problems += _check_key(stream.schema.field(key), f"{path}.keyBy[{at}]")
         if node.window is not None and key not in node.window.group_by:
             what = f"keyBy column {key} is not in the window's groupBy"
-            hint = "a group must lie in one partition: add it to groupBy, or drop it from keyBy"
+            hint = "a group must be in one partition: add it to groupBy, or drop it from keyBy"
             problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
 
 
 def _check_key(field: pa.Field, path: str) -> list[Problem]:
-    """Arrays and structs have no canonical form to be hashed or grouped by."""
+    """Arrays and structs have no canonical form for hashing or grouping."""
     if not pa.types.is_nested(field.type):
         return []
     what = f"column {field.name} is {arrow_to_ddl(field.type)}, which cannot be a key"
@@ -264,7 +264,7 @@ def _window(
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
     for column in twice:
-        what = f"column {column} is there twice in the window's output"
+        what = f"column {column} occurs twice in the window's output"
         hint = "its columns are window_start, window_end, groupBy and the aggregates"
         problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
     return None if twice else pa.schema(fields)
@@ -286,14 +286,14 @@ def _two_event_times(name: str, path: str) -> Problem:
 def _same_schema(
     inputs: Mapping[str, Stream], path: str, problems: list[Problem]
 ) -> pa.Schema | None:
-    """The one schema of a window's inputs."""
+    """The common schema of a window's inputs."""
     if not inputs or any(s.schema is None for s in inputs.values()):
         return None
     (first, stream), *others = inputs.items()
     for name, other in others:
         if not _alike(stream, other):
             what = f"inputs {first} and {name} differ in {_difference(stream, other)}"
-            hint = "bring them to the same columns with a sql operator each"
+            hint = "give them the same columns, with a sql operator for each"
             problems.append(Problem(path, "InputsDiffer", what, hint))
             return None
     return stream.schema
@@ -350,7 +350,7 @@ def _aggregates(
             "",
             "ReservedColumn",
             f"column {i.alias} begins with __",
-            "rename it, it is reserved",
+            "rename it: names with __ are reserved",
         )
         for i in items
         if i.alias.startswith("__")
