@@ -134,8 +134,8 @@ def test_the_graph_shows_segments_exchanges_tasks_and_resources(
         "  reads      flown by hash of origin",
         "  queries    delay-alarms (priority 100)",
         "  tasks      4 = 2 partitions x 2 replicas",
-        "  each asks  500m CPU, 1024 MiB",
-        "8 tasks in 4 segments ask 4000m CPU, 8192 MiB",
+        "  requests   500m CPU, 1024 MiB",
+        "8 tasks in 4 segments request 4000m CPU, 8192 MiB",
         "query storm-watch (priority 50) needs storms",
     ):
         assert line in text

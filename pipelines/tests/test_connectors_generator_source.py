@@ -144,7 +144,7 @@ def test_a_bounded_generator_ends() -> None:
     [
         ({}, "no expression for n"),
         ({"n": "sequence", "x": "sequence"}, "x not in the schema"),
-        ({"n": "sequenze"}, "columns.n: 'sequenze': sequenze is not known; write sequence"),
+        ({"n": "sequenze"}, "columns.n: 'sequenze': unknown function sequenze; write sequence"),
         ({"n": "integer(1)"}, "integer needs 2 arguments"),
         ({"n": "integer(a, b)"}, "'a' is not an integer"),
         ({"n": "integer(9, 1)"}, "9 is above 1"),

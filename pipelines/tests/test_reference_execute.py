@@ -341,7 +341,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert "spec.operators[0]" in capsys.readouterr().err
     path.write_text(MANIFEST.replace("k: sequence,", "k: sequenze,"))
     assert main(["run", str(path), "--output", str(tmp_path)]) == 1
-    assert "sequenze is not known" in capsys.readouterr().err
+    assert "unknown function sequenze" in capsys.readouterr().err
 
 
 def test_a_topology_without_operators_starts_no_jvm(

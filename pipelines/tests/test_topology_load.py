@@ -108,7 +108,7 @@ def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
             "s3://b has no fields (write its fields below it, each as name: value)",
         ),
         ("sources", "trips", "trips is not a list (write [trips])"),
-        ("image", 5, "5 is not a text (write it in quotes)"),
+        ("image", 5, "5 is not a string (write it in quotes)"),
     ],
 )
 def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str) -> None:

@@ -1,11 +1,11 @@
-"""From a spec to segments: fusion, exchanges, operator ids. A pure function.
+"""Compiles a spec to segments: fusion, exchanges, operator ids. A pure function.
 
 An operator id is a hash of what the operator computes: its name and definition, its input ids, a
-source's schema, its partitions. What only says how, where or how urgently it runs (priority,
-replicas, resources, suspend, sinks, the topology's name) is not in it, so that these can change in
-place. The inferred schema of an operator is not in it either: it follows from the rest, and a newer
-sqlglot must not rename streams. Fields at their defaults are left out, so that new fields change no
-id; a default itself must never change.
+source's schema, its partitions. Fields that only affect how, where or when it runs (priority,
+replicas, resources, suspend, sinks, the topology's name) are not hashed, so that they can change in
+place. The inferred schema of an operator is not hashed either: it follows from the rest, and a
+newer sqlglot must not change ids. Fields with their default value are left out, so that new fields
+change no id; a default itself must never change.
 
 Design: docs/design/compilation.md#segments, docs/design/compilation.md#operator-ids.
 """
@@ -34,7 +34,7 @@ _NOT_IDENTITY = {"replicas", "resources", "partitions", "checkpoint", "inputs", 
 def compile_topology(spec: TopologySpec, name: str, *, local: bool = False) -> Topology:
     """Validate and compile; raises InvalidTopology with all problems.
 
-    `local`: for a run on one machine, where `file://` places need no shared volume.
+    `local`: for a run on one machine, where `file://` URLs need no shared volume.
     """
     derived = derive_streams(spec)
     problems = validate_derived(spec, name, derived, local=local)

@@ -1,4 +1,4 @@
-"""The graph of a topology: nodes by name, order, cycles, who is read by whom. Pure functions.
+"""The graph of a topology: topological order, cycles, ancestors, consumers. Pure functions.
 
 Design: docs/design/compilation.md#segments.
 """
@@ -14,7 +14,7 @@ Edges = Mapping[str, tuple[str, ...]]
 
 
 def nodes_with_paths(spec: TopologySpec) -> Iterator[tuple[str, SourceSpec | OperatorSpec]]:
-    """(field path, node) of every source and operator, in the order of the manifest."""
+    """(field path, node) of every source and operator, in the order of the resource."""
     for at, source in enumerate(spec.sources):
         yield f"spec.sources[{at}]", source
     for at, operator in enumerate(spec.operators):
@@ -30,8 +30,8 @@ def edges_of(spec: TopologySpec) -> dict[str, tuple[str, ...]]:
 
 
 def topological_order(edges: Edges) -> list[str]:
-    """Nodes after their inputs, else in the order given; without those on or behind a cycle.
-    Inputs that are no nodes do not count."""
+    """Nodes after their inputs, otherwise in the given order; without nodes in a cycle or after
+    one. Inputs that are not nodes are ignored."""
     order: list[str] = []
     placed: set[str] = set()
     waiting = list(edges)
@@ -62,7 +62,7 @@ def find_cycle(edges: Edges) -> list[str]:
 
 
 def ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
-    """The named nodes and all that they read, directly or not."""
+    """The named nodes and all their direct and indirect inputs."""
     found: set[str] = set()
     todo = [n for n in names if n in edges]
     while todo:
@@ -74,5 +74,5 @@ def ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
 
 
 def consumers(edges: Edges) -> dict[str, tuple[str, ...]]:
-    """Who reads each node, in the order of the nodes."""
+    """The consumers of each node, in the order of the nodes."""
     return {name: tuple(n for n, inputs in edges.items() if name in inputs) for name in edges}

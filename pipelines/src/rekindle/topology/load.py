@@ -1,6 +1,6 @@
-"""Manifest to spec: YAML or JSON (text, or a file's bytes), or an object of the API server's.
+"""Parses a StreamTopology from YAML, JSON or an object of the API server.
 
-What pydantic finds becomes problems with the field paths of the manifest.
+Errors of pydantic become problems with field paths of the resource.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -24,12 +24,12 @@ from rekindle.topology.problems import nearest
 from rekindle.topology.spec import AS_WRITTEN, TopologySpec
 
 MAX_SHOWN = 60
-"""Letters of a value in a message."""
+"""Characters of a value in a message."""
 
 
 def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, TopologySpec]:
-    """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology; where all fields can be
-    read, `rekindle.topology.validate` checks the rest."""
+    """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology if fields cannot be
+    parsed; `rekindle.topology.validate` checks the rest."""
     manifest = _manifest(source)
     problems = list(_envelope(manifest))
     try:
@@ -44,8 +44,8 @@ def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, Topolog
 
 
 def load_spec(data: Any) -> TopologySpec:
-    """The `spec` part alone. Raises InvalidTopology, with all that is wrong with the fields that
-    can be read too."""
+    """Parses the `spec` alone. Raises InvalidTopology, also with the problems of the fields that
+    can be parsed."""
     try:
         return TopologySpec.model_validate(data, context=AS_WRITTEN)
     except ValidationError as error:
@@ -107,7 +107,7 @@ def _problem(error: ErrorDetails) -> Problem:
 
 
 def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
-    """(what is wrong, what to do), in the manifest's words."""
+    """(message, hint) in terms of the resource."""
     if error["input"] is None:
         return "has no value", "write one, or leave the field out"
     limits = error.get("ctx", {})
@@ -121,9 +121,9 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
         case "tuple_type" if not isinstance(error["input"], Mapping):
             return f"{shown} is not a list", f"write [{shown}]"
         case "tuple_type":
-            return f"{shown} is not a list", "write each item behind a -"
+            return f"{shown} is not a list", "write each item on a line of its own, after a -"
         case "string_type":
-            return f"{shown} is not a text", "write it in quotes"
+            return f"{shown} is not a string", "write it in quotes"
         case kind if kind.startswith("int_"):
             return f"{shown} is not a whole number", "write it without quotes, like 2"
         case kind if kind.startswith(("float_", "finite_")):
@@ -137,13 +137,13 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
 
 
 def _as_written(value: Any) -> str:
-    """A value as YAML has it, cut where it is long."""
+    """A value as in YAML, truncated if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _field_hint(field: str, model: type[BaseModel]) -> str:
-    """Which of a class's fields may be meant."""
+    """A hint with the field that was probably meant."""
     if issubclass(model, Spec) and (meant := model.other_names.get(field)):
         return f"write {meant}"
     return nearest(field, [f.alias or n for n, f in model.model_fields.items()])

@@ -18,7 +18,7 @@ from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, Topology
 
 
 class Exchange(StrEnum):
-    """How a segment's partitions read a stream's partitions."""
+    """How the partitions of a segment read the partitions of a stream."""
 
     FORWARD = "forward"  # partition i reads partition i
     HASH = "hash"  # every partition reads its share, by key, of every partition
@@ -28,8 +28,8 @@ class Exchange(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Node:
     """A source or an operator. `id` is the operator id: hash of definition, input ids, schema and
-    partitions; it names the stream, the state and the log. `event_time` is the column that windows
-    over this stream go by, or None."""
+    partitions; it names the stream, the state and the log. `event_time` is the
+    event-time column of this stream, or None."""
 
     name: str
     id: str
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input of a segment: a stream made by another segment."""
+    """One input of a segment: the stream of another segment."""
 
     stream: str  # operator id
     name: str  # node name, the name SQL uses in FROM
@@ -54,7 +54,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task asks of a node: milli-CPU and bytes."""
+    """Resource requests of one task: milli-CPU and bytes."""
 
     cpu_m: int
     memory: int
@@ -96,7 +96,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All of it. `segments` are in topological order, sources first."""
+    """A compiled topology. `segments` are in topological order, sources first."""
 
     name: str
     spec: TopologySpec
@@ -107,7 +107,7 @@ class Topology:
         return next(s for s in self.segments if s.id == segment_id)
 
     def producer(self, stream: str) -> Segment:
-        """The segment that makes a stream (by operator id)."""
+        """The segment that produces a stream (by operator id)."""
         return next(s for s in self.segments if s.stream == stream)
 
     def consumers(self, segment: Segment) -> tuple[Segment, ...]:

@@ -1,8 +1,7 @@
-"""The rest of a spec of which some fields cannot be read: checked too, so that all problems are
-reported at once.
+"""Validates a spec with unparsable fields, so that all problems are reported at once.
 
-What cannot be read is replaced by its default or a placeholder, and what follows from that is left
-out: problems of the same source, operator or query, and of all that reads it.
+Unparsable fields are replaced by defaults or placeholders, and problems that may follow from that
+are left out: those of the same source, operator or query, and of all that read it.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -25,7 +24,7 @@ from rekindle.topology.validate import validate
 Location = tuple[int | str, ...]
 
 _ROUNDS = 8
-"""A placeholder of an object may lack fields of its own."""
+"""Attempts to replace fields: the placeholder of an object may itself lack fields."""
 _PLACEHOLDER = "placeholder"
 _OF_THE_GRAPH = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
 _FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
@@ -35,12 +34,12 @@ _FOLLOWS = {
     "spec.checkpoint.interval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.volume": frozenset({"NoVolume"}),
 }
-"""Reasons that are left out where a field cannot be read."""
+"""Reasons that are left out if the field cannot be parsed."""
 
 
 def problems_of_the_rest(data: Any, unreadable: Sequence[str]) -> list[Problem]:
-    """What else is wrong with a spec whose fields at these paths cannot be read; [] where that
-    cannot be told. `file://` URLs count as usable: whether they are is not known here."""
+    """Further problems of a spec whose fields at these paths cannot be parsed; [] if it cannot be
+    validated at all. `file://` URLs are accepted: whether this is a local run is not known."""
     spec = _readable(data)
     if spec is None:
         return []
@@ -50,7 +49,7 @@ def problems_of_the_rest(data: Any, unreadable: Sequence[str]) -> list[Problem]:
 
 
 def _readable(data: Any) -> TopologySpec | None:
-    """The spec with defaults and placeholders for what cannot be read."""
+    """The spec with defaults and placeholders for unparsable fields."""
     data = copy.deepcopy(data)
     for _ in range(_ROUNDS):
         try:
@@ -118,7 +117,7 @@ def _placeholder(annotation: Any) -> Any:
 
 
 def _follows(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]]) -> bool:
-    """Whether a problem may be there only because something cannot be read."""
+    """Whether a problem may only be a consequence of an unparsable field."""
     at = _parts(problem.path)
     if at[:1] == ["metadata"]:
         return True
@@ -138,12 +137,12 @@ def _may_hold_names(parts: Sequence[str]) -> bool:
 
 
 def _field_of(parts: Sequence[str]) -> str:
-    """The field of a path, whichever of its items is meant."""
+    """The field of a path, without indices."""
     return next((part for part in reversed(parts) if not part.isdigit()), "")
 
 
 def _touched(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
-    """Paths of the sources, operators and queries with something unreadable, and of all that reads
+    """Paths of the sources, operators and queries with unparsable fields, and of all that read
     them."""
     paths = {"/".join(_parts(path)): node.name for path, node in nodes_with_paths(spec)}
     names = {paths[n] for b in bad if (n := _node_of(b)) in paths}
@@ -165,7 +164,7 @@ def _parts(path: str) -> list[str]:
 
 
 def field_path(location: Iterable[int | str]) -> str:
-    """pydantic's location as a manifest's path."""
+    """A location of pydantic as field path of the resource."""
     path = "spec"
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"

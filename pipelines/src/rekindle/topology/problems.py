@@ -1,4 +1,4 @@
-"""Reasons that several checks give, the error of SQL, and hints that name what was meant."""
+"""Reasons used by several checks, the error of SQL, and did-you-mean hints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOO_DEEP = "TooDeep"
 
 
 class InvalidSql(RekindleError):
-    """SQL or DDL that cannot be used; `problems` lists all that was found."""
+    """Invalid SQL or DDL; `problems` lists all problems found."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(f.message for f in problems))
@@ -27,7 +27,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint that names the nearest known word, "" if none is alike enough."""
+    """A hint that names the nearest known word, "" if none is similar enough."""
     lower = {o.lower(): o for o in known}
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=likeness)
     return f"did you mean {lower[close[0]]}?" if close else ""

@@ -18,8 +18,8 @@ PARTS = ("requests", "limits")
 def task_resources(
     own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any]
 ) -> Resources:
-    """What one task asks for: the most that any of its nodes asks, else the topology's default,
-    else 500m and 1Gi. As in Kubernetes, a limit is the request where there is none."""
+    """Requests of one task: the maximum of its nodes' requests, else the topology's default, else
+    500m and 1Gi. As in Kubernetes, a limit without a request is the request."""
     nodes = list(own)
 
     def choose(name: str, fallback: int) -> int:
@@ -35,8 +35,8 @@ def task_resources(
 def task_limits(
     own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any], requests: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A task's limits as they were written: of each resource the highest that any of its nodes
-    has, else the topology's default; the request where that is higher still."""
+    """Limits of a task as written: for each resource the maximum of its nodes' limits, else the
+    topology's default; at least the request."""
     nodes = [r or {} for r in own]
     found: dict[str, Any] = {}
     for name, parse in PARSERS.items():

@@ -1,10 +1,10 @@
 """The `spec` of a StreamTopology as Python objects: names and defaults of v1alpha1.
 
-Parsing only: shapes, durations, quantities, unknown fields. What needs the graph, SQL or the list
-of what this version supports is `rekindle.topology.validate`. Durations are integers of
+Parsing only: shapes, durations, quantities, unknown fields. Checks that need the graph, SQL or the
+list of supported features are in `rekindle.topology.validate`. Durations are integers of
 microseconds, sizes integers of bytes. No Kubernetes and no Spark here. The text below a field is
-its meaning in docs/reference.md, which `make reference` writes. Fields of the kinds of sources and
-sinks are in `rekindle.topology.kinds`.
+its description in docs/reference.md, which `make reference` writes. Fields of the kinds of sources
+and sinks are in `rekindle.topology.kinds`.
 
 Design: docs/design/compilation.md#resource.
 """
@@ -54,7 +54,7 @@ def kinds_of(spec: type[BaseModel]) -> dict[str, type[SourceOptions | SinkOption
 
 class AvailabilitySpec(Spec):
     delay_fraction: float = Field(0.9, ge=0, le=1)
-    """Share of `maxDelay` that a task waits before it goes on with tentative results."""
+    """Fraction of `maxDelay` that a task waits before it continues with tentative results."""
     during_failure: Literal["Process", "Delay"] = "Process"
     """What tasks do with tentative input while an input is missing."""
     during_stabilization: Literal["Process", "Delay", "Suspend"] = "Process"
@@ -81,24 +81,24 @@ class CheckpointSpec(Spec):
 
 class RecoverySpec(Spec):
     mode: Literal["Progressive", "Blocking"] = "Progressive"
-    """After a burst of failures, queries come back by priority (`Progressive`) or all together
+    """After a burst of failures, queries are recovered by priority (`Progressive`) or all together
     (`Blocking`)."""
     burst_threshold: int = Field(2, ge=0)
     """More lost partitions than this within `burstWindow` are a burst."""
     burst_window: Duration = 10 * SECOND
     """Time in which lost partitions are counted."""
     autoscale: bool = False
-    """Ask for nodes for queries that wait."""
+    """Request nodes for waiting queries."""
 
 
 class EventTimeSpec(Spec):
     column: str
-    """A TIMESTAMP column of the schema, or the one that `expression` makes."""
+    """A TIMESTAMP column of the schema, or the one that `expression` computes."""
     expression: str | None = None
-    """Makes the column of [the columns that a file has](topology.md#event-time):
+    """Computes the column from [the columns of the files](topology.md#event-time):
     `to_timestamp(started, 'dd/MM/yyyy HH:mm')`."""
     lateness: Duration = 0
-    """How much older than the newest row a row may be. Windows close that much later."""
+    """How much older than the newest row a row may be. Windows close this much later."""
     idle_after: Duration | None = None
     """Time after which a source without rows no longer holds windows open."""
 
@@ -110,11 +110,11 @@ class SourceSpec(Spec):
     """Columns and types as [Spark DDL](topology.md#sources):
     `origin STRING, delay DOUBLE, at TIMESTAMP`."""
     event_time: EventTimeSpec | None = None
-    """Where event time is. Required if a window reads the source."""
+    """Event-time column. Required if a window reads the source."""
     files: FilesSourceSpec | None = None
     """Rows of files."""
     generator: GeneratorSourceSpec | None = None
-    """Rows that are made up, the same each time."""
+    """Generated rows, the same in every run."""
     kafka: UnbuiltSource | None = None
     """Rows of a Kafka topic."""
     replicas: int | None = Field(None, ge=1)
@@ -124,12 +124,12 @@ class SourceSpec(Spec):
 
     @property
     def kinds(self) -> dict[str, SourceOptions | None]:
-        """Every kind by its name, with what is given of it."""
+        """Every kind by name, with its options; None if it is not set."""
         return {name: getattr(self, name) for name in kinds_of(type(self))}
 
     @property
     def kind(self) -> tuple[str, SourceOptions]:
-        """The kind that is given, of a valid source."""
+        """The kind that is set; only for a valid source."""
         return next((name, given) for name, given in self.kinds.items() if given is not None)
 
 
@@ -146,7 +146,7 @@ class WindowSpec(Spec):
     rows: int | None = None
     """Number of rows of each window."""
     slide_rows: int | None = None
-    """A window begins each so many rows."""
+    """Number of rows between the starts of two windows."""
     group_by: tuple[str, ...] = ()
     """Columns by which rows are grouped."""
     aggregate: str
@@ -157,7 +157,7 @@ class OperatorCheckpointSpec(Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
     """State is saved for all windows together, or for each."""
     load_target: Size | None = None
-    """State that is loaded before a query starts."""
+    """Size of the state that is loaded before a query starts."""
     replay_target: Duration | None = None
     """Time that a replay may take."""
 
@@ -182,11 +182,11 @@ class OperatorSpec(Spec):
     window: WindowSpec | None = None
     """[Aggregates](topology.md#window) over windows of event time."""
     join: dict[str, Any] | None = None
-    """Rows of two inputs that belong together."""
+    """Rows of two inputs that match."""
     distinct: dict[str, Any] | None = None
-    """Rows whose keys have not been there before."""
+    """Rows with keys that have not occurred before."""
     python: dict[str, Any] | None = None
-    """A function of Python."""
+    """A Python function."""
     checkpoint: OperatorCheckpointSpec = Field(default_factory=OperatorCheckpointSpec)
     """How state is saved."""
     resources: dict[str, Any] | None = None
@@ -211,17 +211,17 @@ class SinkSpec(Spec):
 
     @property
     def kinds(self) -> dict[str, SinkOptions | None]:
-        """Every kind by its name, with what is given of it."""
+        """Every kind by name, with its options; None if it is not set."""
         return {name: getattr(self, name) for name in kinds_of(type(self))}
 
     @property
     def kind(self) -> tuple[str, SinkOptions]:
-        """The kind that is given, of a valid sink."""
+        """The kind that is set; only for a valid sink."""
         return next((name, given) for name, given in self.kinds.items() if given is not None)
 
     @property
     def output_url(self) -> str | None:
-        """The place that is this sink's alone; None: it has none."""
+        """The URL that only this sink writes to; None if it has none."""
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
 
 
@@ -231,14 +231,14 @@ class QuerySpec(Spec):
     from_: str = Field(alias="from")
     """Name of the source or operator whose rows are written."""
     priority: int = Field(0, ge=0)
-    """What the query is worth when not all queries can run: the sum over those that run is
+    """Value of the query if not all queries can run: the sum of the running queries is
     maximised."""
     sink: SinkSpec
     """Where rows are written."""
 
     @property
     def identity(self) -> str:
-        """What it reads and where it writes: changed, the query starts anew."""
+        """Input and sink: if they change, the query starts over."""
         return self.model_dump_json(
             include={"from_", "sink"}, by_alias=True, exclude_defaults=True, exclude_none=True
         )
@@ -251,17 +251,18 @@ class TopologySpec(Spec):
     max_delay: MaxDelay = None
     """How long a task waits for a missing input before results become tentative."""
     availability: AvailabilitySpec = Field(default_factory=AvailabilitySpec)
-    """What happens with tentative results."""
+    """Handling of tentative results."""
     checkpoint: CheckpointSpec
     """Where and how often state is saved."""
     log_budget: Size = 1024**3
     """Local disk for the output log of one task; at least `16Mi`."""
     buffering: Literal["Adaptive", "Always", "SourcesOnly"] = "Always"
-    """Which tasks keep their output for readers that come back."""
+    """Which tasks keep their output for readers that reconnect."""
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
-    """How queries come back after failures."""
+    """How queries are recovered after failures."""
     replicas: int = Field(1, ge=1)
-    """Copies of each partition; all of them compute. Sources and operators may have their own."""
+    """Number of replicas of each partition; all of them are active. Sources and operators can
+    override it."""
     pod_template: dict[str, Any] = Field(default_factory=dict)
     """`metadata.labels`, `metadata.annotations` and `spec`, merged into the pod of each task, and
     [in part](operations.md#the-coordinators-pod) into that of the coordinator. Not everything
@@ -269,7 +270,7 @@ class TopologySpec(Spec):
     annotations do not begin with `rekindle.dev/`."""
     resources: dict[str, Any] = Field(default_factory=dict)
     """`requests` and `limits` of a task: `cpu` and `memory`; without them 500m and 1Gi. A segment
-    has the most of its nodes. Other resources (`nvidia.com/gpu`, `ephemeral-storage`) are in
+    has the maximum of its nodes. Other resources (`nvidia.com/gpu`, `ephemeral-storage`) are in
     `podTemplate.spec`, `resources` of the container `task`."""
     executors: int = Field(0, ge=0)
     """Number of Spark executors of a task."""
@@ -285,7 +286,7 @@ class TopologySpec(Spec):
     """Spark configuration of each task. What results depend on (time zone, ANSI mode, case) cannot
     be set."""
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
-    """What becomes of checkpoints and outputs when the resource is deleted."""
+    """What happens to checkpoints and outputs when the resource is deleted."""
     sources: tuple[SourceSpec, ...]
     """[Where rows come from](topology.md#sources)."""
     operators: tuple[OperatorSpec, ...] = ()

@@ -1,6 +1,6 @@
-"""How a manifest writes durations, sizes and CPUs, and the integers that they stand for.
+"""Parses durations, sizes and CPU quantities to integers, and formats durations.
 
-Durations are microseconds, sizes bytes, CPUs milli-CPU. Knows no fields.
+Durations are microseconds, sizes bytes, CPUs milli-CPU. Does not know fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIZE = re.compile(r"\d+(\.\d+)?([kMGTP]|[KMGTP]i)?")  # not 512m, which is half
 
 
 def parse_duration(value: Any) -> int:
-    """`"1h30m"` -> microseconds. Integers pass (already microseconds)."""
+    """`"1h30m"` -> microseconds. Integers are returned unchanged (already microseconds)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     parts = _DURATION_PART.findall(value) if isinstance(value, str) else []
@@ -31,7 +31,7 @@ def parse_duration(value: Any) -> int:
 
 
 def parse_size(value: Any) -> int:
-    """`"1Gi"` -> bytes. Integers pass."""
+    """`"1Gi"` -> bytes. Integers are returned unchanged."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if not isinstance(value, str) or not _SIZE.fullmatch(value):
@@ -48,7 +48,7 @@ def parse_cpu(value: Any) -> int:
 
 
 def show_duration(us: int) -> str:
-    """Microseconds as a manifest writes them."""
+    """Formats microseconds as in a resource."""
     for unit, size in (("d", 86400 * SECOND), ("h", 3600 * SECOND), ("m", 60 * SECOND)):
         if us and us % size == 0:
             return f"{us // size}{unit}"

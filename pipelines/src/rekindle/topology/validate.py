@@ -1,7 +1,7 @@
-"""All that is wrong with a topology, each with its field path: `validate`.
+"""Finds all problems of a topology, each with its field path: `validate`.
 
-The API server checks shapes and single fields; this finds what needs the graph, the SQL or the list
-of what this version supports. Without a cluster it is the only check, so it repeats the others.
+The API server checks shapes and single fields; this also checks the graph, the SQL and what this
+version supports. Without a cluster it is the only check, so it repeats those of the API server.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -17,9 +17,9 @@ from rekindle.topology.spec import TopologySpec
 
 
 def validate(spec: TopologySpec, name: str, *, local: bool = False) -> list[Problem]:
-    """Every problem, in the order of the manifest's fields; [] if the topology can run.
+    """Every problem, in the order of the resource's fields; [] if the topology can run.
 
-    `local`: for a run on one machine, where `file://` places need no shared volume.
+    `local`: for a run on one machine, where `file://` URLs need no shared volume.
     """
     return validate_derived(spec, name, derive_streams(spec), local=local)
 
@@ -38,7 +38,7 @@ def validate_derived(
 
 
 def _order(spec: TopologySpec, path: str) -> tuple[int, int]:
-    """Where a path stands: settings before sources, operators and queries, items by index."""
+    """Sort key of a path: settings before sources, operators and queries, items by index."""
     for rank, field in enumerate(("sources", "operators", "queries"), start=1):
         if path.startswith(f"spec.{field}"):
             index = path.partition("[")[2].partition("]")[0]

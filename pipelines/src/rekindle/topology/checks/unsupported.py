@@ -1,4 +1,4 @@
-"""What v1alpha1 names and this version does not do: refused with a reason, never ignored.
+"""Fields of v1alpha1 that this version does not support: refused with a reason, never ignored.
 
 Design: docs/design/compilation.md#resource.
 """
@@ -65,7 +65,7 @@ NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         "during_stabilization": ("a duringStabilization other than the default", _TENTATIVE),
     },
     RecoverySpec: {
-        "autoscale": ("autoscale", "leave it out: waiting queries start when capacity comes"),
+        "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
     },
     SourceSpec: _kinds_not_built(SourceSpec, "source"),
     EventTimeSpec: {
@@ -88,11 +88,11 @@ NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     },
     SinkSpec: _kinds_not_built(SinkSpec, "sink"),
 }
-"""Fields that may have no other value than their default: what another value is, and what to do."""
+"""Fields that only accept their default: a name for other values, and a hint."""
 
 
 def check_unsupported(spec: TopologySpec) -> Iterator[Problem]:
-    """Every use of what is not built yet."""
+    """Every use of a field that is not supported yet."""
     yield from _check(spec, "spec")
 
 

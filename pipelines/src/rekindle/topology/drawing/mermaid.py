@@ -1,6 +1,6 @@
 """A compiled topology as a Mermaid flowchart: for READMEs, wikis and merge requests.
 
-Same boxes and lines as `rekindle.topology.drawing.svg`; whoever shows it lays it out.
+Same boxes and edges as `rekindle.topology.drawing.svg`; the viewer computes the layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def draw_mermaid(topology: Topology) -> str:
 
 
 def _lines(topology: Topology) -> Iterator[str]:
-    # Ids of our own: a node named `end` or `class` would be a word of Mermaid's.
+    # Generated ids: a node named `end` or `class` would be a Mermaid keyword.
     ids = {s.id: f"s{n}" for n, s in enumerate(topology.segments)}
     yield "flowchart LR"
     for segment in topology.segments:

@@ -1,7 +1,8 @@
 """A compiled topology as an SVG: segments in columns by depth, left to right.
 
-A plain layered layout (Sugiyama's first and third steps): the column of a segment is the longest
-way to it, and within a column segments stand by the mean height of what they read.
+A plain layered layout (Sugiyama's first and third steps): the column of a segment is the length
+of the longest path to it, and within a column segments are ordered by the mean height of their
+inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rekindle.topology.model import Topology
 
 _BOX_WIDTH = 300
 _MOST = 42
-"""Characters of a line in a box; its tooltip has the rest."""
+"""Maximum characters of a line in a box; its tooltip has the full text."""
 _LINE = 16
 _PAD = 10
 _COLUMN_GAP = 110
@@ -27,7 +28,7 @@ _SOURCE, _OPERATOR, _QUERY = "#e3f2ea", "#eef2f7", "#fdf1dc"
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with lines of text, the first of them the title; `tooltip` has them whole."""
+    """A rectangle with lines of text, the first of them the title; `tooltip` has the full text."""
 
     x: float
     y: float
@@ -41,7 +42,7 @@ class Box:
         return self.y + self.height / 2
 
     def entry(self, number: int, total: int) -> float:
-        """The height at which the edge `number` of `total` comes in: no two at the same."""
+        """The y coordinate where edge `number` of `total` enters; all are different."""
         return self.y + self.height * (number + 1) / (total + 1)
 
 
@@ -65,7 +66,7 @@ def draw_svg(topology: Topology) -> str:
         for query in segment.queries:
             box = boxes[f"query {query}"]
             _edge(root, end, box, box.middle)
-    for x, y, label in labels:  # after the edges, or some would cross them
+    for x, y, label in labels:  # after the edges, so that no edge is drawn over a label
         _label(root, x, y, label)
     for box in boxes.values():
         _box(root, box)
@@ -129,7 +130,7 @@ def _box(root: ET.Element, box: Box) -> None:
 
 
 def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
-    """To the height `y` of `end`."""
+    """An edge from the middle of `start` to the y coordinate `y` of `end`."""
     x1, x2 = start.x + _BOX_WIDTH, end.x
     bend = (x2 - x1) / 2
     curve = (
@@ -145,7 +146,7 @@ def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
 
 
 def _label(root: ET.Element, x: float, y: float, text: str) -> None:
-    """Before the tip of an edge, with a rim that keeps it apart from the curves below it."""
+    """A label before the tip of an edge, with a white outline over the curves below it."""
     place = {"x": f"{x - 10:.1f}", "y": f"{y - 6:.1f}", "text-anchor": "end"}
     rim = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
     style = {"font-size": "10", "fill": _SOFT}

@@ -13,7 +13,7 @@ _MIB = 1024**2
 
 
 def describe(topology: Topology) -> str:
-    """What runs where rows go: a paragraph for each segment, then the sums."""
+    """A paragraph for each segment, then the totals."""
     lines = [f"topology {topology.name}"]
     for segment in topology.segments:
         lines += ["", *_segment(topology, segment)]
@@ -34,7 +34,7 @@ def _segment(topology: Topology, segment: Segment) -> Iterator[str]:
         queries = ", ".join(f"{q} (priority {by_name[q]})" for q in segment.queries)
         yield f"  queries    {queries}"
     yield f"  tasks      {tasks} = {segment.partitions} partitions x {segment.replicas} replicas"
-    yield f"  each asks  {describe_resources(segment.resources.cpu_m, segment.resources.memory)}"
+    yield f"  requests   {describe_resources(segment.resources.cpu_m, segment.resources.memory)}"
     yield f"  columns    {', '.join(topology.nodes[segment.nodes[-1]].schema.names)}"
 
 
@@ -66,7 +66,7 @@ def describe_node(node: Node) -> str:
 
 
 def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:
-    """Of a segment's box in a drawing, the title first."""
+    """Lines of a segment's box in a drawing, the title first."""
     tasks = segment.partitions * segment.replicas
     partitions = _counted(segment.partitions, "partition")
     resources = describe_resources(segment.resources.cpu_m, segment.resources.memory)
@@ -92,7 +92,7 @@ def _sums(topology: Topology) -> Iterator[str]:
     tasks = sum(n for _, n in counts)
     cpu = sum(s.resources.cpu_m * n for s, n in counts)
     memory = sum(s.resources.memory * n for s, n in counts)
-    yield f"{tasks} tasks in {len(counts)} segments ask {describe_resources(cpu, memory)}"
+    yield f"{tasks} tasks in {len(counts)} segments request {describe_resources(cpu, memory)}"
     for query in sorted(topology.spec.queries, key=lambda q: -q.priority):
         needs = [s.name for s in topology.ancestry(query)]
         yield f"query {query.name} (priority {query.priority}) needs {', '.join(needs)}"

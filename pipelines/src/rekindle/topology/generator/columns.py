@@ -1,19 +1,19 @@
-"""What a generator's expressions mean: a column's text becomes a function of its rows.
+"""Compiles expressions of the generator: a column's text becomes a function of its rows.
 
-Validation makes the functions and calls none; `rekindle.connectors.generator_source` makes the same
-and gives them row numbers, times and draws, so that the two cannot disagree. No randomness in here.
-Every function takes a fixed number of draws a row and computes with integers and IEEE sums and
-products only, no log or cos, so that every processor makes the same bits. The language:
+Validation compiles the functions without calling them; `rekindle.connectors.generator_source` calls
+the same functions with row numbers, times and random numbers (draws). No randomness in here. Every
+function takes a fixed number of draws for each row and computes with integers and IEEE sums and
+products only, no log or cos, so that every processor computes the same bits. The language:
 
   sequence | sequence(start, step)   start + i·step; default 0, 1
   timestamp | timestamp(start)       start + i / rowsPerSecond; default 1970-01-01, UTC
-  timestamp(start, jitter)           the same, minus a uniform part of jitter (a duration: 30s)
+  timestamp(start, jitter)           the same, minus a uniform random part of jitter (30s)
   integer(low, high)                 uniform, both ends included
   uniform(low, high)                 uniform double in [low, high)
   normal(mean, sd)                   sum of twelve uniforms: tails end at 6 sd
   boolean(p)                         true with probability p
   choice(a, b, ...)                  one of the constants
-  cycle(a, b, ...)                   the constants in turn
+  cycle(a, b, ...)                   the constants one after another
   key(prefix, n)                     prefix followed by an integer in [0, n)
   constant(a)                        always a
   null(p, expression)                NULL with probability p, else the expression
@@ -92,9 +92,9 @@ def event_start(text: str) -> int:
 
 
 def suitable(kind: pa.DataType) -> str:
-    """Expressions that give a type, for the one who wrote another."""
+    """A hint with expressions of a type."""
     if pa.types.is_nested(kind):
-        return "the generator makes no arrays and structs; build them with a sql operator"
+        return "the generator has no arrays and structs; build them with a sql operator"
     if pa.types.is_integer(kind):
         return "write e.g. sequence or integer(1, 6)"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -109,7 +109,8 @@ def suitable(kind: pa.DataType) -> str:
 
 
 def _column(call: Call, kind: pa.DataType) -> Column:
-    """The function of a column; constants and bounds are cast here, so that errors come early."""
+    """The function of a column. Constants and bounds are cast here, so that errors are found
+    early."""
     match call.name:
         case "sequence":
             start, step = call.integers(0, 1)
@@ -158,11 +159,11 @@ def _column(call: Call, kind: pa.DataType) -> Column:
             return _null(call, kind)
     known = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
     hint = did_you_mean(call.name, _NAMES)
-    raise ExpressionError(f"{call.name} is not known; write {known}", hint)
+    raise ExpressionError(f"unknown function {call.name}; write {known}", hint)
 
 
 def _require_number(call: Call, kind: pa.DataType) -> None:
-    """Arrow would take an integer for a time or a truth value; nobody means it so."""
+    """Arrow would accept an integer as a time or a boolean, which is hardly intended."""
     if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
         raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {arrow_to_ddl(kind)}")
 

@@ -1,7 +1,7 @@
-"""The kinds of sources and sinks: what a manifest says of each, and what is wrong with it.
+"""The kinds of sources and sinks: fields in the resource and their validation.
 
-One module a kind: a class of its fields, derived from `SourceOptions` or `SinkOptions`, that checks
-and describes itself and names its connector. `SourceSpec` and `SinkSpec` list the kinds; nothing
-else of `rekindle.topology` tells one kind from another. Must not know the connectors, which the
+One module for each kind, with a class derived from `SourceOptions` or `SinkOptions` that has its
+fields, validates and describes them, and names the connector. `SourceSpec` and `SinkSpec` list the
+kinds; nothing else in `rekindle.topology` distinguishes them. Must not import connectors, which the
 operator does not load.
 """

@@ -1,4 +1,4 @@
-"""What every kind of source and sink says of itself.
+"""Base classes of the kinds of sources and sinks.
 
 Design: docs/design/compilation.md#resource.
 """
@@ -16,7 +16,7 @@ from rekindle.errors import Problem
 
 
 class Spec(BaseModel):
-    """A part of a manifest: unknown fields are refused, names are camelCase."""
+    """A part of the resource: unknown fields are refused, names are camelCase."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -27,21 +27,21 @@ class Spec(BaseModel):
     )
 
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Names that somebody may write for a field -> the field's, for a hint."""
+    """Wrong names that users may write -> the right field name, for a hint."""
 
     @classmethod
     def name_of(cls, field: str) -> str:
-        """What the manifest calls a field."""
+        """The name of a field in the resource."""
         return cls.model_fields[field].alias or field
 
 
 class SourceOptions(Spec):
-    """The fields of one kind of source. `connector`: `module:function` below
-    `rekindle.connectors` that opens it; None: the kind is named, and not built."""
+    """The fields of one kind of source. `connector`: `module:function` in
+    `rekindle.connectors` that opens it; None: the kind is not supported yet."""
 
     connector: ClassVar[str | None] = None
     raw_rows: ClassVar[bool] = False
-    """Whether it reads rows of which `eventTime.expression` can make event time."""
+    """Whether `eventTime.expression` can compute event time from its rows."""
 
     @property
     def added_columns(self) -> dict[str, pa.Field]:
@@ -50,11 +50,11 @@ class SourceOptions(Spec):
 
     @property
     def input_url(self) -> str | None:
-        """The files that it reads, as its field `url` names them; None: it reads none."""
+        """The URL of the files that it reads (field `url`); None if it reads none."""
         return None
 
     def reading(self, url: str) -> Self:
-        """The same source with other files."""
+        """A copy of this source that reads another URL."""
         return self.model_copy(update={"url": url})
 
     def describe(self) -> str:
@@ -62,13 +62,13 @@ class SourceOptions(Spec):
         raise NotImplementedError
 
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
-        """What is wrong with the fields at `path`; `event_time` is the source's column."""
+        """Problems of the fields at `path`; `event_time` is the source's column."""
         yield from ()
 
     def check_columns(
         self, schema: pa.Schema, event_time: str | None, path: str
     ) -> Iterator[Problem]:
-        """What is wrong with the columns that the fields name."""
+        """Problems of the columns that the fields name."""
         yield from ()
 
 
@@ -79,5 +79,5 @@ class SinkOptions(Spec):
 
     @property
     def output_url(self) -> str | None:
-        """The place that no other query may write to, as its field `url` names it; None: none."""
+        """The URL (field `url`) that no other query may write to; None if it has none."""
         return None

@@ -1,4 +1,4 @@
-"""Sources and sinks of the kind `files`: what a manifest says of them.
+"""Sources and sinks of the kind `files`: fields and their validation.
 
 Design: docs/design/exactly-once.md#sources, docs/design/exactly-once.md#sinks.
 """
@@ -53,28 +53,28 @@ class FilesSourceSpec(SourceOptions):
     url: str
     """URL of a file, or a pattern with `*`, `?` and `[...]` for several; any scheme of fsspec."""
     format: Literal["csv", "parquet", "json"]
-    """Format of the files; `json` has one object a line."""
+    """Format of the files; `json` has one object on each line."""
     order_by: str | None = None
     """Column by which rows are ordered; without it, they keep the order of the files."""
     speedup: float | None = Field(None, gt=0)
     """Event time runs this many times faster than the clock."""
     rows_per_second: float | None = Field(None, gt=0)
-    """Rows a second."""
+    """Rows for each second."""
     null_value: str = "NA"
     """CSV text that means NULL, unless it is in quotes."""
     file_name_column: str | None = Field(None, min_length=1)
-    """STRING column that is added to the schema: the name of each row's file, with the folders
-    below the directory, or from the first wildcard, of `url`."""
+    """STRING column that is added to the schema: the file of each row, as path relative to the
+    directory, or from the first wildcard, of `url`."""
     delimiter: str = Field(",", min_length=1, max_length=2)
-    """Character between two values of a CSV file; `\\t` is a tab."""
+    """Character between values of a CSV file; `\\t` is a tab."""
     header: bool = True
-    """Whether the first line of a CSV file names the columns. If not, the schema names them all, in
-    the order of the file."""
+    """Whether the first line of a CSV file has the column names. If not, the schema lists all
+    columns in the order of the file."""
     quote: str = Field('"', max_length=1)
-    """Character around CSV values that hold delimiters, line ends or quotes; `""`: none."""
+    """Character around CSV values that contain delimiters, line ends or quotes; `""`: none."""
     escape: str | None = Field(None, min_length=1, max_length=1)
-    """Character that takes its meaning from the next one in a CSV file. A quote inside of quotes
-    can always be written twice."""
+    """Escape character of CSV files: the next character is taken literally. A quote inside quotes
+    can always be doubled instead."""
     encoding: Encoding = UTF_8
     """Encoding of CSV files."""
 
@@ -98,33 +98,37 @@ class FilesSourceSpec(SourceOptions):
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
         if (self.speedup is None) == (self.rows_per_second is None):
             both = self.speedup is not None
-            what = "has both speedup and rowsPerSecond" if both else "has no pace"
+            what = (
+                "has both speedup and rowsPerSecond"
+                if both
+                else "has no speedup and no rowsPerSecond"
+            )
             hint = "speedup: event time runs so many times faster than the clock; or rowsPerSecond"
             yield Problem(path, "ExactlyOneOf", what, hint)
         if self.speedup is not None and self.order_by is None and event_time is None:
-            what = "needs a column of time to run faster than the clock"
+            what = "needs a column of times"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime or orderBy")
         yield from self._check_csv(path)
 
     def _check_csv(self, path: str) -> Iterator[Problem]:
         if self.format != "csv":
             for field in (f for f in _OF_CSV if getattr(self, f) != _default(f)):
-                what = f"{field} is of csv, and the format is {self.format}"
+                what = f"{field} applies to csv only, and the format is {self.format}"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, "leave it out")
             return
         marks = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
         for field, mark in marks.items():
             if mark and not (len(mark) == 1 and (mark == "\t" or " " <= mark <= "~")):
-                what = f"{mark!r} is not one character of ASCII"
+                what = f"{mark!r} is not one ASCII character"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, 'write it like ";" or "\\t"')
         for field, other in (("delimiter", self.quote), ("delimiter", self.escape)):
             if other == self.delimiter:
-                what = f"{other!r} is the delimiter, and the quote or the escape too"
+                what = f"{other!r} is used as delimiter and as quote or escape"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, "use another character")
                 break
         if self.escape is not None and self.escape in self.null_value:
-            what = f"{self.null_value!r} has the escape character {self.escape!r} in it"
-            hint = "values are compared without it: leave escape out, or write nullValue without it"
+            what = f"{self.null_value!r} contains the escape character {self.escape!r}"
+            hint = "escapes are removed before comparing: leave escape out, or change nullValue"
             yield Problem(f"{path}.nullValue", "InvalidValue", what, hint)
 
     def check_columns(
@@ -139,7 +143,7 @@ class FilesSourceSpec(SourceOptions):
             return
         timed = event_time is not None or schema.field(column).type == TIMESTAMP
         if self.speedup is not None and not timed:
-            what = f"speedup needs a time to go by, and {column} is no TIMESTAMP"
+            what = f"speedup needs a column of times, and {column} is not a TIMESTAMP"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")
 
 
@@ -151,9 +155,9 @@ class FilesSinkSpec(SinkOptions):
     connector: ClassVar[str | None] = "files_sink:open_sink"
 
     url: str
-    """Directory of the files, for this query alone; schemes as of `spec.checkpoint.store`."""
+    """Directory of the files, for this query alone; same schemes as `spec.checkpoint.store`."""
     format: Literal["parquet", "json"] = "parquet"
-    """Format of the files; `json` has one object a line."""
+    """Format of the files; `json` has one object on each line."""
 
     @property
     def output_url(self) -> str:

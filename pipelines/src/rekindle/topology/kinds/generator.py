@@ -1,4 +1,4 @@
-"""The source kind `generator`: what a manifest says of it.
+"""The source kind `generator`: fields and their validation.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -22,14 +22,14 @@ class GeneratorSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "generator_source:open_source"
 
     rows_per_second: float = Field(gt=0)
-    """Rows a second."""
+    """Rows for each second."""
     seed: int = 0
-    """Another seed gives other random values."""
+    """Seed of the random values."""
     columns: dict[str, str] = Field(default_factory=dict)
     """For each column of the schema an [expression](design/exactly-once.md#sources) that makes its
     values."""
     rows: int | None = Field(None, gt=0)
-    """Number of rows after which the source ends; without it, it never ends."""
+    """Number of rows after which the source ends; without it, the source is unbounded."""
 
     def describe(self) -> str:
         return "generator"
@@ -37,7 +37,7 @@ class GeneratorSourceSpec(SourceOptions):
     def check_columns(
         self, schema: pa.Schema, event_time: str | None, path: str
     ) -> Iterator[Problem]:
-        """Each column of the schema has an expression that gives its type."""
+        """Check that each column of the schema has an expression of its type."""
         where, names = f"{path}.columns", schema.names
         for column in (c for c in self.columns if c not in names):
             what = f"unknown column {column}"
@@ -58,6 +58,6 @@ class GeneratorSourceSpec(SourceOptions):
 
 
 def _with_text(text: str, message: str) -> str:
-    """A message that says which expression it is about, once."""
+    """The message with the expression, unless it contains it already."""
     shown = text if len(text) <= 60 else f"{text[:60]}..."
     return message if repr(text) in message else f"{shown!r}: {message}"

@@ -1,4 +1,4 @@
-"""Kinds that v1alpha1 names and this version refuses: any fields, no connector."""
+"""Kinds of v1alpha1 that this version does not support: any fields, no connector."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a kind of window is to validation, to the engine and to drawings.
+"""The interface of window kinds for validation, engine and drawings.
 
-A window is put together of whole panes: stretches of event time of which each lies in the same
-windows. Spark aggregates rows by pane, `rekindle.engine.window_state` adds panes to windows. Event
-times, and starts and ends of panes and windows, are microseconds UTC; ends are exclusive. The same
-row must get the same windows wherever and whenever it is asked: no clocks, no settings.
+A window consists of whole panes: intervals of event time whose rows are in the same windows. Spark
+aggregates rows by pane, `rekindle.engine.window_state` merges panes into windows. Event times, and
+starts and ends of panes and windows, are microseconds UTC; ends are exclusive. The assignment of a
+row to windows must be deterministic: no clocks, no settings.
 
-Kinds whose windows depend on other rows (sessions, numbers of rows) have no panes; they need
-more than this interface.
+Kinds whose windows depend on other rows (session windows, count windows) have no panes; they need
+another interface.
 
 Design: docs/design/engine.md#windows.
 """
@@ -32,37 +32,37 @@ class WindowAssigner(Protocol):
     """Which windows the rows of one operator are in."""
 
     def pane_sql(self, time: str) -> str:
-        """SQL of the start of a row's pane; `time` is SQL of its event time."""
+        """SQL expression of the start of a row's pane; `time`: SQL of its event time."""
         ...
 
     def last_end_sql(self, pane: str) -> str:
-        """SQL of the end of the newest window over a pane; `pane` is SQL of the pane's start."""
+        """SQL expression of the end of a pane's newest window; `pane`: SQL of the pane's start."""
         ...
 
     def windows_over(self, panes: Int64s) -> tuple[Int64s, Int64s]:
-        """All windows over each of some panes, as (index of the pane, start of the window): panes
-        in their order, and of each the newest window first."""
+        """All windows of each pane, as (index of the pane, start of the window): in the order of
+        the panes, for each the newest window first."""
         ...
 
     def ends(self, starts: Int64s) -> Int64s:
-        """The ends of windows by their starts; never falling where starts grow."""
+        """The ends of windows by their starts; monotonic."""
         ...
 
     def describe(self) -> str:
-        """In a few words, as in `24h every 6h`."""
+        """A short description, such as `24h every 6h`."""
         ...
 
 
 class WindowKind(Protocol):
-    """One way to write `window`."""
+    """The fields of one kind in `window`."""
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Fields of `WindowSpec` that go with the one that asks for this kind."""
+        """Further fields of `WindowSpec` that this kind has."""
         ...
 
     def check(self, window: WindowSpec, path: str) -> Iterator[Problem]:
-        """What is wrong with the values of the kind's fields."""
+        """Problems of the kind's fields."""
         ...
 
     def assigner(self, window: WindowSpec) -> WindowAssigner:

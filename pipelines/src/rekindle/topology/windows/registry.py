@@ -1,6 +1,6 @@
 """The kinds of windows. A new kind is a module beside this one, and a line in `KINDS`.
 
-Exactly one kind is given. Fields of `window` that no kind of `KINDS` has are refused as not
+Exactly one kind is set. Fields of `window` that belong to no kind of `KINDS` are refused as not
 supported yet.
 
 Design: docs/design/engine.md#windows.
@@ -18,7 +18,7 @@ from rekindle.topology.windows.kind import WindowAssigner, WindowKind
 KINDS: Mapping[str, WindowKind] = {
     "size": Hopping(),
 }
-"""By the field of `window` that asks for the kind."""
+"""By the field of `window` that selects the kind."""
 
 NOT_BUILT = ("session", "rows")
 """Fields that ask for kinds that v1alpha1 names and this version refuses."""
@@ -27,7 +27,7 @@ _OF_ALL_KINDS = frozenset({"group_by", "aggregate"})
 
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
-    """That `window` is of exactly one kind, and that its values can be used."""
+    """Check that `window` is of exactly one kind, and that its values are valid."""
     given = [field for field in (*KINDS, *NOT_BUILT) if getattr(window, field) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
@@ -45,12 +45,12 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
 
 
 def unsupported_fields() -> list[str]:
-    """Fields of kinds that v1alpha1 names and that are not built."""
+    """Fields of v1alpha1 whose kinds are not supported yet."""
     supported = _OF_ALL_KINDS.union(KINDS, *(kind.options for kind in KINDS.values()))
     return [field for field in WindowSpec.model_fields if field not in supported]
 
 
 def assigner_of(window: WindowSpec) -> WindowAssigner:
-    """Of a window that has been validated."""
+    """The assigner of a valid window."""
     field = next(f for f in KINDS if getattr(window, f) is not None)
     return KINDS[field].assigner(window)
