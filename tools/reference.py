@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from rekindle.topology import spec
-from rekindle.topology.checks.unsupported import NOT_BUILT
+from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.partial import model_in
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
             nested.append((f"{path}.{name}{dots}", inner, child))
         required = name in node.get("required", [])
         default = "*required*" if required else _default(shape)
-        unbuilt = "*Not yet.* " if field in NOT_BUILT.get(model, {}) else ""
+        unbuilt = "*Not yet.* " if field in UNSUPPORTED.get(model, {}) else ""
         text = " ".join(meanings[field].split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {_type(shape, name)} | {default} | {unbuilt}{text} |")
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]

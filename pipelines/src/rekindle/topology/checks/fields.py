@@ -13,7 +13,7 @@ from rekindle.errors import Problem
 from rekindle.names import OWN_PREFIX
 from rekindle.objects import CONDITIONAL
 from rekindle.topology.checks.resources import check_resources
-from rekindle.topology.checks.unsupported import NOT_BUILT
+from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.problems import did_you_mean, nearest
 from rekindle.topology.spec import (
@@ -241,7 +241,7 @@ def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
 def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[Problem]:
     given = [k for k in kinds if getattr(node, k) is not None]
     if len(given) != 1:
-        built = [k for k in kinds if k not in NOT_BUILT.get(type(node), {})]
+        built = [k for k in kinds if k not in UNSUPPORTED.get(type(node), {})]
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(built)}"
         hint = f"write exactly one of {', '.join(built)}" if len(built) > 1 else f"write {built[0]}"
         yield Problem(path, "ExactlyOneOf", what, hint)

@@ -43,7 +43,7 @@ def _kinds_not_built(spec: type[BaseModel], what: str) -> dict[str, tuple[str, s
     }
 
 
-NOT_BUILT: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
+UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     TopologySpec: {
         "max_delay": (
             "a finite maxDelay",
@@ -97,7 +97,7 @@ def check_unsupported(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _check(node: BaseModel, path: str) -> Iterator[Problem]:
-    for field, (what, hint) in NOT_BUILT.get(type(node), {}).items():
+    for field, (what, hint) in UNSUPPORTED.get(type(node), {}).items():
         if getattr(node, field) != type(node).model_fields[field].get_default():
             where = f"{path}.{type(node).model_fields[field].alias or field}"
             yield Problem(where, NOT_SUPPORTED_YET, f"{what} is not supported yet", hint)
