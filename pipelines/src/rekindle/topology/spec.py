@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
-from rekindle.topology.kinds.unbuilt import UnbuiltSink, UnbuiltSource
+from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 AS_WRITTEN: Final = {"as_written": True}
@@ -115,7 +115,7 @@ class SourceSpec(Spec):
     """Rows of files."""
     generator: GeneratorSourceSpec | None = None
     """Generated rows, the same in every run."""
-    kafka: UnbuiltSource | None = None
+    kafka: UnsupportedSource | None = None
     """Rows of a Kafka topic."""
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this source."""
@@ -204,9 +204,9 @@ class OperatorSpec(Spec):
 class SinkSpec(Spec):
     files: FilesSinkSpec | None = None
     """Files in a directory, one for each epoch with rows."""
-    kafka: UnbuiltSink | None = None
+    kafka: UnsupportedSink | None = None
     """A Kafka topic."""
-    stream: UnbuiltSink | None = None
+    stream: UnsupportedSink | None = None
     """A stream that other programs read."""
 
     @property

@@ -29,11 +29,11 @@ _TENTATIVE = "leave it out: there are no tentative results yet"
 _PER_WINDOW = "leave it out: it belongs to the mode PerWindow"
 _WINDOW = "use size, and slide for windows that overlap"
 
-_OPERATORS_NOT_BUILT = ("join", "distinct", "python")
-_BUILT_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _OPERATORS_NOT_BUILT)
+_UNSUPPORTED_OPERATORS = ("join", "distinct", "python")
+_SUPPORTED_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _UNSUPPORTED_OPERATORS)
 
 
-def _kinds_not_built(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
+def _unsupported_kinds(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
     kinds = kinds_of(spec)
     built = " or ".join(kind for kind, options in kinds.items() if options.connector)
     return {
@@ -67,7 +67,7 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
     },
-    SourceSpec: _kinds_not_built(SourceSpec, "source"),
+    SourceSpec: _unsupported_kinds(SourceSpec, "source"),
     EventTimeSpec: {
         "idle_after": (
             "idleAfter",
@@ -75,7 +75,8 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         ),
     },
     OperatorSpec: {
-        kind: (f"the operator {kind}", f"use {_BUILT_OPERATORS}") for kind in _OPERATORS_NOT_BUILT
+        kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
+        for kind in _UNSUPPORTED_OPERATORS
     },
     WindowSpec: {
         field: (f"a window by {WindowSpec.name_of(field)}", _WINDOW)
@@ -86,7 +87,7 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         "load_target": ("loadTarget", _PER_WINDOW),
         "replay_target": ("replayTarget", _PER_WINDOW),
     },
-    SinkSpec: _kinds_not_built(SinkSpec, "sink"),
+    SinkSpec: _unsupported_kinds(SinkSpec, "sink"),
 }
 """Fields that only accept their default: a name for other values, and a hint."""
 

@@ -10,9 +10,9 @@ from rekindle.topology.kinds.base import SinkOptions, SourceOptions
 _ANY_FIELDS = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel)
 
 
-class UnbuiltSource(SourceOptions):
+class UnsupportedSource(SourceOptions):
     model_config = _ANY_FIELDS
 
 
-class UnbuiltSink(SinkOptions):
+class UnsupportedSink(SinkOptions):
     model_config = _ANY_FIELDS
