@@ -30,17 +30,17 @@ MAX_SHOWN = 60
 def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, TopologySpec]:
     """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology if fields cannot be
     parsed; `rekindle.topology.validate` checks the rest."""
-    manifest = _manifest(source)
-    problems = list(_envelope(manifest))
+    resource = _parse_resource(source)
+    problems = list(_envelope(resource))
     try:
-        spec = load_spec(manifest["spec"]) if "spec" in manifest else None
+        spec = load_spec(resource["spec"]) if "spec" in resource else None
     except InvalidTopology as error:
         problems += error.problems
     else:
         problems += problems_of_the_rest(manifest["spec"], []) if problems and spec else []
     if problems or spec is None:
         raise InvalidTopology(list(dict.fromkeys(problems)))
-    return str(manifest["metadata"]["name"]), spec
+    return str(resource["metadata"]["name"]), spec
 
 
 def load_spec(data: Any) -> TopologySpec:
@@ -54,7 +54,7 @@ def load_spec(data: Any) -> TopologySpec:
     raise InvalidTopology(problems + rest)
 
 
-def _manifest(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_resource(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     data: Any = source
     if isinstance(source, str | bytes):
         try:
@@ -70,14 +70,14 @@ def _manifest(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
+def _envelope(resource: Mapping[str, Any]) -> Iterator[Problem]:
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
-        if manifest.get(field) != wanted:
-            yield Problem(field, "InvalidValue", f"is {manifest.get(field)!r}", f"write {wanted}")
-    metadata = manifest.get("metadata")
+        if resource.get(field) != wanted:
+            yield Problem(field, "InvalidValue", f"is {resource.get(field)!r}", f"write {wanted}")
+    metadata = resource.get("metadata")
     if not isinstance(metadata, Mapping) or not metadata.get("name"):
         yield Problem("metadata.name", "Missing", "a topology needs a name")
-    if not isinstance(manifest.get("spec"), Mapping):
+    if not isinstance(resource.get("spec"), Mapping):
         yield Problem("spec", "Missing", "a topology needs a spec")
 
 
