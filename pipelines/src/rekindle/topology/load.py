@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.kinds.base import Spec
-from rekindle.topology.partial import field_at, field_path, model_in, problems_of_the_rest
+from rekindle.topology.partial import field_at, field_path, model_in, problems_of_valid_fields
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import AS_WRITTEN, TopologySpec
 
@@ -50,7 +50,7 @@ def load_spec(data: Any) -> TopologySpec:
         return TopologySpec.model_validate(data, context=AS_WRITTEN)
     except ValidationError as error:
         problems = [_problem(e) for e in error.errors(include_url=False)]
-    rest = problems_of_the_rest(data, [p.path for p in problems])
+    rest = problems_of_valid_fields(data, [p.path for p in problems])
     raise InvalidTopology(problems + rest)
 
 
