@@ -28,7 +28,7 @@ from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
 from rekindle.topology.validate import validate_derived
 
 _ID_LENGTH = 16
-_NOT_IDENTITY = {"replicas", "resources", "partitions", "checkpoint", "inputs", "schema"}
+_NOT_IN_ID = {"replicas", "resources", "partitions", "checkpoint", "inputs", "schema"}
 
 
 def compile_topology(spec: TopologySpec, name: str, *, local: bool = False) -> Topology:
@@ -64,7 +64,7 @@ def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[s
     schema = stream.schema if isinstance(node, SourceSpec) else None
     return _digest(
         {
-            "definition": {k: v for k, v in definition.items() if k not in _NOT_IDENTITY},
+            "definition": {k: v for k, v in definition.items() if k not in _NOT_IN_ID},
             "inputs": list(inputs),
             "schema": [[f.name, str(f.type)] for f in schema or ()],
             "partitions": stream.partitions,

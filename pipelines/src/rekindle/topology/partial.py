@@ -23,13 +23,13 @@ from rekindle.topology.validate import validate
 
 Location = tuple[int | str, ...]
 
-_ROUNDS = 8
+_MAX_ATTEMPTS = 8
 """Attempts to replace fields: the placeholder of an object may itself lack fields."""
 _PLACEHOLDER = "placeholder"
-_OF_THE_GRAPH = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
+_GRAPH_REASONS = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
 _FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
 _NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
-_FOLLOWS = {
+_CONSEQUENCES = {
     "spec.epochInterval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.interval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.volume": frozenset({"NoVolume"}),
@@ -37,21 +37,21 @@ _FOLLOWS = {
 """Reasons that are left out if the field cannot be parsed."""
 
 
-def problems_of_valid_fields(data: Any, unreadable: Sequence[str]) -> list[Problem]:
+def problems_of_valid_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
     """Further problems of a spec whose fields at these paths cannot be parsed; [] if it cannot be
     validated at all. `file://` URLs are accepted: whether this is a local run is not known."""
-    spec = _readable(data)
+    spec = _with_placeholders(data)
     if spec is None:
         return []
     found = validate(spec, "topology", local=True)
-    bad = [_parts(path) for path in unreadable]
-    return [p for p in found if not _follows(p, spec, bad)]
+    bad = [_parts(path) for path in unparsable]
+    return [p for p in found if not _is_consequence(p, spec, bad)]
 
 
-def _readable(data: Any) -> TopologySpec | None:
+def _with_placeholders(data: Any) -> TopologySpec | None:
     """The spec with defaults and placeholders for unparsable fields."""
     data = copy.deepcopy(data)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ATTEMPTS):
         try:
             return TopologySpec.model_validate(data)
         except ValidationError as error:
@@ -63,22 +63,22 @@ def _readable(data: Any) -> TopologySpec | None:
 
 def _replace(data: Any, location: Location, kind: str) -> bool:
     *parents, last = location or (None,)
-    holder = data
+    parent = data
     try:
         for part in parents:
-            holder = holder[part]
+            parent = parent[part]
         if kind == "extra_forbidden":
-            del holder[last]
+            del parent[last]
             return True
         field = field_at(location)
         if field is None:
             return False
         if isinstance(last, str) and not field.is_required():
-            del holder[last]
+            del parent[last]
         elif isinstance(last, int):
-            holder[last] = _placeholder(typing.get_args(field.annotation)[0])
+            parent[last] = _placeholder(typing.get_args(field.annotation)[0])
         else:
-            holder[last] = _placeholder(field.annotation)
+            parent[last] = _placeholder(field.annotation)
     except (KeyError, IndexError, TypeError):
         return False
     return True
@@ -116,18 +116,18 @@ def _placeholder(annotation: Any) -> Any:
     return _PLACEHOLDER if annotation is str else {}
 
 
-def _follows(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]]) -> bool:
+def _is_consequence(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]]) -> bool:
     """Whether a problem may only be a consequence of an unparsable field."""
     at = _parts(problem.path)
     if at[:1] == ["metadata"]:
         return True
     if any(at[: len(b)] == b or b[: len(at)] == at for b in bad):
         return True
-    if problem.reason in _OF_THE_GRAPH and any(map(_may_hold_names, bad)):
+    if problem.reason in _GRAPH_REASONS and any(map(_may_hold_names, bad)):
         return True
-    if any(problem.reason in _FOLLOWS.get(".".join(b), ()) for b in bad):
+    if any(problem.reason in _CONSEQUENCES.get(".".join(b), ()) for b in bad):
         return True
-    return _node_of(at) in _touched(spec, bad)
+    return _node_of(at) in _affected(spec, bad)
 
 
 def _may_hold_names(parts: Sequence[str]) -> bool:
@@ -141,18 +141,18 @@ def _field_of(parts: Sequence[str]) -> str:
     return next((part for part in reversed(parts) if not part.isdigit()), "")
 
 
-def _touched(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
+def _affected(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
     """Paths of the sources, operators and queries with unparsable fields, and of all that read
     them."""
     paths = {"/".join(_parts(path)): node.name for path, node in nodes_with_paths(spec)}
     names = {paths[n] for b in bad if (n := _node_of(b)) in paths}
     edges = edges_of(spec)
-    touched = {_node_of(b) for b in bad} - {""}
-    touched |= {path for path, name in paths.items() if names & ancestors(edges, [name])}
+    affected = {_node_of(b) for b in bad} - {""}
+    affected |= {path for path, name in paths.items() if names & ancestors(edges, [name])}
     for at, query in enumerate(spec.queries):
         if names & ancestors(edges, [query.from_]):
-            touched.add(f"spec/queries/{at}")
-    return touched
+            affected.add(f"spec/queries/{at}")
+    return affected
 
 
 def _node_of(parts: Sequence[str]) -> str:

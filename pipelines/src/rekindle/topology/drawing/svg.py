@@ -14,7 +14,7 @@ from rekindle.topology.drawing.text import box_lines, describe_exchange
 from rekindle.topology.model import Topology
 
 _BOX_WIDTH = 300
-_MOST = 42
+_MAX_CHARS = 42
 """Maximum characters of a line in a box; its tooltip has the full text."""
 _LINE = 16
 _PAD = 10
@@ -77,29 +77,29 @@ def draw_svg(topology: Topology) -> str:
 def _place(topology: Topology) -> dict[str, Box]:
     """Boxes by segment id and by `query <name>`."""
     depths: dict[str, int] = {}
-    feeders: dict[str, list[str]] = {}
+    inputs: dict[str, list[str]] = {}
     for segment in topology.segments:
-        feeders[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
-        depths[segment.id] = 1 + max((depths[f] for f in feeders[segment.id]), default=-1)
+        inputs[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
+        depths[segment.id] = 1 + max((depths[f] for f in inputs[segment.id]), default=-1)
     texts = {
         s.id: (box_lines(topology, s), _SOURCE if s.is_source else _OPERATOR)
         for s in topology.segments
     }
     for query in topology.spec.queries:
         key = f"query {query.name}"
-        feeders[key] = [s.id for s in topology.segments if query.name in s.queries]
-        depths[key] = 1 + depths[feeders[key][0]]
+        inputs[key] = [s.id for s in topology.segments if query.name in s.queries]
+        depths[key] = 1 + depths[inputs[key][0]]
         texts[key] = ((query.name, f"priority {query.priority}"), _QUERY)
     boxes: dict[str, Box] = {}
     for depth in range(max(depths.values()) + 1):
         column = [key for key in depths if depths[key] == depth]
-        column.sort(key=lambda key: _mean([boxes[f].middle for f in feeders[key]]))
+        column.sort(key=lambda key: _mean([boxes[f].middle for f in inputs[key]]))
         y = float(_MARGIN)
         for key in column:
             lines, fill = texts[key]
             shown = tuple(_cut(line) for line in lines)
             height = _PAD * 2 + _LINE * len(lines)
-            wanted = _mean([boxes[f].middle for f in feeders[key]]) - height / 2
+            wanted = _mean([boxes[f].middle for f in inputs[key]]) - height / 2
             y = max(y, wanted)
             x = float(_MARGIN + depth * (_BOX_WIDTH + _COLUMN_GAP))
             boxes[key] = Box(x, y, height, shown, fill, "\n".join(lines))
@@ -112,7 +112,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= _MOST else line[: _MOST - 1] + "…"
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
 
 
 def _box(root: ET.Element, box: Box) -> None:
@@ -148,6 +148,6 @@ def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
 def _label(root: ET.Element, x: float, y: float, text: str) -> None:
     """A label before the tip of an edge, with a white outline over the curves below it."""
     place = {"x": f"{x - 10:.1f}", "y": f"{y - 6:.1f}", "text-anchor": "end"}
-    rim = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
+    outline = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
     style = {"font-size": "10", "fill": _SOFT}
-    ET.SubElement(root, "text", place | style | rim).text = text
+    ET.SubElement(root, "text", place | style | outline).text = text

@@ -17,7 +17,7 @@ def describe(topology: Topology) -> str:
     lines = [f"topology {topology.name}"]
     for segment in topology.segments:
         lines += ["", *_segment(topology, segment)]
-    lines += ["", *_sums(topology)]
+    lines += ["", *_totals(topology)]
     return "\n".join(lines)
 
 
@@ -87,7 +87,7 @@ def describe_resources(cpu_m: int, memory: int) -> str:
     return f"{cpu_m}m CPU, {memory // _MIB} MiB"
 
 
-def _sums(topology: Topology) -> Iterator[str]:
+def _totals(topology: Topology) -> Iterator[str]:
     counts = [(s, s.partitions * s.replicas) for s in topology.segments]
     tasks = sum(n for _, n in counts)
     cpu = sum(s.resources.cpu_m * n for s, n in counts)

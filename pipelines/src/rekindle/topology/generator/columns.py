@@ -139,7 +139,7 @@ def _column(call: Call, kind: pa.DataType) -> Column:
         case "normal":
             mean, sd = call.numbers(None, None)
             _require_doubles(call, kind, mean - 6 * sd, mean, mean + sd / 3, mean + 6 * sd)
-            return lambda r: pc.cast(pa.array(mean + sd * _bell(r)), kind)
+            return lambda r: pc.cast(pa.array(mean + sd * _normal(r)), kind)
         case "boolean":
             below = _threshold(call.numbers(None)[0])
             pc.cast(pa.array([True]), kind)
@@ -253,7 +253,7 @@ def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
     return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _bell(rows: Rows) -> npt.NDArray[np.float64]:
+def _normal(rows: Rows) -> npt.NDArray[np.float64]:
     units = _unit(rows.draws("", per_row=12))
     total = units[:, 0].copy()
     for i in range(1, 12):

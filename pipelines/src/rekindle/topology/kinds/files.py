@@ -36,7 +36,7 @@ Encoding = Literal[
     "EUC-JP",
     "EUC-KR",
 ]
-_OF_CSV = ("delimiter", "header", "quote", "escape", "encoding")
+_CSV_FIELDS = ("delimiter", "header", "quote", "escape", "encoding")
 
 
 class FilesSourceSpec(SourceOptions):
@@ -112,7 +112,7 @@ class FilesSourceSpec(SourceOptions):
 
     def _check_csv(self, path: str) -> Iterator[Problem]:
         if self.format != "csv":
-            for field in (f for f in _OF_CSV if getattr(self, f) != _default(f)):
+            for field in (f for f in _CSV_FIELDS if getattr(self, f) != _default(f)):
                 what = f"{field} applies to csv only, and the format is {self.format}"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, "leave it out")
             return

@@ -23,7 +23,7 @@ KINDS: Mapping[str, WindowKind] = {
 NOT_BUILT = ("session", "rows")
 """Fields that ask for kinds that v1alpha1 names and this version refuses."""
 
-_OF_ALL_KINDS = frozenset({"group_by", "aggregate"})
+_COMMON_FIELDS = frozenset({"group_by", "aggregate"})
 
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
@@ -46,7 +46,7 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
 
 def unsupported_fields() -> list[str]:
     """Fields of v1alpha1 whose kinds are not supported yet."""
-    supported = _OF_ALL_KINDS.union(KINDS, *(kind.options for kind in KINDS.values()))
+    supported = _COMMON_FIELDS.union(KINDS, *(kind.options for kind in KINDS.values()))
     return [field for field in WindowSpec.model_fields if field not in supported]
 
 
