@@ -57,7 +57,7 @@ def test_columns_keep_their_order_and_spelling() -> None:
         ("a DECIMAL(40, 2)", "DECIMAL(40, 2) is out of range"),
         ("a MAP<STRING, INT>", "the type MAP at column 3 is not supported yet"),
         ("a VARCHAR(3)", "the type VARCHAR at column 3 is not supported yet"),
-        ("a INT, A STRING", "column A is there twice"),
+        ("a INT, A STRING", "column A occurs twice"),
     ],
 )
 def test_what_is_no_ddl_is_refused_with_its_place(ddl: str, said: str) -> None:

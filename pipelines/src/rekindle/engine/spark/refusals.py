@@ -75,14 +75,16 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     if row_wise and any(node["class"].endswith(".Aggregate") for node in nodes):
         return "it has an aggregate, and sql works row by row; use an operator with window"
     if row_wise and not plan.deterministic():
-        return "it has an expression that gives another answer when an epoch is computed again"
+        return "it has an expression that gives another result when an epoch is computed again"
     if all(_is_safe(cast, of) for cast, of in _casts_to_timestamp(nodes)):
         return None
     text = next(_texts_as_timestamp(plan), None)
     if text is None:
         return None
     hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a text without a date"
-    return f"{text} is a text taken for a TIMESTAMP, and without a date for one of today; {hint}"
+    return (
+        f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none; {hint}"
+    )
 
 
 def _refused_type(kind: DataType) -> DataType | None:

@@ -1,6 +1,6 @@
 """The generator's mini-language: `name` or `name(argument, ...)`; arguments may be quoted or calls.
 
-Pure parsing; `rekindle.topology.generator.columns` says what the names mean.
+Pure parsing; `rekindle.topology.generator.columns` defines the functions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _TOKEN = re.compile(
     r"(?P<bare>[^(),'\"]+))"
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_MAX_DEPTH = 32  # only null takes an expression; who reads a call recurses
+_MAX_DEPTH = 32  # limits the recursion of the parser; only null takes an expression
 
 
 class ExpressionError(ValueError):
-    """A column's expression is not one; the message says why, `hint` what to write."""
+    """A column's expression is invalid; the message says why, `hint` what to write."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ def parse_expression(text: str) -> Call:
     tokens = _tokens(text)
     call, rest = _call(tokens, text, _MAX_DEPTH)
     if rest:
-        raise ExpressionError(f"{text!r} goes on after its end with {rest[0][1]!r}")
+        raise ExpressionError(f"{text!r} has extra text after its end: {rest[0][1]!r}")
     return call
 
 
@@ -116,7 +116,7 @@ def _call(
     tokens: list[tuple[str, str]], text: str, depth: int
 ) -> tuple[Call, list[tuple[str, str]]]:
     if not depth:
-        raise ExpressionError(f"calls stand in each other more than {_MAX_DEPTH} deep")
+        raise ExpressionError(f"calls are nested more than {_MAX_DEPTH} deep")
     if not tokens or tokens[0][0] != "bare" or not _NAME.fullmatch(tokens[0][1]):
         raise ExpressionError(f"{text!r} does not start with a name")
     name, rest = tokens[0][1], tokens[1:]

@@ -1,8 +1,8 @@
-"""The aggregate list of a window, taken apart into what can be merged.
+"""Decomposes the aggregate list of a window into partial aggregates, which can be merged.
 
-A window folds rows into partials, merges partials of epochs and panes, and computes its output
-columns from the merged partials; each partial merges by sum, min or max, and NULL is neutral in
-all three. No Spark here: the SQL made here is Spark's, run by the engine.
+A window aggregates rows to partials, merges partials of epochs and panes, and computes its output
+columns from the merged partials; each partial is merged by sum, min or max, which all ignore NULL.
+No Spark here: the engine runs the SQL that is generated here.
 
 Design: docs/design/engine.md#windows.
 """
@@ -53,8 +53,9 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A mergeable aggregate: `sql` over the input's columns makes it, `merge` joins two of it.
-    `name` follows from both alone, never from its place in the list: state is kept under it."""
+    """A mergeable aggregate: `sql` computes it from the input's columns, `merge` merges two of
+    them. `name` depends only on these, not on the position in the list: it names the state
+    column."""
 
     name: str
     sql: str
@@ -70,7 +71,7 @@ class Decomposition:
 
 
 def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
-    """`"count(*) AS flights, avg(delay)"` -> items; raises InvalidSql with all that is wrong."""
+    """`"count(*) AS flights, avg(delay)"` -> items; raises InvalidSql with all problems."""
     tree = parse(f"SELECT {text}")
     extra = [key for key, value in tree.args.items() if value and key != "expressions"]
     if not isinstance(tree, exp.Select) or extra or not tree.expressions:
@@ -98,14 +99,14 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
 
 
 def added_values(text: str) -> tuple[tuple[str, str], ...]:
-    """The calls of sum and avg in an aggregate list, and the SQL of what each of them adds."""
+    """The calls of sum and avg in an aggregate list, each with the SQL of its argument."""
     calls = (c for item in parse_aggregates(text) for c in _outermost_calls(item.expression))
     summed = ((call, _summed(call)) for call in calls)
     return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
 
 
 def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Problem]:
-    """What of an item's types is known not to be supported; the engine finds the rest."""
+    """Problems of types that are known not to be supported; the engine finds the others."""
     fields = list(columns)
     found = [
         not_a_number(_sql(call), arrow_to_ddl(kind))
@@ -141,19 +142,20 @@ def not_a_number(call: str, kind: str) -> Problem:
 
 
 def can_be_summed(kind: pa.DataType) -> bool:
-    """Texts not: Spark casts them to DOUBLE, and avg would count those that are no number."""
+    """False for strings: Spark casts them to DOUBLE, and avg would count those that are not
+    numbers."""
     t = pa.types
     return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind) or t.is_null(kind))
 
 
 def _summed(call: exp.Expr) -> exp.Expr | None:
-    """What a call of sum or avg adds; None for others."""
+    """The argument of a call of sum or avg; None for others."""
     inner = call.this if isinstance(call, exp.Filter) else call
     return _argument(inner) if _name(inner) in ("sum", "avg") else None
 
 
 def _compared(call: exp.Expr) -> exp.Expr | None:
-    """What a call of min or max compares; None for others."""
+    """The argument of a call of min or max; None for others."""
     inner = call.this if isinstance(call, exp.Filter) else call
     return _argument(inner) if _name(inner) in ("min", "max") else None
 
@@ -174,7 +176,7 @@ def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:
 
 
 def partial_name(sql: str, merge: Merge) -> str:
-    """The column that a partial has in the window's state, in this release and in others."""
+    """The column of a partial in the window's state; must not change between releases."""
     return f"p_{merge}_{hashlib.blake2b(sql.encode(), digest_size=6).hexdigest()}"
 
 
@@ -221,7 +223,7 @@ def _final(call: exp.Expr, partial: _PartialOf) -> exp.Expr:
 
 
 def _canonical(call: exp.Expr) -> exp.Expr:
-    """Synonyms under one name, so that they share a partial."""
+    """Replace synonyms by one name, so that they share a partial."""
     match _name(call):
         case "bool_and":
             return exp.LogicalAnd(this=_argument(call))
@@ -237,7 +239,7 @@ def _argument(call: exp.Expr) -> exp.Expr:
 
 
 def _name(call: exp.Expr) -> str:
-    """The canonical name of an aggregate call, "" if it is none, "?" if an unsupported one."""
+    """The canonical name of an aggregate call, "" if it is not one, "?" if it is unsupported."""
     match call:
         case exp.Count():
             return "count"
@@ -331,7 +333,7 @@ def _not_yet(what: str, but: str = "") -> Problem:
 
 
 def _spark_name(item: exp.Expr) -> str:
-    """Spark's name for an item without alias, where it is plain: `avg(delay)`, `count(1)`."""
+    """Spark's name for a simple item without alias: `avg(delay)`, `count(1)`."""
     name = _name(item)
     if name in ("", "?") or isinstance(item, exp.Filter):
         return ""
@@ -347,7 +349,7 @@ def _spark_name(item: exp.Expr) -> str:
 def _duplicates(names: Sequence[str]) -> list[Problem]:
     lower = [n.lower() for n in names if n]
     return [
-        Problem("", "DuplicateColumn", f"column {name} is there twice", "give each its own alias")
+        Problem("", "DuplicateColumn", f"column {name} occurs twice", "give each its own alias")
         for name in dict.fromkeys(n for n in lower if lower.count(n) > 1)
     ]
 

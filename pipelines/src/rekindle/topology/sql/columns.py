@@ -1,7 +1,7 @@
-"""Columns of a row-wise SELECT: which it may name, and which it gives.
+"""Columns of a row-wise SELECT: resolves the names in it, and derives its output columns.
 
-Follows Spark: names are found whatever their case, a struct's fields by dots, later items may use
-the aliases of earlier ones, and an output column is called as it was written.
+As in Spark: names are case-insensitive, dots select fields of structs, items may use aliases of
+earlier ones, and output columns keep the spelling of the SELECT.
 
 Design: docs/design/compilation.md#row-wise-sql.
 """
@@ -30,12 +30,12 @@ from rekindle.topology.sql.tokens import DIALECT
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
-"""Outer ones are kinds of these, and `posexplode` one of `explode`."""
+"""In sqlglot, outer variants are subclasses of these, and Posexplode is one of Explode."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleColumns:
-    """The columns that names in one SELECT may mean, by table alias, in the order of `*`."""
+    """The columns in the scope of one SELECT, by table alias, in the order of `*`."""
 
     tables: dict[str, list[pa.Field]]
 
@@ -56,7 +56,7 @@ class VisibleColumns:
         return [f for fields in self.tables.values() for f in fields]
 
     def find(self, parts: list[str]) -> tuple[pa.Field, list[str]] | None:
-        """The column that dotted parts mean, and the parts that lead on into its struct."""
+        """The column for a dotted name, and the remaining parts: fields of its struct."""
         own = {f.name.lower(): f for f in reversed(self.columns)}
         if len(parts) > 1 and parts[0].lower() in self.tables:
             table = {f.name.lower(): f for f in self.tables[parts[0].lower()]}
@@ -68,7 +68,7 @@ class VisibleColumns:
 
 
 def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
-    """Columns that are not there."""
+    """Problems of columns that do not exist."""
     aliases = {a.alias.lower() for a in select.expressions if a.alias}
     found = []
     for column in select.find_all(exp.Column):
@@ -84,29 +84,34 @@ def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
 
 
 def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
-    """Texts inside a larger value that are cast to TIMESTAMP: they cannot be guarded one by one, as
-    a text by itself is (`topology.sql.dated`). Where types are unknown, Spark checks it later."""
+    """Problems of casts to TIMESTAMP of strings inside a larger value, and of comparisons with
+    strings: unlike single strings they cannot be guarded (`topology.sql.dated`). If types are
+    unknown, Spark checks this later."""
     found = []
     for cast in select.find_all(exp.Cast):
         nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]
         if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, visible)):
-            what = f"{cast.sql(dialect=DIALECT)} reads texts as TIMESTAMP, and those without a date"
+            what = (
+                f"{cast.sql(dialect=DIALECT)} casts strings to TIMESTAMP, and those without a date"
+            )
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
-            found.append(Problem("", "NonDeterministic", f"{what} as of today", hint))
+            found.append(Problem("", "NonDeterministic", f"{what} get the current date", hint))
     for node in select.find_all(*_COMPARISONS):
         found += _compared_texts(node, visible)
     return found
 
 
 def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
-    """Texts that Spark takes for a TIMESTAMP because they are compared with one."""
+    """Problems of strings that Spark casts to TIMESTAMP because they are compared with one."""
     sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
     if not any(kind is not None and pa.types.is_timestamp(kind) for kind in sides.values()):
         return
     for side, kind in sides.items():
         if kind is not None and pa.types.is_string(kind) and may_lack_date(side):
             text = side.sql(dialect=DIALECT)
-            what = f"{text} is a text taken for a TIMESTAMP, and without a date for one of today"
+            what = (
+                f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none"
+            )
             yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 
@@ -118,7 +123,8 @@ def _has_text(kind: pa.DataType | None) -> bool:
 
 
 def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Problem]:
-    """Columns of an expression over one table, and fields of structs in it, that are not there."""
+    """Problems of columns, and fields of structs, of an expression over one table that do not
+    exist."""
     visible = VisibleColumns({"": list(columns)})
     named = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
     return [problem for parts in named for problem in _missing(visible, parts)]
@@ -128,7 +134,7 @@ def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
     target = visible.find(parts)
     names = [f.name for f in visible.columns]
     if target is None and parts[0].lower() in WITHOUT_PARENTHESES and len(parts) == 1:
-        return []  # a function, and checked as one
+        return []  # a function, which is checked elsewhere
     if target is None:
         written = ".".join(parts)
         return [
@@ -150,7 +156,7 @@ def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
 def output_columns(
     select: exp.Select, visible: VisibleColumns, problems: list[Problem]
 ) -> list[pa.Field] | None:
-    """The output's columns in order; None, with a problem, if one has no name or a name twice."""
+    """The output columns in order; None, with a problem, if a name is missing or not unique."""
     fields: list[pa.Field] = []
     for item in select.expressions:
         columns = _item_columns(item, visible)
@@ -162,7 +168,7 @@ def output_columns(
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
     problems += [
-        Problem("", "DuplicateColumn", f"column {name} is there twice", "rename one with AS")
+        Problem("", "DuplicateColumn", f"column {name} occurs twice", "rename one with AS")
         for name in twice
     ]
     problems += [
@@ -170,7 +176,7 @@ def output_columns(
             "",
             "ReservedColumn",
             f"column {f.name} begins with __",
-            "rename it, it is reserved",
+            "rename it: names with __ are reserved",
         )
         for f in fields
         if f.name.startswith("__")
@@ -179,8 +185,8 @@ def output_columns(
 
 
 def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | None]:
-    """For each output column the input's column that it is a copy of, whatever its name; None for
-    what is computed. The output has been judged (`output_columns`)."""
+    """For each output column the input column that it copies, under any name; None if it is
+    computed. The output must be valid (`output_columns`)."""
     owned = next(iter(visible.tables.values()))
     copies: list[str | None] = []
     for item in select.expressions:
@@ -205,7 +211,7 @@ def _no_name(item: exp.Expr) -> Problem:
 
 
 def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
-    """What of an item's type is known not to be supported; the engine finds the rest."""
+    """Problems of a type that is known not to be supported; the engine finds the others."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
     kind = refused_type(_with_names_of(item.unalias(), visible), visible.columns)
@@ -257,8 +263,8 @@ def _without(fields: list[pa.Field], star: exp.Star) -> list[pa.Field]:
 
 
 def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
-    """Names that Spark gives to a generator's columns; () if they depend on its argument, None if
-    the expression is no generator."""
+    """Spark's names of a generator function's columns; () if they depend on its argument, None if
+    the expression is not a generator."""
     for kind, names in _GENERATED.items():
         if isinstance(tree, kind):
             return names
@@ -277,7 +283,7 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> pa.DataType | None:
 
 
 def _with_names_of(tree: exp.Expr, visible: VisibleColumns) -> exp.Expr:
-    """A copy whose columns are called as they are in the visible, without a table."""
+    """A copy whose columns have the names of the visible columns, without table."""
     tree = tree.copy()
     for column in tree.find_all(exp.Column):
         target = visible.find([p.name for p in column.parts])

@@ -1,8 +1,8 @@
-"""Texts that Spark reads as a TIMESTAMP: only those with a date, which mean the same for ever.
+"""Makes casts of strings to TIMESTAMP deterministic: strings without a date give NULL.
 
-Spark reads '5:17' as a time of the day on which it is asked, so a replay on the next day would give
-other rows. `only_dated` changes the calls that read a text of any form, so that such a text gives
-NULL, as one that cannot be read does. Pure, by tokens, like the rest of the SQL.
+Spark casts '5:17' to that time of the current day, so a replay on the next day would give other
+rows. `only_dated` rewrites casts and calls that parse strings without a given format, so that a
+string without a date gives NULL, like an invalid one. Pure; works on tokens.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -22,26 +22,26 @@ from rekindle.topology.sql.inference import is_timestamp
 from rekindle.topology.sql.tokens import first_of_operand, is_clock, tokenize
 
 STARTS_WITH_YEAR = "^[^!-~]*[+-]?[0-9]{4}"
-"""Spark takes a year of four digits or more, behind blanks; hours have two at most."""
+"""Spark's dates begin with a year of four digits or more, after blanks; hours have at most two."""
 
 _TIME_OF_DAY = re.compile(r"[^!-~]*(T|[0-9]{1,2}:)")
 
 _CASTS = frozenset({"cast", "try_cast"})
 _TYPES = frozenset({"timestamp", "timestamp_ltz"})
 _READS_ANY_FORM = frozenset({"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"})
-"""With one argument; with a second one, the format, a missing date is always 1970-01-01."""
+"""Only with one argument; with a format as second one, a missing date is always 1970-01-01."""
 _READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 
 
 def only_dated(sql: str) -> str:
-    """`sql` with NULL for texts without a date where they are read as a TIMESTAMP."""
+    """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP."""
     tokens = tokenize(sql)
     return _render(sql, tokens, _reads(tokens), 0, len(sql))
 
 
 def may_lack_date(text: exp.Expr) -> bool:
-    """Whether it is no literal that begins with a date, or one that is refused by its word."""
+    """False for literals that begin with a date, and for those that are refused anyway ('now')."""
     inner = text.unnest()
     if not isinstance(inner, exp.Literal) or not inner.is_string:
         return True
@@ -49,11 +49,11 @@ def may_lack_date(text: exp.Expr) -> bool:
 
 
 def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
-    """What is known to read the clock without knowing any column's type."""
+    """Problems of casts that certainly use the clock, whatever the types of columns are."""
     undated = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
-    what = "as a TIMESTAMP has no date, and Spark would take that of the clock"
+    what = "as a TIMESTAMP has no date, and Spark would use the current one"
     found = [
-        Problem("", "NonDeterministic", f"'{text}' {what}", "write its date") for text in undated
+        Problem("", "NonDeterministic", f"'{text}' {what}", "write a date too") for text in undated
     ]
     found += [_without_format(name) for name in _nested_reads(sql)]
     tokens = tokenize(sql)
@@ -63,7 +63,7 @@ def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The tokens of what is read as a TIMESTAMP; `by_colons`: by `::`, not inside a call."""
+    """The tokens of an operand that is cast to TIMESTAMP; `by_colons`: by `::`, not by a call."""
 
     first: int
     last: int
@@ -71,7 +71,7 @@ class _Read:
 
 
 def _reads(tokens: Sequence[Token]) -> list[_Read]:
-    """In the order of the text, outer ones first."""
+    """All of them in the order of the text, outer ones first."""
     spans = (_argument(tokens, at) for at in range(len(tokens)))
     found = [_Read(*span) for span in spans if span is not None]
     for at in _colon_casts(tokens):
@@ -92,7 +92,7 @@ def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
 def _render(
     sql: str, tokens: Sequence[Token], reads: Sequence[_Read], start: int, stop: int
 ) -> str:
-    """The text from `start` to `stop`, in which these are read."""
+    """The text from `start` to `stop`, with these operands guarded."""
     parts: list[str] = []
     left = deque(reads)
     while left:
@@ -113,13 +113,13 @@ def _render(
 
 
 def _guarded(text: str) -> str:
-    """Spark resolves typeof() while it plans, and nothing is left of this for other types."""
+    """Spark evaluates typeof() when it plans: for other types the CASE is optimised away."""
     undated = f"NOT (CAST({text} AS STRING) RLIKE '{STARTS_WITH_YEAR}')"
     return f"CASE WHEN typeof({text}) LIKE 'string%' AND {undated} THEN NULL ELSE {text} END"
 
 
 def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
-    """The tokens of what is read as a TIMESTAMP, if a call at `at` reads any form."""
+    """The tokens of the operand, if the call at `at` casts to TIMESTAMP without a format."""
     name = tokens[at].text.lower()
     if name not in _CASTS | _READS_ANY_FORM or tokens[at].token_type is TokenType.STRING:
         return None
@@ -138,12 +138,12 @@ def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
 
 
 def _is_call_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
-    """Whether the argument is itself nothing but a TIMESTAMP that was read."""
+    """Whether the operand is itself only a cast to TIMESTAMP."""
     return _argument(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
 
 
 def _unclear(text: str) -> Problem:
-    what = f"it cannot be told what is cast at {text[:40]!r}, and whether that has a date"
+    what = f"cannot determine what is cast at {text[:40]!r}, and whether it has a date"
     return Problem("", "NonDeterministic", what, "write CAST(... AS TIMESTAMP)")
 
 
@@ -157,7 +157,7 @@ def _closing(tokens: Sequence[Token], opening: int) -> int | None:
 
 
 def _outermost(tokens: Sequence[Token], start: int, end: int) -> Iterator[int]:
-    """The tokens between two places that stand in no parentheses there."""
+    """The tokens from `start` to `end` that are not inside parentheses."""
     depth = 0
     for at in range(start, end):
         if depth == 0:
@@ -179,7 +179,7 @@ def _cast_texts(tree: exp.Expr) -> Iterator[str]:
 
 
 def _nested_reads(sql: str) -> Iterator[str]:
-    """Calls that read a TIMESTAMP inside a larger text, in no given format."""
+    """Calls that parse a TIMESTAMP inside a larger string, without a format."""
     tokens = tokenize(sql)
     for at in range(len(tokens) - 1):
         name = tokens[at].text.lower()
@@ -194,8 +194,8 @@ def _nested_reads(sql: str) -> Iterator[str]:
 
 
 def _without_format(name: str) -> Problem:
-    hint = "read it as STRING, and CAST that AS TIMESTAMP: a text without a date gives NULL there"
+    hint = "read it as STRING, and CAST that AS TIMESTAMP: without a date it gives NULL"
     if name in _READS_SCHEMA:
         hint += ", or give map('timestampFormat', 'yyyy-MM-dd HH:mm:ss')"
-    what = f"{name}() reads a TIMESTAMP without a date as one of today"
+    what = f"{name}() gives a TIMESTAMP without a date the current date"
     return Problem("", "NonDeterministic", what, hint)

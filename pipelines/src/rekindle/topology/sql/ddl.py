@@ -1,7 +1,7 @@
-"""The schema of a source: Spark's DDL, read exactly into an Arrow schema.
+"""Parses the schema of a source, Spark's DDL, to an Arrow schema.
 
-A grammar of its own, because sqlglot takes words that Spark does not and gives up what was written.
-The types are those that mean the same in Spark, Arrow, Parquet and JSON.
+Has its own grammar, because sqlglot accepts types that Spark lacks and does not keep the spelling.
+Supports the types that are equivalent in Spark, Arrow, Parquet and JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_YET = {
 }
 _MAX_PRECISION = 38
 _MAX_DEPTH = 32
-"""Arrow's reader of Parquet takes 50 arrays in each other, its streams 64."""
+"""Arrow's Parquet reader supports 50 nested arrays, its streams 64."""
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_]+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<mark>[<>(),:]))")
 
 
@@ -63,12 +63,13 @@ class _Token:
 
 
 def hint_for(kind: str) -> str:
-    """What to use instead of a type that is not supported, by Spark's name of it."""
+    """What to use instead of an unsupported type, given Spark's name of it."""
     return next((hint for name, hint in _NOT_YET.items() if kind.lower().startswith(name)), "")
 
 
 def ddl_to_schema(ddl: str) -> pa.Schema:
-    """`"origin STRING, delay DOUBLE"` -> schema; raises InvalidSql with the column of the text."""
+    """`"origin STRING, delay DOUBLE"` -> schema; raises InvalidSql with the position in the
+    text."""
     reader = _Reader(ddl)
     fields = [reader.field()]
     while reader.take(","):
@@ -77,7 +78,7 @@ def ddl_to_schema(ddl: str) -> pa.Schema:
     lower = [f.name.lower() for f in fields]
     twice = [f.name for f in fields if lower.count(f.name.lower()) > 1]
     if twice:
-        raise InvalidSql([Problem("", "DuplicateColumn", f"column {twice[-1]} is there twice")])
+        raise InvalidSql([Problem("", "DuplicateColumn", f"column {twice[-1]} occurs twice")])
     return pa.schema(fields)
 
 
@@ -163,8 +164,8 @@ class _Reader:
 
     def _nested(self, name: str, column: int) -> pa.DataType:
         if self._depth == _MAX_DEPTH:
-            what = f"types stand in each other more than {_MAX_DEPTH} deep at column {column}"
-            raise InvalidSql([Problem("", TOO_DEEP, what, "use columns of their own, or a STRING")])
+            what = f"types are nested more than {_MAX_DEPTH} deep at column {column}"
+            raise InvalidSql([Problem("", TOO_DEEP, what, "use separate columns, or a STRING")])
         self._depth += 1
         kind = self._struct() if name == "struct" else self._array()
         self._depth -= 1
@@ -202,7 +203,7 @@ class _Reader:
 
 
 def arrow_to_ddl(kind: pa.DataType) -> str:
-    """The DDL of an Arrow type; the inverse of `ddl_to_schema` for the types it makes."""
+    """The DDL of an Arrow type; the inverse of `ddl_to_schema`."""
     if pa.types.is_list(kind):
         return f"ARRAY<{arrow_to_ddl(kind.value_type)}>"
     if pa.types.is_struct(kind):

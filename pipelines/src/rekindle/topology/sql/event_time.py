@@ -1,8 +1,8 @@
-"""Expressions for `eventTime.expression`: how a source's event time is made of its raw columns.
+"""Parses `eventTime.expression`, which computes a source's event time from its raw columns.
 
-A small part of Spark SQL, with Spark's names and meanings: `to_timestamp`, `to_utc_timestamp`,
+A small subset of Spark SQL with the same semantics: `to_timestamp`, `to_utc_timestamp`,
 `timestamp_seconds`, `timestamp_millis`, `timestamp_micros`, `concat` and `||`, over columns and
-texts. It is evaluated when a source is read (`rekindle.connectors.event_time`), before there is a
+string literals. It is evaluated when a source is read (`rekindle.connectors.event_time`), without
 Spark. Pure: text and schema in, a typed tree out.
 
 Design: docs/design/exactly-once.md#sources.
@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text in quotes."""
+    """A string literal."""
 
     value: str
     type: pa.DataType = STRING
@@ -55,7 +55,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Texts and whole numbers, one after the other; NULL if one of them is."""
+    """The concatenation of strings and integers; NULL if one of them is."""
 
     parts: tuple[Expression, ...]
     type: pa.DataType = STRING
@@ -63,7 +63,7 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class SinceEpoch:
-    """A number of units of `unit_us` microseconds since 1970, UTC."""
+    """A time as number of units of `unit_us` microseconds since 1970, UTC."""
 
     number: Column
     unit_us: int
@@ -72,7 +72,7 @@ class SinceEpoch:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTime:
-    """A text as a time, UTC where it names no zone; without `format` ISO 8601."""
+    """A string parsed as a time, UTC if it has no zone; ISO 8601 without `format`."""
 
     text: Expression
     format: TimeFormat | None
@@ -81,8 +81,8 @@ class ParsedTime:
 
 @dataclass(frozen=True, slots=True)
 class LocalTime:
-    """A time of a zone's clocks, as UTC. Of an hour that a zone has twice, the first; in one that
-    it leaves out, as much later."""
+    """A local time of a zone, converted to UTC. In an hour that occurs twice (end of daylight
+    saving time) it is the first; one in a skipped hour (its begin) is moved forward by the gap."""
 
     time: Expression
     zone: dt.tzinfo
@@ -205,7 +205,7 @@ def _concat(parts: Sequence[Expression]) -> Concat:
     for part in parts:
         if not (pa.types.is_string(part.type) or pa.types.is_integer(part.type)):
             what = (
-                f"{_shown(part)} is {arrow_to_ddl(part.type)}, and concat takes texts and numbers"
+                f"{_shown(part)} is {arrow_to_ddl(part.type)}, and concat takes STRING and integers"
             )
             _refuse(what, "declare the column STRING in the schema")
     return Concat(tuple(parts))
@@ -242,7 +242,7 @@ def _local(arguments: Sequence[Expression]) -> LocalTime:
     if time.type != TIMESTAMP:
         time = _to_timestamp([time])
     if isinstance(time, ParsedTime) and time.format is not None and time.format.has_zone:
-        what = f"the format {time.format.pattern!r} has a zone of its own"
+        what = f"the format {time.format.pattern!r} already contains a zone"
         _refuse(what, "use to_timestamp alone")
     return LocalTime(time, _zone(zone.value))
 
@@ -257,7 +257,7 @@ def _zone(name: str) -> dt.tzinfo:
     try:
         if not _ZONE.fullmatch(name):
             raise ValueError(name)
-        # Of the package, which is the same on every machine, and not of the machine.
+        # From the package, which is the same on every machine, not from the machine.
         with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as rules:
             return zoneinfo.ZoneInfo.from_file(rules, key=name)
     except (ValueError, OSError):
@@ -266,4 +266,4 @@ def _zone(name: str) -> dt.tzinfo:
 
 
 def _shown(part: Expression) -> str:
-    return part.name if isinstance(part, Column) else "a part of it"
+    return part.name if isinstance(part, Column) else "an argument"

@@ -1,7 +1,7 @@
 """The functions of Spark SQL by kind, so that SQL can be checked without Spark.
 
-The names are the registry of Spark 4.3 (`ExpressionInfo.getGroup`) and what its grammar adds; which
-of them give another answer when they are asked again is ours to know.
+The names are from the registry of Spark 4.3 (`ExpressionInfo.getGroup`) and its grammar; the list
+of non-deterministic ones is maintained here.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -53,11 +53,11 @@ NON_DETERMINISTIC = _words(
     spark_partition_id try_reflect uniform user uuid version
     """
 )
-"""Random (aes_encrypt: its initial vector), by the clock, by the place of a row among Spark's
-partitions, or by who asks."""
+"""They depend on random numbers (aes_encrypt: its initialisation vector), the clock, the position
+of a row in Spark's partitions, or the user."""
 
 CLOCK_WITHOUT_ARGUMENTS = frozenset({"unix_timestamp"})
-"""Deterministic with arguments; without, the clock."""
+"""Deterministic with arguments; without, they read the clock."""
 
 WITHOUT_PARENTHESES = _words(
     """
@@ -65,7 +65,7 @@ WITHOUT_PARENTHESES = _words(
     current_timestamp current_user localtime localtimestamp session_user user
     """
 )
-"""Those of NON_DETERMINISTIC that may be written like a column."""
+"""Those of NON_DETERMINISTIC that can be called without parentheses."""
 
 OF_TIMES = _words(
     """
@@ -78,7 +78,7 @@ OF_TIMES = _words(
     weekday weekofyear year
     """
 )
-"""Those that take a text for a point in time, so that 'today' is the clock's."""
+"""Those that cast strings to times, so that 'today' depends on the clock."""
 
 SCALAR = _words(
     """

@@ -1,7 +1,8 @@
-"""Types of columns, as far as sqlglot can tell them without Spark.
+"""Infers types of columns without Spark, with sqlglot.
 
-The names of an inferred schema are right; an unknown type is STRING and marked
-(`type_is_known`). Such a schema serves checks, never data: the engine asks Spark when it starts.
+The names of an inferred schema are right; an unknown type is STRING and marked (`type_is_known`).
+Such a schema is used for checks, never for data: the engine gets the types from Spark when it
+starts.
 
 Design: docs/design/compilation.md#row-wise-sql.
 """
@@ -27,7 +28,7 @@ _T = exp.DataType.Type
 _TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
 _REFUSED = (_T.MAP, _T.INTERVAL, _T.TIMESTAMPNTZ, _T.VARIANT)
 _DIFFERS_FROM_SPARK = (exp.DataType.Type.DECIMAL, exp.DataType.Type.TINYINT)
-"""Results that sqlglot takes for another type than Spark does: precision, and year() as a byte."""
+"""Result types that differ between sqlglot and Spark: precision, and year() as a byte."""
 _CALLS_THAT_DIFFER = (
     exp.ArrayPosition,
     exp.DateDiff,
@@ -39,11 +40,11 @@ _CALLS_THAT_DIFFER = (
     exp.TimestampDiff,
 )
 _SURE = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
-"""Types of a whole that do not follow from the types of what is in it."""
+"""Types of an expression that do not depend on the types of its parts."""
 
 
 def field_of(name: str, kind: pa.DataType | None) -> pa.Field:
-    """A field; with None for an unknown type."""
+    """A field; `kind` is None if the type is unknown."""
     if kind is None:
         return pa.field(name, pa.string(), metadata=_UNKNOWN)
     return pa.field(name, kind)
@@ -64,12 +65,12 @@ def is_timestamp(kind: exp.DataType) -> bool:
 def infer_types(
     expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]
 ) -> list[pa.DataType | None]:
-    """The type of each expression over one table of `columns`, None where it is unknown."""
+    """The type of each expression over one table of `columns`, None if it is unknown."""
     return [_arrow(item) for item in _annotated(expressions, columns)]
 
 
 def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | None:
-    """The name of an expression's type if it is known to be one that columns cannot have."""
+    """The name of an expression's type if it is known to be unsupported; None otherwise."""
     (item,) = _annotated([expression], columns)
     tree = _same_type_inside(item.unalias())
     if _is_interval(tree):
@@ -82,14 +83,14 @@ def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | Non
 
 
 def _same_type_inside(tree: exp.Expr) -> exp.Expr:
-    """What has the type of the whole, below parentheses and what takes one of its values."""
+    """The innermost expression of the same type, inside parentheses, min, max and FILTER."""
     while isinstance(tree, exp.Paren | exp.Max | exp.Min | exp.Filter):
         tree = tree.this
     return tree
 
 
 def _is_interval(tree: exp.Expr) -> bool:
-    """Times minus times; sqlglot takes it for a time."""
+    """Whether it is a time minus a time, for which sqlglot infers a time."""
     if isinstance(tree, exp.Interval):
         return True
     sides = (tree.this, tree.expression) if isinstance(tree, exp.Sub) else ()
@@ -141,7 +142,7 @@ def _arrow(item: exp.Expr) -> pa.DataType | None:
 
 
 def _is_doubtful(tree: exp.Expr, kind: exp.DataType) -> bool:
-    """Whether the type may come from a part whose type sqlglot takes for another than Spark."""
+    """Whether the type may depend on a part whose type differs between sqlglot and Spark."""
     if any(_is_binary(node) for node in tree.find_all(exp.DPipe)):
         return True
     parts = tree.walk(prune=lambda node: isinstance(node, exp.Cast))
@@ -155,5 +156,5 @@ def _differs(node: exp.Expr) -> bool:
 
 
 def _is_binary(pipe: exp.DPipe) -> bool:
-    """Of which `||` is no text."""
+    """Whether `||` concatenates BINARY, not strings."""
     return any(s.type is not None and s.type.is_type(_T.BINARY) for s in pipe.iter_expressions())

@@ -1,8 +1,8 @@
-"""The `sql` operator's text, checked and understood without Spark.
+"""Validates and analyses the SQL of a `sql` operator without Spark.
 
 One SELECT, or a UNION ALL of them, each from exactly one of the operator's inputs: projection,
-filter, explode, row functions. What looks at more than one row is refused, and the operator that
-does it is named.
+filter, explode, scalar functions. Anything that needs more than one row is refused, with a hint to
+the operator that does it.
 
 Design: docs/design/compilation.md#row-wise-sql.
 """
@@ -55,9 +55,9 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 
 @dataclass(frozen=True, slots=True)
 class SqlReport:
-    """What an operator's SQL reads and gives. `schema` is None if `problems` leave it open; its
-    names are right, its types as far as they are known (`rekindle.topology.sql.inference`).
-    `copies`: of each SELECT its input, and for each column the input's column that it copies."""
+    """Inputs and output of an operator's SQL. `schema` is None if `problems` make it unknown; its
+    names are right, its types may be unknown (`rekindle.topology.sql.inference`). `copies`: for
+    each SELECT its input, and for each output column the input column that it copies."""
 
     problems: tuple[Problem, ...]
     reads: tuple[str, ...]
@@ -102,7 +102,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
 def _with_quotes(
     problems: Sequence[Problem], sql: str, inputs: Iterable[str]
 ) -> tuple[Problem, ...]:
-    """With the hint that a name with `-` needs backquotes, if one stands without."""
+    """The problems with a hint to use backquotes, if a name with `-` lacks them."""
     bare = next((n for n in inputs if "-" in n and n in sql and f"`{n}`" not in sql), None)
     if bare is None:
         return tuple(problems)
@@ -143,7 +143,7 @@ def _branches(tree: exp.Expr, problems: list[Problem]) -> Iterator[exp.Select]:
 
 
 def _extra(tree: exp.Expr, known: set[str]) -> list[str]:
-    """Clauses of a node beyond the known ones, by sqlglot's names without their underscores."""
+    """Clauses of a node except the known ones, by sqlglot's names without underscores."""
     return [
         key.rstrip("_")
         for key, value in tree.args.items()
@@ -163,7 +163,7 @@ def _check_clauses(branch: exp.Select) -> list[Problem]:
             Problem("", "NotRowWise", "TRANSFORM cannot be used", "use functions of Spark SQL")
         )
     if branch.find(exp.Window):
-        hint = "use an operator with window; what is OVER a frame of rows is not supported yet"
+        hint = "use an operator with window; OVER a frame of rows is not supported yet"
         found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
@@ -175,7 +175,7 @@ def _check_clauses(branch: exp.Select) -> list[Problem]:
 
 
 def _looks_beyond_a_row(branch: exp.Select) -> bool:
-    """Whether names could mean something that is not a column of the one input."""
+    """Whether names may refer to something other than columns of the input."""
     return bool(_extra(branch, set(_ALLOWED))) or any(
         query is not branch for query in branch.find_all(exp.Query)
     )
@@ -198,7 +198,7 @@ def _check_calls(sql: str) -> list[Problem]:
 def _input_of(
     branch: exp.Select, inputs: Mapping[str, pa.Schema | None], problems: list[Problem]
 ) -> str | None:
-    """The input that a SELECT reads; says so if it is none of the operator's."""
+    """The input that a SELECT reads; None, with a problem, if the operator has no such input."""
     clause = branch.args.get("from_") or branch.args.get("from")
     hint = f"write FROM {next(iter(inputs), 'input')}"
     if clause is None:
@@ -222,7 +222,7 @@ def _input_of(
 
 
 def _union(outputs: Sequence[list[pa.Field] | None], problems: list[Problem]) -> pa.Schema | None:
-    """The output's schema: names of the first SELECT, as in Spark."""
+    """The output schema, with the names of the first SELECT, as in Spark."""
     known = [fields for fields in outputs if fields is not None]
     widths = {len(fields) for fields in known}
     if len(widths) > 1:

@@ -1,8 +1,7 @@
-"""Formats of times as Spark writes them, such as `dd/MM/yyyy HH:mm`, as regular expressions.
+"""Compiles Spark's time formats, such as `dd/MM/yyyy HH:mm`, to regular expressions.
 
-Letters mean what they mean in Spark's `to_timestamp`; those whose meaning depends on a locale or on
-a table of zones are refused. A format has a year, a month and a day, so that no clock is asked for
-them. Pure.
+Letters have the meaning of Spark's `to_timestamp`; those that depend on a locale or on time zone
+names are refused. A format must have a year, a month and a day, so that no clock is needed. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TOKEN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TimeFormat:
-    """`regex`: of RE2, matches a whole text and names its parts, which are in `parts`."""
+    """`regex` (RE2) matches a whole string, with one named group for each of `parts`."""
 
     pattern: str
     regex: str
@@ -82,7 +81,7 @@ def parse_format(pattern: str) -> TimeFormat:
                 break
             regex.append("(?:" if other == "[" else ")?")
         elif other == "'":
-            _refuse(pattern, "has a quote without its end", "write it like 'T'")
+            _refuse(pattern, "has an unclosed quote", "write it like 'T'")
         else:
             text = other or quoted.replace("''", "'") or "'"
             regex.append(re.escape(text))

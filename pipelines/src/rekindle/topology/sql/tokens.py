@@ -1,7 +1,7 @@
-"""Which functions a piece of SQL calls, read from its tokens: the names as they were written.
+"""Finds the functions that SQL calls from its tokens, with names as written.
 
-sqlglot's tree gives one name to synonyms (`now()` is `CURRENT_TIMESTAMP()`), so it cannot say what
-the author wrote, nor whether Spark knows the word.
+sqlglot's tree replaces synonyms (`now()` becomes `CURRENT_TIMESTAMP()`), so it does not have the
+name that the user wrote, nor whether Spark knows it.
 
 Design: docs/design/compilation.md#row-wise-sql.
 """
@@ -24,13 +24,14 @@ DIALECT = "spark"
 _OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, when calls lack arguments."""
 _VAGUE = "Invalid expression / Unexpected token"
-"""What sqlglot says of most texts."""
+"""sqlglot's message for most errors."""
 MAX_DEPTH = 100
-"""Of a tree: what walks it recurses, here, in sqlglot and in Spark. Parentheses end sooner."""
+"""Of a tree: code here, in sqlglot and in Spark recurses over it. sqlglot allows fewer
+parentheses."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _WITH_LENGTH = frozenset({"char", "character", "varchar"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
-_LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is no aggregate
+_LISTS = frozenset({"any", "all", "some"})  # LIKE ANY (...) is not an aggregate
 _ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _TYPED_LITERALS = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz", "x"})
 _NOT_CALLS = frozenset(
@@ -51,7 +52,7 @@ class Call:
 
 
 def parse(sql: str) -> exp.Expr:
-    """The one statement of `sql`; raises InvalidSql with line and column."""
+    """The single statement of `sql`; raises InvalidSql with line and column."""
     try:
         statements = [s for s in sqlglot.parse(sql, dialect=DIALECT) if s is not None]
     except ParseError as error:
@@ -70,8 +71,8 @@ def parse(sql: str) -> exp.Expr:
 
 
 def depth(tree: exp.Expr, *, chains: bool) -> int:
-    """Nodes from the root to the farthest leaf. Without `chains`, `a + b + c` is as deep as
-    `a + b`: sqlglot walks those in a loop."""
+    """Number of nodes from the root to the deepest leaf. Without `chains`, `a + b + c` is as deep
+    as `a + b`: sqlglot processes those in a loop."""
     deepest, left = 0, [(tree, 1)]
     while left:
         node, at = left.pop()
@@ -83,18 +84,18 @@ def depth(tree: exp.Expr, *, chains: bool) -> int:
 
 
 def too_deep() -> Problem:
-    hint = "write a part of it as an operator of its own"
-    return Problem("", TOO_DEEP, "expressions stand in each other too deep", hint)
+    hint = "write a part of it as a separate operator"
+    return Problem("", TOO_DEEP, "expressions are nested too deep", hint)
 
 
 def _refuse_dangling_commas(sql: str) -> None:
-    """sqlglot forgives `SELECT a, FROM t`; Spark does not."""
+    """sqlglot accepts `SELECT a, FROM t`; Spark does not."""
     tokens = tokenize(sql)
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         ends = after is None or after.token_type in (TokenType.FROM, TokenType.R_PAREN)
         if token.token_type is TokenType.COMMA and ends:
             what = f"does not parse at line {token.line}, column {token.col}, near ','"
-            raise InvalidSql([Problem("", "SqlDoesNotParse", what, "take out the comma")])
+            raise InvalidSql([Problem("", "SqlDoesNotParse", what, "remove the comma")])
 
 
 def _parse_problem(error: ParseError) -> Problem:
@@ -110,7 +111,7 @@ def tokenize(sql: str) -> list[Token]:
 
 
 def calls(sql: str) -> Iterator[Call]:
-    """Every name that is followed by an opening parenthesis, as written, in order."""
+    """Every name before an opening parenthesis, in lower case, in order."""
     tokens = tokenize(sql)
     for at in range(len(tokens) - 1):
         name = tokens[at].text.lower()
@@ -126,7 +127,7 @@ def calls(sql: str) -> Iterator[Call]:
 
 
 def bare_words(sql: str) -> Iterator[str]:
-    """Words that are neither called, nor qualified, nor an alias."""
+    """Words that are not function names, qualified names or aliases."""
     tokens = tokenize(sql)
     for at, token in enumerate(tokens):
         after = tokens[at + 1].token_type if at + 1 < len(tokens) else None
@@ -138,8 +139,8 @@ def bare_words(sql: str) -> Iterator[str]:
 
 
 def first_of_operand(tokens: Sequence[Token], last: int) -> int | None:
-    """Where the operand begins of a `::` that follows the token `last`; None if that is unclear. It
-    binds closer than all but dots, calls, subscripts and other `::`."""
+    """The first token of the operand of a `::` after the token `last`; None if that is unclear.
+    Only dots, calls, subscripts and other `::` have a higher precedence."""
     first = _first_of_primary(tokens, last)
     while first is not None and first >= 2:
         if tokens[first - 1].token_type is TokenType.COLON:
@@ -191,8 +192,8 @@ def _is_word(token: Token) -> bool:
 
 
 def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Problem]:
-    """What no operator may call: unknown functions, and those that answer differently when asked
-    again. `columns` are the names that a bare word may mean."""
+    """Problems of functions that no operator may call: unknown and non-deterministic ones. Words in
+    `columns` are columns, not functions without parentheses."""
     found: list[Problem] = []
     own = {c.lower() for c in columns}
     for call in calls(sql):
@@ -216,7 +217,7 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Pr
 
 
 def _lengths(sql: str) -> Iterator[str]:
-    """Types that Spark takes for STRING in a CAST, whatever their length."""
+    """Types with a length that Spark ignores in a CAST, like VARCHAR(5)."""
     tokens = tokenize(sql)
     for at in range(1, len(tokens) - 2):
         called = tokens[at + 1].token_type is TokenType.L_PAREN
@@ -226,17 +227,18 @@ def _lengths(sql: str) -> Iterator[str]:
 
 
 def _without_length(text: str) -> Problem:
-    what = f"the type {text} is not supported yet: Spark would neither cut nor fill up the text"
+    what = f"the type {text} is not supported yet: Spark would neither truncate nor pad the string"
     return Problem("", NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 
 
 def is_clock(text: str) -> bool:
-    """Spark reads such a word in any case, amid blanks, and with a time zone behind it."""
+    """Spark accepts such a word in any case, with blanks around it, and with a time zone after
+    it."""
     return text.strip().lower().partition(" ")[0] in CLOCK_LITERALS
 
 
 def _arguments_of_times(sql: str) -> Iterator[str]:
-    """Texts that stand directly in a call that takes times: `to_date('today')`."""
+    """String literals that are arguments of functions that cast to times: `to_date('today')`."""
     tokens = tokenize(sql)
     open_calls: list[str] = []
     for at, token in enumerate(tokens):
@@ -249,7 +251,7 @@ def _arguments_of_times(sql: str) -> Iterator[str]:
 
 
 def _taken_for_times(tree: exp.Expr) -> Iterator[str]:
-    """Texts that are cast, or compared by order, which nobody does with words."""
+    """String literals in casts and order comparisons, where words are unlikely."""
     for node in tree.find_all(exp.Cast, *_ORDERED):
         for child in [node.this] if isinstance(node, exp.Cast) else node.iter_expressions():
             inner = child.unnest()
@@ -261,7 +263,7 @@ def _non_deterministic(what: str) -> Problem:
     return Problem(
         "",
         "NonDeterministic",
-        f"{what} gives another answer when an epoch is computed again",
+        f"{what} gives another result when an epoch is computed again",
         "recovery computes epochs again and must get the same rows; use the event-time column or a "
         "hash of the row's columns",
     )
