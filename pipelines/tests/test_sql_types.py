@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
-from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.sql.dated import undated_as_null
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.inference import known_type
 from rekindle.topology.sql.row_wise import check_sql
@@ -143,7 +143,7 @@ def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
 
 def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
     sql = "SELECT CAST(s AS DATE), to_timestamp(s, 'HH'), struct(1 AS timestamp), 'cast(s as x)'"
-    assert only_dated(sql) == sql
+    assert undated_as_null(sql) == sql
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
 )
 def test_a_cast_by_colons_guards_its_operand(item: str, text: str) -> None:
     guard = f"(CASE WHEN typeof({text}) LIKE 'string%' AND NOT"
-    before, found, after = only_dated(f"SELECT {item} FROM rows").partition(guard)
-    assert found, only_dated(item)
+    before, found, after = undated_as_null(f"SELECT {item} FROM rows").partition(guard)
+    assert found, undated_as_null(item)
     assert f"ELSE {text} END)::" in after
     assert before + text == f"SELECT {item}"[: len(before) + len(text)]
 
 
 def test_casts_inside_each_other_are_each_guarded() -> None:
-    guarded = only_dated("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
+    guarded = undated_as_null("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
     assert guarded.count("typeof(s)") == 3, "what is around it has it three times"
 
 

@@ -33,7 +33,7 @@ from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
-from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.sql.dated import undated_as_null
 from rekindle.topology.windows.kind import END, START
 
 
@@ -129,7 +129,9 @@ class Analyzer:
         if not added:
             return
         name, source = window.node.name, window.node.inputs[0]
-        columns = ", ".join(f"{only_dated(sql)} AS a{i}" for i, sql in enumerate(added.values()))
+        columns = ", ".join(
+            f"{undated_as_null(sql)} AS a{i}" for i, sql in enumerate(added.values())
+        )
         text = f"SELECT {columns} FROM {quote(source)}"
         kinds = self._ask(text, {source: before}, name)
         for call, kind in zip(added, kinds.types, strict=True):

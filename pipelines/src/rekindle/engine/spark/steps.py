@@ -21,7 +21,7 @@ from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
-from rekindle.topology.sql.dated import only_dated
+from rekindle.topology.sql.dated import undated_as_null
 from rekindle.topology.windows.kind import END, START, WindowAssigner
 from rekindle.topology.windows.registry import assigner_of
 
@@ -155,7 +155,7 @@ def step_sql(
     if step.begin is not None:
         blocks.append((step.begin.node.name, finals_sql(step.begin, step.system)))
     for node in step.sqls:
-        sql = only_dated(_operator(node).sql or "")
+        sql = undated_as_null(_operator(node).sql or "")
         blocks.append((node.name, carry(sql, node.inputs, step.system)))
     if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
@@ -177,7 +177,7 @@ def is_divisible(step: Step, sources: Sequence[str]) -> bool:
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
     """Closed windows -> the window operator's rows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
-    finals = [f"{only_dated(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
+    finals = [f"{undated_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
     columns = ", ".join([*system, START, END, *keys, *finals])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
@@ -188,7 +188,7 @@ def _partials_sql(
     """Aggregate each (group, pane, epoch) in row order, wholly in one place."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
-    made = [(only_dated(p.sql), p.name) for p in window.decomposition.partials]
+    made = [(undated_as_null(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in made)
     hint = (
         f"REPARTITION(8, {', '.join([*keys, WINDOW])})"

@@ -1,8 +1,8 @@
 """Makes casts of strings to TIMESTAMP deterministic: strings without a date give NULL.
 
 Spark casts '5:17' to that time of the current day, so a replay on the next day would give other
-rows. `only_dated` rewrites casts and calls that parse strings without a given format, so that a
-string without a date gives NULL, like an invalid one. Pure; works on tokens.
+rows. `undated_as_null` rewrites casts and calls that parse strings without a given format, so that
+a string without a date gives NULL, like an invalid one. Pure; works on tokens.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -34,7 +34,7 @@ _READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 
 
-def only_dated(sql: str) -> str:
+def undated_as_null(sql: str) -> str:
     """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP."""
     tokens = tokenize(sql)
     return _render(sql, tokens, _reads(tokens), 0, len(sql))
