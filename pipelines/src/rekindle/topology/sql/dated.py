@@ -28,7 +28,9 @@ _TIME_OF_DAY = re.compile(r"[^!-~]*(T|[0-9]{1,2}:)")
 
 _CASTS = frozenset({"cast", "try_cast"})
 _TYPES = frozenset({"timestamp", "timestamp_ltz"})
-_READS_ANY_FORM = frozenset({"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"})
+_PARSES_ANY_FORMAT = frozenset(
+    {"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"}
+)
 """Only with one argument; with a format as second one, a missing date is always 1970-01-01."""
 _READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
@@ -121,7 +123,7 @@ def _guarded(text: str) -> str:
 def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
     """The tokens of the operand, if the call at `at` casts to TIMESTAMP without a format."""
     name = tokens[at].text.lower()
-    if name not in _CASTS | _READS_ANY_FORM or tokens[at].token_type is TokenType.STRING:
+    if name not in _CASTS | _PARSES_ANY_FORMAT or tokens[at].token_type is TokenType.STRING:
         return None
     if at + 1 >= len(tokens) or tokens[at + 1].token_type is not TokenType.L_PAREN:
         return None

@@ -67,7 +67,7 @@ WITHOUT_PARENTHESES = _words(
 )
 """Those of NON_DETERMINISTIC that can be called without parentheses."""
 
-OF_TIMES = _words(
+CASTS_TO_TIME = _words(
     """
     add_months convert_timezone date date_add date_diff date_format date_part date_sub date_trunc
     dateadd datediff datepart day dayname dayofmonth dayofweek dayofyear extract from_utc_timestamp

@@ -39,7 +39,7 @@ _CALLS_THAT_DIFFER = (
     exp.SafeDivide,
     exp.TimestampDiff,
 )
-_SURE = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
+_INDEPENDENT_OF_PARTS = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
 """Types of an expression that do not depend on the types of its parts."""
 
 
@@ -72,7 +72,7 @@ def infer_types(
 def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | None:
     """The name of an expression's type if it is known to be unsupported; None otherwise."""
     (item,) = _annotated([expression], columns)
-    tree = _same_type_inside(item.unalias())
+    tree = _innermost_of_same_type(item.unalias())
     if _is_interval(tree):
         return "INTERVAL"
     kinds = [] if tree.type is None else list(tree.type.find_all(exp.DataType))
@@ -82,7 +82,7 @@ def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | Non
     return "TIMESTAMP_NTZ" if named.is_type(_T.TIMESTAMPNTZ) else str(named.sql(dialect=DIALECT))
 
 
-def _same_type_inside(tree: exp.Expr) -> exp.Expr:
+def _innermost_of_same_type(tree: exp.Expr) -> exp.Expr:
     """The innermost expression of the same type, inside parentheses, min, max and FILTER."""
     while isinstance(tree, exp.Paren | exp.Max | exp.Min | exp.Filter):
         tree = tree.this
@@ -146,7 +146,7 @@ def _is_doubtful(tree: exp.Expr, kind: exp.DataType) -> bool:
     if any(_is_binary(node) for node in tree.find_all(exp.DPipe)):
         return True
     parts = tree.walk(prune=lambda node: isinstance(node, exp.Cast))
-    return not kind.is_type(*_SURE) and any(_differs(node) for node in parts)
+    return not kind.is_type(*_INDEPENDENT_OF_PARTS) and any(_differs(node) for node in parts)
 
 
 def _differs(node: exp.Expr) -> bool:

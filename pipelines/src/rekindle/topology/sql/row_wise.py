@@ -84,7 +84,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
             continue
         reads.append(name)
         schema = inputs[name]
-        if schema is not None and not _looks_beyond_a_row(branch):
+        if schema is not None and not _has_other_scopes(branch):
             visible = VisibleColumns.of(branch, name, schema)
             wrong = check_columns(branch, visible)
             problems += wrong or check_casts(branch, visible)
@@ -174,7 +174,7 @@ def _check_clauses(branch: exp.Select) -> list[Problem]:
     return found
 
 
-def _looks_beyond_a_row(branch: exp.Select) -> bool:
+def _has_other_scopes(branch: exp.Select) -> bool:
     """Whether names may refer to something other than columns of the input."""
     return bool(_extra(branch, set(_ALLOWED))) or any(
         query is not branch for query in branch.find_all(exp.Query)

@@ -21,9 +21,9 @@ from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, InvalidSql, 
 from rekindle.topology.sql import functions
 
 DIALECT = "spark"
-_OF_BROKEN_TEXT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_PARSER_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, when calls lack arguments."""
-_VAGUE = "Invalid expression / Unexpected token"
+_UNSPECIFIC = "Invalid expression / Unexpected token"
 """sqlglot's message for most errors."""
 MAX_DEPTH = 100
 """Of a tree: code here, in sqlglot and in Spark recurses over it. sqlglot allows fewer
@@ -59,7 +59,7 @@ def parse(sql: str) -> exp.Expr:
         raise InvalidSql([_parse_problem(error)]) from error
     except RecursionError as error:
         raise InvalidSql([too_deep()]) from error
-    except (SqlglotError, *_OF_BROKEN_TEXT) as error:
+    except (SqlglotError, *_PARSER_ERRORS) as error:
         raise InvalidSql([Problem("", "SqlDoesNotParse", f"does not parse: {error}")]) from error
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
@@ -102,7 +102,7 @@ def _parse_problem(error: ParseError) -> Problem:
     first = error.errors[0] if error.errors else {}
     where = f" at line {first.get('line')}, column {first.get('col')}" if first else ""
     near = f", near {first['highlight']!r}" if first.get("highlight") else ""
-    what = str(first.get("description") or error).rstrip(".").replace(_VAGUE, "")
+    what = str(first.get("description") or error).rstrip(".").replace(_UNSPECIFIC, "")
     return Problem("", "SqlDoesNotParse", f"does not parse{where}{near}{what and f': {what}'}")
 
 
@@ -208,7 +208,7 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Pr
         for word in bare_words(sql)
         if word in functions.WITHOUT_PARENTHESES and word not in own
     ]
-    texts = [*_arguments_of_times(sql), *_taken_for_times(tree)]
+    texts = [*_time_arguments(sql), *_cast_or_compared(tree)]
     found += [
         _non_deterministic(f"'{text}' as a point in time") for text in texts if is_clock(text)
     ]
@@ -237,7 +237,7 @@ def is_clock(text: str) -> bool:
     return text.strip().lower().partition(" ")[0] in CLOCK_LITERALS
 
 
-def _arguments_of_times(sql: str) -> Iterator[str]:
+def _time_arguments(sql: str) -> Iterator[str]:
     """String literals that are arguments of functions that cast to times: `to_date('today')`."""
     tokens = tokenize(sql)
     open_calls: list[str] = []
@@ -246,11 +246,11 @@ def _arguments_of_times(sql: str) -> Iterator[str]:
             open_calls.append(tokens[at - 1].text.lower() if at else "")
         elif token.token_type is TokenType.R_PAREN and open_calls:
             open_calls.pop()
-        elif token.token_type is TokenType.STRING and {*open_calls[-1:]} & functions.OF_TIMES:
+        elif token.token_type is TokenType.STRING and {*open_calls[-1:]} & functions.CASTS_TO_TIME:
             yield token.text
 
 
-def _taken_for_times(tree: exp.Expr) -> Iterator[str]:
+def _cast_or_compared(tree: exp.Expr) -> Iterator[str]:
     """String literals in casts and order comparisons, where words are unlikely."""
     for node in tree.find_all(exp.Cast, *_ORDERED):
         for child in [node.this] if isinstance(node, exp.Cast) else node.iter_expressions():
