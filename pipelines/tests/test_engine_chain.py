@@ -108,7 +108,7 @@ def test_saved_state_goes_on_whatever_the_order_of_its_columns(spark: Spark) -> 
     assert chain.process(adopted, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     one = next(iter(buckets.values()))
     sums = [name for name in one.schema.names if name.startswith("p_sum_")]
-    with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is no such column"):
+    with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is missing"):
         chain.adopt(State({operator: {0: one.drop_columns(sums[:1])}}))
 
 

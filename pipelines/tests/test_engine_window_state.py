@@ -64,9 +64,12 @@ def test_saved_state_that_fits_is_the_very_same_table() -> None:
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        (state_table().drop_columns(["p2"]), "column p2 is no such column there and double here"),
-        (state_table(p1=[1.0]), "column p1 is double there and int64 here"),
-        (state_table(p9=[1]), "column p9 is int64 there and no such column here"),
+        (
+            state_table().drop_columns(["p2"]),
+            "column p2 is missing in the state and double in this release",
+        ),
+        (state_table(p1=[1.0]), "column p1 is double in the state and int64 in this release"),
+        (state_table(p9=[1]), "column p9 is int64 in the state and missing in this release"),
     ],
 )
 def test_saved_state_that_does_not_fit_is_refused(saved: pa.Table, said: str) -> None:

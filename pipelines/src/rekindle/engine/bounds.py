@@ -1,8 +1,8 @@
-"""How much one call of a chain takes: epochs, rows and bytes. Pure.
+"""Limits one call of a chain: epochs, rows and bytes. Pure.
 
-Rows alone bound nothing: two hundred thousand rows are 5 MB of numbers or 400 MB of text. The first
-epoch is taken whatever it has, because an epoch is never divided; whether it fits into memory at
-all is decided by `rekindle.engine.memory`.
+A limit on rows is not enough: two hundred thousand rows are 5 MB of numbers or 400 MB of text. The
+first epoch is taken whatever its size, because an epoch is never divided; `rekindle.engine.memory`
+decides whether it fits into memory at all.
 
 Design: docs/design/engine.md#calls.
 """
@@ -21,20 +21,20 @@ CALL_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """`max_bytes` counts the input rows as Arrow holds them."""
+    """`max_bytes` is the size of the input rows in Arrow."""
 
     max_epochs: int = MAX_EPOCHS
     max_rows: int = MAX_ROWS
     max_bytes: int = CALL_BYTES
 
     def within(self, max_epochs: int) -> CallBounds:
-        """The same with at most so many epochs."""
+        """The same bounds with at most `max_epochs` epochs."""
         return replace(self, max_epochs=min(self.max_epochs, max_epochs))
 
 
 @dataclass(slots=True)
 class CallBuilder:
-    """The epochs of a call while they are taken one after another."""
+    """Collects the epochs of a call one after another."""
 
     bounds: CallBounds
     epochs: list[EpochInput] = field(default_factory=list)
@@ -46,7 +46,7 @@ class CallBuilder:
         return len(self.epochs) >= self.bounds.max_epochs
 
     def add(self, epoch: EpochInput) -> bool:
-        """Take the next epoch; False if the call has no room for it."""
+        """Add the next epoch; False if it would exceed the bounds."""
         rows, size = self.rows + epoch.num_rows, self.bytes + epoch.nbytes
         fits = rows <= self.bounds.max_rows and size <= self.bounds.max_bytes
         if self.full or (self.epochs and not fits):
@@ -57,7 +57,7 @@ class CallBuilder:
 
 
 def take_ready(ready: deque[EpochInput], bounds: CallBounds) -> list[EpochInput]:
-    """The epochs of one call, from the front of `ready`, which loses them."""
+    """Remove the epochs of one call from the front of `ready`."""
     call = CallBuilder(bounds)
     while ready and call.add(ready[0]):
         ready.popleft()

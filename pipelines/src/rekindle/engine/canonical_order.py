@@ -1,4 +1,4 @@
-"""Order and comparison of values as Spark has them, for pyarrow. Pure.
+"""Order and comparison of values as in Spark, for pyarrow. Pure.
 
 Spark's order of doubles is total: −0.0 equals 0.0 and NaN equals itself above all else. Arrow's
 `min` and `max` skip NaN instead, so floats are compared as integers of the same order.

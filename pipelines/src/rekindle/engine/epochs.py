@@ -1,7 +1,7 @@
-"""Many epochs as one table and back. Pure.
+"""Concatenates epochs to one table and splits it again. Pure.
 
-Rows of all epochs of a call stand one below the other, each with its epoch number and the watermark
-before it; a chain keeps their order, so the output is cut apart again by epoch.
+The table has the rows of all epochs of a call in order, each with its epoch number and the
+watermark before it; a chain keeps their order, so the output is split again by epoch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 from rekindle.streams.epochs import EpochInput
 
 EPOCH, LATE_BEFORE = "__e", "__late"
-"""A row's epoch number, and the watermark before that epoch, by which it is late or not."""
+"""A row's epoch number, and the watermark before that epoch, which decides if it is late."""
 COPIED_BYTES = 1 << 20
-"""Epochs that are smaller on average are copied into one batch."""
+"""If epochs are smaller than this on average, they are copied into one batch."""
 SYSTEM = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
 
 
@@ -43,8 +43,8 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def split_by_epoch(
     schema: pa.Schema, rows: pa.Table | None, epochs: Sequence[int]
 ) -> list[pa.Table]:
-    """Rows with a column EPOCH -> one table an epoch, order kept within each. Without that column
-    there is one epoch."""
+    """Rows with a column EPOCH -> one table for each epoch, in the same order. Without that
+    column there is only one epoch."""
     if rows is None or not rows.num_rows:
         return [schema.empty_table() for _ in epochs]
     if EPOCH not in rows.column_names:

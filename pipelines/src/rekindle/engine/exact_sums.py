@@ -1,10 +1,10 @@
-"""Sums of wide decimals, exact to the last digit and in any order. Pure.
+"""Sums of wide decimals that are exact and independent of the order of rows. Pure.
 
-A sum of DECIMAL has 38 digits in Spark, and what passes them is NULL from there on: which rows come
-first, and how they are cut into epochs, would decide. So decimals of 28 digits and more are added
-as two sums, of what stands before and behind the 20th digit from the right, neither of which can
-pass 38 digits before 10^10 rows. Where a window closes the two are put together; what has more
-than 38 digits then is NULL, as Spark's sum of all rows is.
+A sum of DECIMAL has 38 digits in Spark and stays NULL after an overflow, so the result would depend
+on the order of rows and their division into epochs. So decimals of 28 digits and more are added as
+two sums, of the digits above and below the 20th from the right, neither of which can exceed 38
+digits before 10^10 rows. When a window closes, the two are joined; if the result has more than 38
+digits it is NULL, like Spark's sum of all rows.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -25,16 +25,16 @@ MAX_DIGITS = 38
 _LOW_DIGITS = 20
 _HIGH_SUM_DIGITS = 28
 HIGH, LOW = "__h", "__l"
-"""What follows a partial's name in those of its two sums."""
+"""Suffixes of a partial's name for its two sums."""
 
 
 def is_wide(kind: pa.DataType, merge: str) -> bool:
-    """Whether a partial of this type may pass what the type holds."""
+    """Whether a partial of this type may overflow."""
     return merge == "sum" and pa.types.is_decimal(kind) and kind.precision == MAX_DIGITS
 
 
 def split(partial: Partial, scale: int) -> tuple[Partial, Partial]:
-    """The two sums in place of the sum of decimals of a scale."""
+    """The two sums that replace a sum of decimals of a scale."""
     (call,) = parse(f"SELECT {partial.sql}").expressions
     only = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
     added = (call.this if _is_filter(call) else call).this.sql(dialect=DIALECT)
@@ -48,7 +48,7 @@ def split(partial: Partial, scale: int) -> tuple[Partial, Partial]:
 
 
 def join(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
-    """The sum itself as DECIMAL(38, scale); NULL where it has more digits."""
+    """The sum as DECIMAL(38, scale); NULL if it has more digits."""
     below = max(0, scale - _LOW_DIGITS)
     factor = pa.scalar(_unit(scale), pa.decimal256(below or _LOW_DIGITS + 1 - scale, below))
     upper = pc.multiply(high.cast(pa.decimal256(_HIGH_SUM_DIGITS, 0)), factor)
@@ -60,7 +60,7 @@ def join(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedA
 
 
 def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
-    """Names and types of a window's partials with the sums put together."""
+    """Names and types of a window's partials after joining the sums."""
     scales = dict(shape.exact)
     found: list[tuple[str, pa.DataType]] = []
     for name, kind, _ in shape.partials:
@@ -73,7 +73,7 @@ def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
 
 
 def join_all(table: pa.Table, shape: WindowShape) -> pa.Table:
-    """A table of partials with the sums put together."""
+    """A table of partials after joining the sums."""
     for name, scale in shape.exact:
         whole = join(table.column(name + HIGH), table.column(name + LOW), scale)
         table = table.drop_columns([name + HIGH, name + LOW]).append_column(name, whole)
@@ -85,7 +85,7 @@ def _is_filter(call: exp.Expr) -> bool:
 
 
 def _unit(scale: int) -> Decimal:
-    """The worth of the first high digit."""
+    """The value of the lowest digit of the high sum."""
     return Decimal(1).scaleb(_LOW_DIGITS - scale)
 
 

@@ -1,6 +1,6 @@
-"""Failures of an engine itself, as opposed to those of an operator. No Spark here.
+"""Failures of the engine itself, not of an operator. No Spark here.
 
-State and inputs are untouched by each of them, so the same epochs can be run again.
+They do not change state or inputs, so the same epochs can be run again.
 
 Design: docs/design/task.md#failures.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 from rekindle.errors import RekindleError
 
 HEAP_EXHAUSTED = frozenset({3, 52})
-"""Exit statuses: of -XX:+ExitOnOutOfMemoryError, and of Spark when a task of its own met one."""
+"""Exit statuses: of -XX:+ExitOnOutOfMemoryError, and of Spark after one in a Spark task."""
 KILLED = frozenset({-9, 137})
-"""By SIGKILL, as the kernel does when a pod has used up its memory."""
+"""By SIGKILL, which the kernel sends when a pod exceeds its memory limit."""
 
 
 class EngineLost(RekindleError):
-    """The JVM is gone; only a new one can go on. `status` is its exit status."""
+    """The JVM has exited with `status`; a new one must be started."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -24,28 +24,28 @@ class EngineLost(RekindleError):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether its heap was full, which the same call would fill again."""
+        """Whether its heap was full: the same call would fill it again."""
         return self.status in HEAP_EXHAUSTED
 
 
 class OutOfMemory(RekindleError):
-    """A call did not fit into memory; the engine goes on."""
+    """A call did not fit into memory; the engine is still usable."""
 
 
 class DiskFull(RekindleError):
-    """A call found no room for its temporary files; it can be run again once there is some."""
+    """A call had no disk space for temporary files; it can be run again when there is some."""
 
 
 def describe_death(status: int | None, heap: str) -> str:
-    """What an exit status says, in words for a user."""
+    """A message for the user about an exit status."""
     if status in HEAP_EXHAUSTED:
         return (
-            f"the JVM ran out of memory (status {status}, heap {heap}); it has more with a higher "
+            f"the JVM ran out of memory (status {status}, heap {heap}); raise "
             "resources.limits.memory of the operator, or spark.driver.memory in sparkConf"
         )
     if status in KILLED:
         return (
-            f"the JVM died: it was killed (status {status}), as the kernel does when a pod has "
-            "used up its memory"
+            f"the JVM was killed (status {status}), probably because the pod exceeded its memory "
+            "limit"
         )
     return f"the JVM died (status {status})"

@@ -1,8 +1,8 @@
 """How a task divides the memory of its pod. Pure.
 
-The pod's limit has room for the JVM's heap, what the JVM holds beside it (classes, compiled code,
-threads, Arrow's buffers), and Python with the rows of a call. A limit in bytes goes in, bounds in
-bytes come out; who keeps them is the loop, the readers and the JVM's command line.
+The pod's limit covers the JVM's heap, the JVM's other memory (classes, compiled code, threads,
+Arrow's buffers), and Python with the rows of a call. Input is a limit in bytes, output are bounds
+in bytes, which the loop, the readers and the JVM's command line apply.
 
 Design: docs/design/engine.md#memory.
 """
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 DEFAULT_LIMIT_BYTES = 1024 * MIB
-"""What a task gets that asks for nothing."""
+"""Limit of a task without `resources`."""
 MIN_HEAP_BYTES = 512 * MIB
 """Below this, Spark refuses to start."""
 JVM_BASE_BYTES = 112 * MIB
 """Classes, compiled code and threads of a JVM; not its heap, not Arrow's buffers."""
 PYTHON_BYTES = 140 * MIB
-"""A task's Python without rows, PySpark and PyArrow loaded."""
+"""The Python process of a task without rows, with PySpark and PyArrow loaded."""
 COPIES = 3
-"""Of one epoch in Python at the same time: input, output, and the log's record."""
+"""Copies of one epoch in Python at the same time: input, output, and the record for the log."""
 _HEAP_SHARE = 0.4
-"""Of what the limit has beyond the default. The rest is for Arrow's tables, in Python and in the
-JVM."""
+"""Share of the heap in the memory above the default limit. The rest is for Arrow's tables, in
+Python and in the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class MemoryPlan:
     """Bounds in bytes. `heap` and `direct` are 0 for a task without a JVM.
 
     `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `ahead`: rows
-    that readers hold before an epoch is whole, and as many of whole epochs that the engine has not
-    taken. `job`: rows of one Spark job where a call can be
-    divided by rows. `epoch`: the largest epoch that Python can hold as often as it has to.
+    that readers buffer for incomplete epochs, and the same again for complete epochs that the
+    engine has not taken. `job`: rows of one Spark job, if a call can be divided by rows. `epoch`:
+    the largest epoch of which Python can hold all copies.
     """
 
     limit_bytes: int
@@ -47,7 +47,7 @@ class MemoryPlan:
 
 
 def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True) -> MemoryPlan:
-    """The plan for a limit. Below the default limit a JVM's heap stays as large as Spark asks."""
+    """The plan for a limit. Below the default limit, the JVM's heap is Spark's minimum."""
     beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
     direct = heap // 4
@@ -67,7 +67,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
 
 
 def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True) -> int:
-    """The least limit, in whole 64 MiB, whose plan has room for an epoch of so many bytes."""
+    """The lowest limit, a multiple of 64 MiB, whose plan allows an epoch of `epoch_bytes`."""
     step = 64 * MIB
     limit = DEFAULT_LIMIT_BYTES
     while plan_memory(limit, with_jvm=with_jvm).epoch_bytes < epoch_bytes:

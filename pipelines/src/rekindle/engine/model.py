@@ -1,7 +1,7 @@
-"""What goes into an engine and comes out of it. Pure data, no Spark.
+"""Input and output of an engine. Pure data, no Spark.
 
-A chain is a function: (state, input epochs) -> (state', output epochs), identical to the bit
-wherever and however often it is computed, and however many epochs one call takes (invariant I1).
+A chain is a function: (state, input epochs) -> (state', output epochs), with bit-identical results
+on every machine, in every repetition, and for any number of epochs in one call (invariant I1).
 
 Design: docs/design/determinism.md.
 """
@@ -17,14 +17,14 @@ import pyarrow as pa
 from rekindle.streams.epochs import EpochInput
 
 BUCKETS = 64
-"""Buckets of an operator's state; a constant, because state objects are addressed by it."""
+"""Buckets of an operator's state; must not change, because names of state objects contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """State of all operators of a chain: operator id -> bucket -> Arrow table. Never mutated.
 
-    A fork is another reference; a checkpoint saves the tables that differ from the last one.
+    A copy is another reference; a checkpoint saves the tables that differ from the last one.
     """
 
     buckets: Mapping[str, Mapping[int, pa.Table]] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class ChainResult:
 
 @dataclass(slots=True)
 class DroppedRows:
-    """Rows a window did not take, since its chain was made: too late, or without event time."""
+    """Rows that a window dropped since its chain was created: late ones, and ones without event
+    time."""
 
     late: int = 0
     untimed: int = 0
@@ -61,14 +62,14 @@ class Chain(Protocol):
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
-        """By window operator, whether it has dropped any or not; the chain counts on in it."""
+        """For each window operator, updated in place."""
         ...
 
     def adopt(self, state: State) -> State:
-        """Saved state as this chain keeps it, columns matched by name. Raises StateMismatch."""
+        """Saved state with this chain's columns, matched by name. Raises StateMismatch."""
         ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
-        """Run epochs in their order; those that have no rows and move no watermark may be left
-        out. Raises OperatorFailed with operator name and epoch range."""
+        """Run epochs in order; those without rows that do not advance a watermark may be left out.
+        Raises OperatorFailed with operator name and epoch range."""
         ...

@@ -1,4 +1,4 @@
-"""The chain of no operators: a source that several segments read. Starts no JVM.
+"""The chain without operators: a source that several segments read. Needs no JVM.
 
 Design: docs/design/engine.md#calls.
 """
@@ -16,7 +16,7 @@ from rekindle.streams.epochs import EpochInput
 
 @dataclass(frozen=True, slots=True)
 class PassThroughChain:
-    """Implements `rekindle.engine.model.Chain`: the rows go out as they came in."""
+    """Implements `rekindle.engine.model.Chain`: outputs its input rows."""
 
     output_schema: pa.Schema
 

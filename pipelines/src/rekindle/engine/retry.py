@@ -1,8 +1,8 @@
-"""What is tried after a call that did not fit into memory. Pure.
+"""Makes calls smaller after one that did not fit into memory. Pure.
 
-The call is halved, down to one epoch; rows of one epoch go to Spark in smaller jobs, where the
-operators allow that; then there is nothing smaller. Calls stay as small as was needed, because the
-rows that follow are of the same kind, and each attempt may cost a JVM.
+The call is halved, down to one epoch; then the rows of one epoch are divided into smaller Spark
+jobs, if the operators allow that. Calls stay as small as was needed, because later rows are likely
+to be similar, and each failure may cost a JVM.
 
 Design: docs/design/engine.md#memory.
 """
@@ -22,19 +22,18 @@ from rekindle.streams.epochs import EpochInput
 
 JOB_FACTOR = 16
 SMALL_BYTES = 1 << 20
-"""Of a call whose rows are hardly why a process was killed: it would be noticed with larger ones
-first, and a bound of so few bytes would leave one epoch to each call for ever."""
+"""A call of fewer bytes is hardly the reason that a process was killed: larger ones would have
+failed before, and such a bound would allow only one epoch in each call from then on."""
 MIN_JOB_BYTES = 256 << 10
 COLUMN_BYTES = 2**31 - 1
-"""Of text or lists in one epoch: Arrow's offsets have 32 bits."""
+"""Limit of a column of strings or lists in one epoch: Arrow's offsets have 32 bits."""
 MAX_DEATHS = 2
-"""Of the JVM in calls of one epoch, one after another, for no reason that a smaller job would
-take away."""
+"""Limit on consecutive crashes of the JVM in calls of one epoch, for reasons other than memory."""
 
 
 @dataclass(slots=True)
 class CallSizes:
-    """How large calls and Spark jobs may be, after what has failed so far."""
+    """Sizes of calls and Spark jobs, reduced after failures."""
 
     memory: MemoryPlan
     bounds: CallBounds
@@ -52,8 +51,8 @@ class CallSizes:
         return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
-        """The whole task was killed in a call of so many epochs and bytes. That may have had
-        another cause, so nothing is refused."""
+        """The whole task was killed in a call of so many epochs and bytes. The cause may have been
+        another one, so nothing is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.job_bytes = max(MIN_JOB_BYTES, self.job_bytes // JOB_FACTOR)
@@ -63,13 +62,13 @@ class CallSizes:
             self.bounds = self.bounds.within(epochs // 2)
 
     def succeeded(self, through: int) -> None:
-        """A call that ended with this epoch."""
+        """A call whose last epoch is `through` succeeded."""
         if through >= self._careful_through:
             self._most_epochs = None
         self._deaths = 0
 
     def failed(self, call: Sequence[EpochInput], error: EngineLost | OutOfMemory) -> None:
-        """Make the next call smaller. Raises EpochTooLarge, or the error, if it cannot be."""
+        """Make the next call smaller. Raises EpochTooLarge, or the error, if that is impossible."""
         by_memory = isinstance(error, OutOfMemory) or error.out_of_memory
         if len(call) > 1:
             half = sum(e.nbytes for e in call) // 2
@@ -88,7 +87,7 @@ class CallSizes:
         self.job_bytes //= JOB_FACTOR
 
     def check(self, epoch: EpochInput) -> None:
-        """Raises EpochTooLarge for an epoch that Python could not hold as often as it has to."""
+        """Raises EpochTooLarge for an epoch of which Python could not hold all copies."""
         check_size(describe(epoch), epoch.nbytes, self.memory)
         for table in epoch.inputs:
             check_columns(epoch.epoch, table)
@@ -103,7 +102,7 @@ class CallSizes:
 
 
 def check_size(what: str, size: int, memory: MemoryPlan) -> None:
-    """Raises EpochTooLarge for an epoch of so many bytes that the task could not hold."""
+    """Raises EpochTooLarge for an epoch of `size` bytes that does not fit into the task."""
     if size <= memory.epoch_bytes:
         return
     needed = needed_bytes(size, with_jvm=memory.heap_bytes > 0) // MIB
@@ -115,7 +114,7 @@ def check_size(what: str, size: int, memory: MemoryPlan) -> None:
 
 
 def check_columns(epoch: int, table: pa.Table) -> None:
-    """Raises EpochTooLarge for a column that Arrow cannot hold in one piece."""
+    """Raises EpochTooLarge for a column that Arrow cannot hold in one array."""
     if table.nbytes <= COLUMN_BYTES:
         return
     for column in table.schema:
@@ -128,6 +127,6 @@ def check_columns(epoch: int, table: pa.Table) -> None:
 
 
 def describe(epoch: EpochInput) -> str:
-    """For messages."""
+    """Number, rows and size, for messages."""
     size = epoch.nbytes / MIB
     return f"epoch {epoch.epoch} ({epoch.num_rows:,} rows, {size:,.1f} MiB)"

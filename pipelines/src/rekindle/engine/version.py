@@ -1,8 +1,7 @@
-"""Which engine computed something, and how its state is laid out.
+"""The version of the engine and of its state format.
 
-Equal results on all replicas are promised for one engine: the same rules here, the same Spark, the
-same Arrow, the same time zones. Results of different ones may differ, so they carry the version,
-and are not compared.
+Replicas have equal results if they run the same engine: this code, Spark, Arrow and time zones.
+Results of different engines may differ, so they have the version with them, and are not compared.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -13,16 +12,16 @@ from functools import cache
 from importlib import metadata
 
 ENGINE = 3
-"""Raised when the same input and state may give other bits than in the release before."""
+"""Incremented when equal input and state may give other bits than in the previous release."""
 STATE_FORMAT = 2
-"""Raised when the meaning of a column of saved state changes while its name stays."""
+"""Incremented when the meaning of a column of saved state changes, but not its name."""
 
 _PARTS = {"spark": "pyspark", "arrow": "pyarrow", "tzdata": "tzdata"}
 
 
 @cache
 def engine_version() -> str:
-    """Of this process. Imports neither Spark nor Arrow."""
+    """The engine version of this process. Imports neither Spark nor Arrow."""
     parts = (f"{part}{_installed(package)}" for part, package in _PARTS.items())
     return "+".join([str(ENGINE), *parts])
 

@@ -1,14 +1,14 @@
 """The state of one window operator: partial aggregates of its open windows, in buckets. Pure.
 
-A window is put together of panes of one slide each. Spark folds the rows of each (group, pane,
-epoch) into partials; this module adds them to the open windows over the pane and takes out the
-windows that close. Fold order is fixed (the state, then epochs in order and panes in order, per
-group and window, on one thread), so one call over many epochs leaves the same bits as one call for
-each. That makes released output recoverable without saving state first. Buckets that nothing
-touched keep the very same table object.
+A window consists of panes of one slide each. Spark aggregates the rows of each (group, pane, epoch)
+to partials; this module merges them into the open windows of the pane and removes the windows that
+close. The merge order is fixed (first the state, then epochs in order and panes in order, for each
+group and window, on one thread), so one call over many epochs gives the same bits as one call for
+each epoch. That makes released output recoverable without saving state first. Unchanged buckets
+keep the same table object.
 
 A state table has the columns `__w` (window start, microseconds), the group's `__k0..`, and the
-partials, named by what they compute; row order is the order of first appearance, epochs by epochs.
+partials, whose names are hashes of what they compute; rows are in the order of first appearance.
 
 Design: docs/design/engine.md#windows, docs/design/determinism.md.
 Paper: FlameStream (Trofimov et al. 2019), section V.
@@ -36,7 +36,7 @@ WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
 _PANE, _ROW = "__p", "__r"
 _EPOCH_FIELD = pa.field(EPOCH, pa.int64())
 LATE = -(2**63) + 1
-"""`__w` of the group that counts rows too late for all their windows."""
+"""`__w` of the group that counts late rows, all of whose windows are closed."""
 UNTIMED = -(2**63) + 2
 """`__w` of the group that counts rows without event time."""
 
@@ -45,7 +45,7 @@ Buckets = Mapping[int, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """What the state of a window operator looks like."""
+    """The layout of a window operator's state."""
 
     windows: WindowAssigner
     keys: tuple[pa.DataType, ...]
@@ -76,8 +76,8 @@ class Advance:
 
 
 def state_type(kind: pa.DataType, merge: str) -> pa.DataType:
-    """Decimal sums are kept at full precision, so that where an overflow becomes NULL does not
-    depend on how many epochs were merged at once."""
+    """Decimal sums have full precision, so that an overflow does not depend on how many epochs are
+    merged at once."""
     if merge == "sum" and pa.types.is_decimal(kind):
         return pa.decimal128(38, kind.scale)
     return kind
@@ -93,7 +93,7 @@ def advance(
 
     `watermarks` are (epoch, watermark before, watermark) of the call's epochs in order. A window
     closes in the first epoch whose watermark reaches its end; rows for it in later epochs are late,
-    so merging all epochs first and closing afterwards gives what epoch by epoch gives.
+    so merging all epochs first and closing afterwards is equivalent to epoch by epoch.
     """
     panes, late, untimed = _take_markers(partials)
     rows = None if panes is None else _in_windows(shape, panes, watermarks)
@@ -117,8 +117,8 @@ def advance(
 
 
 def conform(shape: WindowShape, buckets: Buckets, operator: str) -> Buckets:
-    """Saved state in the order of this shape's columns, matched by name; a table that has it is
-    left as it is. Raises StateMismatch where a column is missing, unknown or of another type."""
+    """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
+    a column is missing, unknown or of another type."""
     return {bucket: _conform(shape.schema, table, operator) for bucket, table in buckets.items()}
 
 
@@ -128,11 +128,11 @@ def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
     for name in [*needed, *kept]:
         if kept.get(name) == needed.get(name):
             continue
-        have, need = (str(columns.get(name, "no such column")) for columns in (kept, needed))
+        have, need = (str(columns.get(name, "missing")) for columns in (kept, needed))
         raise StateMismatch(
-            f"operator {operator}: its saved state does not fit this release: column {name} is "
-            f"{have} there and {need} here; run the image that saved it, or change the operator's "
-            "name to begin with empty state"
+            f"operator {operator}: its saved state is incompatible with this release: column "
+            f"{name} is {have} in the state and {need} in this release; run the image that saved "
+            "it, or rename the operator to start with empty state"
         )
     return table if table.schema.names == wanted.names else table.select(wanted.names)
 
@@ -142,7 +142,7 @@ def _no_rows(shape: WindowShape) -> pa.Table:
 
 
 def _take_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
-    """The partials that belong to panes, and how many rows were dropped (late, untimed)."""
+    """The partials of panes, and the numbers of dropped rows (late, untimed)."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes = partials.column(WINDOW).to_numpy()
@@ -158,7 +158,7 @@ def _take_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]
 def _in_windows(
     shape: WindowShape, panes: pa.Table, watermarks: Sequence[tuple[int, int, int]]
 ) -> pa.Table:
-    """Panes -> a row for each window over them that was open, in merge order, with buckets."""
+    """One row for each pane and open window of it, in merge order, with buckets."""
     pane = panes.column(WINDOW).to_numpy()
     epoch = panes.column(EPOCH).to_numpy()
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
@@ -201,8 +201,8 @@ def _merge(shape: WindowShape, old: Buckets, rows: pa.Table | None) -> pa.Table:
 
 
 def _fold(shape: WindowShape, table: pa.Table) -> pa.Table:
-    """Left fold in row order per (bucket, window, group), groups in order of first appearance,
-    which Arrow does not promise by itself."""
+    """Merge in row order for each (bucket, window, group), with groups in the order of first
+    appearance, which Arrow does not guarantee."""
     by = [BUCKET, WINDOW, *shape.key_names]
     table = table.combine_chunks()
     for at, field in enumerate(table.schema):
@@ -231,7 +231,7 @@ def _by_bits(shape: WindowShape, name: str) -> bool:
 
 
 def _rebuild(buckets: Buckets, dirty: set[int], remaining: pa.Table) -> Buckets:
-    """New tables for the dirty buckets, copied so that none keeps another's memory alive."""
+    """New tables for the dirty buckets, copied so that they do not share memory."""
     of = remaining.column(BUCKET).to_numpy()
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(BUCKETS + 1))

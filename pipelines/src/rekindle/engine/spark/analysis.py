@@ -1,7 +1,7 @@
-"""What Spark says of a topology's nodes: schemas, the shapes of windows. Runs no job.
+"""Spark's analysis of a topology's nodes: schemas and shapes of window state. Runs no job.
 
-The compiler infers types without Spark and may leave some open, so a chain asks Spark, from the
-sources on; every task gets the same answer.
+The compiler infers types without Spark and may leave some unknown, so a chain analyses all nodes
+with Spark, sources first; every task gets the same result.
 
 Design: docs/design/engine.md#sql.
 """
@@ -39,8 +39,8 @@ from rekindle.topology.windows.kind import END, START
 
 @dataclass(frozen=True, slots=True)
 class WindowAnalysis:
-    """What Spark's types say of a window: the window with the partials that it needs, the shape of
-    its state, and the keys that are grouped by as text."""
+    """Result of the analysis of a window: the window with its partials, the shape of its state, and
+    the float keys, which are grouped by as strings."""
 
     node: WindowNode
     shape: WindowShape
@@ -103,7 +103,7 @@ class Analyzer:
     def _partials(
         self, window: WindowNode, floats: frozenset[str]
     ) -> tuple[WindowNode, pa.Schema, tuple[tuple[str, int], ...]]:
-        """The types of the partials, of which sums of wide decimals are two each."""
+        """The types of the partials; sums of wide decimals are divided into two."""
         inputs, name = window.node.inputs, window.node.name
         found = self._analyze(Step(None, (), window), inputs, name, floats)
         partials = window.decomposition.partials
@@ -121,7 +121,7 @@ class Analyzer:
         return window, found, tuple(exact.items())
 
     def _check_sums(self, window: WindowNode, before: pa.Schema) -> None:
-        """Spark adds times as seconds without a word."""
+        """Refuse sums of times, which Spark adds as seconds without an error."""
         spec = window.node.spec
         assert isinstance(spec, OperatorSpec)
         assert spec.window is not None
@@ -171,7 +171,7 @@ class Analyzer:
         try:
             return _without_epoch(self._query.analyze(text, views, f"operator {operator}", check))
         except OperatorFailed as error:
-            if isinstance(error.__cause__, PySparkException):  # Spark's own words
+            if isinstance(error.__cause__, PySparkException):  # Spark's message
                 raise OperatorRefused(str(error), operator) from error
             raise
 
@@ -183,7 +183,7 @@ def system_fields(step: Step) -> list[pa.Field]:
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:
     at = next((i for i, n in enumerate(schema.names) if n.lower() == name.lower()), None)
     if at is None:
-        message = f"operator {window.node.name}: groupBy column {name} is not there"
+        message = f"operator {window.node.name}: groupBy column {name} does not exist"
         raise OperatorRefused(message, window.node.name)
     return schema.field(at).type
 
@@ -193,5 +193,5 @@ def _without_epoch(schema: pa.Schema) -> pa.Schema:
 
 
 def all_nullable(schema: pa.Schema) -> pa.Schema:
-    """Nullability would make otherwise equal plans differ."""
+    """The schema without nullability, which would make otherwise equal plans differ."""
     return pa.schema([f.with_nullable(True).remove_metadata() for f in schema])

@@ -1,7 +1,7 @@
-"""AppCDS archives in a directory: one for each JVM, its flags and its jars, made when wanted.
+"""A cache of AppCDS archives: one for each JVM, its flags and its jars, created on demand.
 
-`python -m rekindle.engine.spark.archive_cache DIR` prints the path of the archive that fits, and
-makes it first if there is none (about 30 s). Images have one archive, made when they are built.
+`python -m rekindle.engine.spark.archive_cache DIR` prints the path of the matching archive, and
+creates it first if there is none (about 30 s). Images have one archive, created at build time.
 
 Design: docs/design/engine.md#jvm.
 """
@@ -24,26 +24,26 @@ from rekindle.engine.spark.cds import copies_of, key_file, key_of
 from rekindle.engine.spark.jvm import JvmSpec
 
 DIRECTORY = "appcds"
-"""Of the archives, in a cache."""
+"""Name of the archives' directory in a cache."""
 _UNUSED_S = 30 * 86400
-"""After which an archive (150 MB) of another JVM, other flags or other jars is removed."""
+"""An archive (150 MB) that was not used for this time is removed."""
 
 
 def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
-    """The archive for `spec`; None if it has not been made, or none can be made."""
+    """The archive for `spec`; None if there is none."""
     try:
         archive = _path(directory, spec)
-    except (OSError, ValueError):  # a class path with wildcards, say, or a size that is none
+    except (OSError, ValueError):  # the class path has wildcards, or a size is invalid
         return None
     if not _is_complete(archive):
         return None
-    with suppress(OSError):  # another user's
-        os.utime(key_file(archive))  # says that it is used
+    with suppress(OSError):  # it belongs to another user
+        os.utime(key_file(archive))  # time of the last use
     return archive
 
 
 def ensure_archive(directory: Path) -> Path:
-    """The archive for this environment's JVM; makes it in a process of its own if there is none.
+    """The archive for this environment's JVM; creates it in a separate process if there is none.
     Raises EngineLost with the end of that process's output."""
     spec = session.jvm_spec()
     archive = _path(directory, spec)
@@ -55,18 +55,18 @@ def ensure_archive(directory: Path) -> Path:
         command = [sys.executable, "-m", "rekindle.engine.spark.training", str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise EngineLost(f"no AppCDS archive could be made:\n{done.stderr[-2000:]}")
+            raise EngineLost(f"the AppCDS archive could not be created:\n{done.stderr[-2000:]}")
     remove_unused(directory, time.time())
     return archive
 
 
 def remove_unused(directory: Path, now: float) -> None:
-    """Archives that nobody has used for a month."""
+    """Delete archives that were not used for a month."""
     for key in directory.glob("spark-*.jsa.key"):
         if now - key.stat().st_mtime < _UNUSED_S:
             continue
         archive = key.with_suffix("")
-        key.unlink(missing_ok=True)  # first: without it the archive counts as not there
+        key.unlink(missing_ok=True)  # first: without it the archive counts as absent
         archive.unlink(missing_ok=True)
         archive.with_suffix(".lock").unlink(missing_ok=True)
         shutil.rmtree(copies_of(archive), ignore_errors=True)
@@ -77,7 +77,7 @@ def _path(directory: Path, spec: JvmSpec) -> Path:
 
 
 def _is_complete(archive: Path) -> bool:
-    """The key is written last: an archive without one is what an interrupted training left."""
+    """The key is written last: an archive without one is left from an interrupted training."""
     return archive.exists() and key_file(archive).exists()
 
 

@@ -1,8 +1,8 @@
 """AppCDS: the JVM's classes, parsed and verified once at image build.
 
-An archive, which `rekindle.engine.spark.training` makes, serves the same JVM, flags and class path
-only. Beside it stand a key of these, because the JVM itself would ignore an archive that does not
-fit without a word, and the copies that take the place of signed jars.
+An archive, created by `rekindle.engine.spark.training`, can only be used by the same JVM, flags and
+class path. Beside it are a key file with a hash of these, because the JVM would silently ignore an
+archive that does not match, and unsigned copies of signed jars.
 
 Design: docs/design/engine.md#jvm.
 """
@@ -22,14 +22,14 @@ from rekindle.engine.spark.signed_jars import copy_unsigned, is_signed
 log = logging.getLogger(__name__)
 
 _COMPRESSED_BELOW = 31 << 30
-"""Heaps from about 32 GB on have wide object pointers, for which another archive is needed."""
+"""Heaps above about 32 GB have no compressed object pointers and need another archive."""
 
 
 def key_of(spec: JvmSpec) -> str:
     """Hash of what the JVM compares: itself, its flags, and its jars by name, size and time.
 
-    Not the sizes of heap and buffers, which follow from a pod's memory: one archive serves all
-    heaps whose object pointers have the same width.
+    Without the sizes of heap and buffers, which depend on a pod's memory: one archive is used
+    for all heaps whose object pointers have the same width.
     """
     flags = [flag for flag in spec.flags if flag not in spec.size_flags]
     width = (
@@ -40,7 +40,7 @@ def key_of(spec: JvmSpec) -> str:
 
 
 def _heap_bytes(text: str) -> int:
-    """As the JVM reads -Xmx: a number, and k, m, g or t."""
+    """Parse -Xmx as the JVM does: a number, and k, m, g or t."""
     shift = {"k": 10, "m": 20, "g": 30, "t": 40}.get(text[-1:].lower())
     return int(text) if shift is None else int(text[:-1]) << shift
 
@@ -60,7 +60,7 @@ def key_file(archive: Path) -> Path:
 
 
 def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
-    """`spec` so that it uses `archive`, or as it is, with a warning that says why."""
+    """`spec` with flags to use `archive`; unchanged, with a warning, if that is impossible."""
     if archive is None:
         return spec
     try:
@@ -74,7 +74,7 @@ def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
         return replace(found, archive_flags=sharing)
     log.warning(
         "AppCDS archive %s is missing or was made for another JVM, flags or class path; "
-        "Spark starts slower. Make it with: python -m rekindle.engine.spark.training %s",
+        "Spark starts slower. Create it with: python -m rekindle.engine.spark.training %s",
         archive,
         archive,
     )
@@ -82,25 +82,24 @@ def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
 
 
 def prepare(spec: JvmSpec, archive: Path) -> JvmSpec:
-    """`spec` with a class path that can be archived whole: the copies are made beside `archive`."""
+    """`spec` with a class path that can be archived completely: signed jars are copied unsigned,
+    beside `archive`."""
     signed = [jar for jar in spec.jars if is_signed(jar)]
     copies_of(archive).mkdir(parents=True, exist_ok=True)
     for jar in signed:
-        (copies_of(archive) / jar.name).unlink(
-            missing_ok=True
-        )  # a running JVM keeps the one it has
+        (copies_of(archive) / jar.name).unlink(missing_ok=True)  # a running JVM keeps the old file
         copy_unsigned(jar, copies_of(archive) / jar.name)
     return _with_copies(spec, archive, [jar.name for jar in signed])
 
 
 def write_key(spec: JvmSpec, prepared: JvmSpec, archive: Path) -> None:
-    """The last step: `archive`, made by a JVM of `prepared`, now serves `spec`."""
+    """The last step: `archive`, created by a JVM of `prepared`, can now be used by `spec`."""
     unsigned = [jar.name for jar in prepared.jars if jar not in spec.jars]
     key_file(archive).write_text(json.dumps({"key": key_of(spec), "unsigned": unsigned}))
 
 
 def copies_of(archive: Path) -> Path:
-    """The directory of the copies that take the place of signed jars."""
+    """The directory of the unsigned copies of signed jars."""
     return archive.with_name(archive.name + ".jars")
 
 

@@ -1,9 +1,9 @@
 """The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
 
-Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. What
-a window keeps between epochs is in `rekindle.engine.window_state`, outside Spark.
-Deterministic to the bit for given state and epochs, which is what lets a task release output before
-its state is saved.
+Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. The
+state of windows is in `rekindle.engine.window_state`, outside Spark.
+Results are bit-identical for given state and epochs, so a task can release output before its state
+is saved.
 
 Design: docs/design/engine.md, docs/design/determinism.md#what-it-gives.
 Paper: FlameStream (Trofimov et al. 2019), section V.
@@ -39,10 +39,10 @@ from rekindle.topology.model import Segment, Topology
 from rekindle.topology.windows.kind import END, START
 
 HASH_BYTES = 16 * 2**20
-"""Input up to which a window is folded by hash: a fraction of the 127 MB that a heap of 512 MB
-leaves to execution, so that the hash map is rarely full."""
+"""Largest input of a window for hash aggregation: a fraction of the 127 MB of execution memory in a
+heap of 512 MB, so that the hash map is rarely full."""
 MANY_ROWS = 50_000
-"""Of more input than that, rows from which sorting is spread over the cores."""
+"""Number of rows from which sort aggregation is distributed over the cores."""
 
 
 JOB_BYTES = plan_memory().job_bytes
@@ -54,13 +54,13 @@ class _StepQueries:
     texts: Mapping[Aggregation, str]
     shape: WindowShape | None
     divisible: bool
-    """Whether its result for some rows, and then for those that follow, is that for all."""
+    """Whether its results for consecutive parts of the rows make up the result for all."""
 
 
 @dataclass(slots=True)
 class _CallHistory:
     hash_bytes: dict[str, int] = field(default_factory=dict)
-    """By window operator: up to which input its map has always had room."""
+    """By window operator: largest input for which its hash map was never full."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
 
@@ -78,9 +78,9 @@ class SparkChain:
         job_bytes: int = JOB_BYTES,
         result_bytes: int | None = None,
     ) -> None:
-        """`method`: how windows are aggregated, instead of by the size of the input; for tests.
-        `job_bytes`: input of one Spark job, where a step's input can be divided by rows;
-        `result_bytes`: of all jobs of such a step in one call."""
+        """`method`: fixes how windows are aggregated, for tests; otherwise by the size of the
+        input. `job_bytes`: input of one Spark job, if a step's input can be divided by rows;
+        `result_bytes`: limit on the results of all jobs of such a step in one call."""
         self._query = Query(session.newSession())
         self._method = method
         self._job_bytes = job_bytes
@@ -178,7 +178,7 @@ class SparkChain:
     def _run_divided(
         self, text: str, views: Mapping[str, pa.Table], parts: int, what: str
     ) -> pa.Table:
-        """Raises OutOfMemory as soon as the results are more than Python is to hold."""
+        """Raises OutOfMemory when the results exceed `result_bytes`."""
         results: list[pa.Table] = []
         size = 0
         for part in _divided(views, parts):
@@ -225,7 +225,7 @@ def _input_names(segment: Segment) -> list[str]:
 
 
 def _divided(views: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa.Table]]:
-    """The one view in parts of as many rows, in order."""
+    """The only view, divided into parts of equal row counts, in order."""
     ((name, table),) = views.items()
     rows = -(-table.num_rows // parts)
     for start in range(0, table.num_rows, rows):
@@ -233,7 +233,7 @@ def _divided(views: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa
 
 
 def _in_place(kind: pa.DataType) -> bool:
-    """Whether Spark can hash a partial; for others it is not worth planning."""
+    """Whether Spark can use hash aggregation for a partial of this type."""
     return not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
 
 

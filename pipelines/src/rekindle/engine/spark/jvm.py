@@ -1,9 +1,9 @@
-"""The JVM beside this process: its command line, its start and its death. No pyspark here.
+"""The JVM of this process: its command line, start and exit. No pyspark here.
 
 PySpark starts `spark-submit`, which runs a bash script, a first JVM that prints a command line, and
-then the JVM proper. Here the command line is made directly (the flags are those of Spark's
-launcher; a test compares them), which saves a JVM start, fixes the class path for AppCDS, and gives
-us the process to watch. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
+then the JVM proper. Here the command line is built directly (with the flags of Spark's
+launcher; a test compares them), which saves a JVM start, fixes the class path for AppCDS, and makes
+the JVM a child process that can be watched. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
 
 Design: docs/design/engine.md#jvm.
 """
@@ -53,15 +53,15 @@ MODULE_FLAGS = (
     "--enable-native-access=ALL-UNNAMED",
     "-Dderby.connection.requireAuthentication=false",
 )
-"""What Spark's launcher passes to every JVM."""
+"""Flags that Spark's launcher passes to every JVM."""
 
 OUR_FLAGS = (
     "-XX:+UseSerialGC",  # one collector thread: the smallest footprint
-    "-XX:TieredStopAtLevel=1",  # C1 only: warm after seconds, no compiler memory
-    # Room for the rows of an epoch among the young, else each full collection is for them.
+    "-XX:TieredStopAtLevel=1",  # C1 only: fast after seconds, no memory for C2
+    # Keep the rows of an epoch in the young generation, to avoid full collections for them.
     "-XX:SurvivorRatio=2",
     "-XX:TargetSurvivorRatio=90",
-    "-XX:+ExitOnOutOfMemoryError",  # a half-dead engine must die
+    "-XX:+ExitOnOutOfMemoryError",  # exit rather than run on in an undefined state
     "-XX:-UsePerfData",  # no memory-mapped file in /tmp
     # No check of bounds and NULL flags at each value: C1 does not inline them.
     "-Darrow.enable_unsafe_memory_access=true",
@@ -73,21 +73,21 @@ _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 @dataclass(frozen=True, slots=True)
 class JvmSpec:
-    """All that decides the command line, and with it whether an AppCDS archive fits."""
+    """All that determines the command line, and so which AppCDS archive matches."""
 
     java: Path
     jars: tuple[Path, ...]
     heap: str = "512m"
     direct: str = "128m"
-    """Of Arrow's buffers and Netty's, outside the heap."""
+    """Limit of the buffers of Arrow and Netty, outside the heap."""
     extra_flags: tuple[str, ...] = ()
     archive_flags: tuple[str, ...] = ()
-    """How the JVM uses or makes an archive; it does not compare these."""
+    """Flags to use or create an archive; the JVM does not compare these."""
 
     @property
     def flags(self) -> tuple[str, ...]:
         ours: tuple[str, ...] = OUR_FLAGS
-        if any(_COLLECTOR.fullmatch(f) for f in self.extra_flags):  # a JVM refuses to have two
+        if any(_COLLECTOR.fullmatch(f) for f in self.extra_flags):  # a JVM refuses two collectors
             ours = tuple(f for f in ours if not _COLLECTOR.fullmatch(f))
         return (*self.size_flags, *ours, *MODULE_FLAGS, *self.extra_flags)
 
@@ -102,7 +102,7 @@ class JvmSpec:
 
 @dataclass(slots=True)
 class Jvm:
-    """A running JVM and where its gateway listens."""
+    """A running JVM and the address of its gateway."""
 
     spec: JvmSpec
     process: subprocess.Popen[bytes]
@@ -117,7 +117,7 @@ class Jvm:
         return self.process.poll() is None
 
     def watch(self) -> None:
-        """Call `on_death` with the exit status as soon as the JVM dies unasked."""
+        """Call `on_death` with the exit status as soon as the JVM exits unexpectedly."""
         self._watcher = threading.Thread(target=self._wait, name="jvm-watcher", daemon=True)
         self._watcher.start()
 
@@ -134,7 +134,7 @@ class Jvm:
         self.process.wait()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """The gateway ends when its standard input does; kill it if it does not."""
+        """Close the standard input, on which the gateway exits; kill it if it does not."""
         self.stopping = True
         if self.process.stdin is not None:
             self.process.stdin.close()
@@ -156,8 +156,8 @@ def find_java() -> Path:
 def find_jars(spark_home: Path) -> tuple[Path, ...]:
     """Spark's jars, in an order that does not depend on the directory (AppCDS compares it).
 
-    Without MLlib: by being there it registers functions on its vectors with each session, for which
-    Scala's run-time reflection starts (half of the time that a session takes to start).
+    Without MLlib, which registers functions with each session; the Scala reflection for that takes
+    half of the time that a session needs to start.
     """
     found = (j for j in (spark_home / "jars").glob("*.jar") if not j.name.startswith(_LEFT_OUT))
     jars = sorted(found, key=lambda j: (_rank(j), j.name))
@@ -178,14 +178,14 @@ def launch(
     meanwhile: Callable[[], None] = lambda: None,
     log_file: Path | None = None,
 ) -> Jvm:
-    """Start the JVM and wait for its gateway. `directory` takes its temporary files; `meanwhile` is
-    done while the JVM starts; `log_file` takes what it prints, or else our own streams do."""
+    """Start the JVM and wait for its gateway. `directory`: for temporary files; `meanwhile` is
+    called while the JVM starts; `log_file`: for its output, by default that of this process."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
         process: subprocess.Popen[bytes] | None = None
         try:
-            # A signal in the middle of Popen would leave a process that nobody knows of.
+            # A signal in the middle of Popen would leave an unknown process.
             with signals_held_back() as mask, _opened(log_file) as output:
                 process = subprocess.Popen(
                     [
@@ -197,7 +197,7 @@ def launch(
                         spec.class_path,
                         MAIN,
                     ],
-                    stdin=subprocess.PIPE,  # the gateway ends when we do
+                    stdin=subprocess.PIPE,  # the gateway exits when this process does
                     stdout=output,
                     stderr=output,
                     env={
@@ -230,7 +230,7 @@ def _opened(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def _set_signals(mask: set[int]) -> None:
-    """What a terminal sends to all its processes is ours: the JVM ends when we close its input."""
+    """Ignore the signals of a terminal: this process handles them and closes the JVM's input."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -242,7 +242,7 @@ def _wait_for_gateway(process: subprocess.Popen[bytes], info: Path) -> tuple[int
         if process.poll() is not None:
             raise EngineLost(f"the JVM ended with status {process.returncode} while starting")
         if time.monotonic() > deadline:
-            raise EngineLost(f"the JVM's gateway was not up after {START_TIMEOUT_S:.0f} s")
+            raise EngineLost(f"the JVM's gateway did not start within {START_TIMEOUT_S:.0f} s")
         time.sleep(0.01)
     data = info.read_bytes()  # the gateway renames it into place: port, length, secret
     port, length = struct.unpack_from(">ii", data)

@@ -1,13 +1,13 @@
 """A query that Spark plans once and runs for the rows of each epoch.
 
-Spark's data frames hold their rows: new rows are a new frame, which Spark analyzes, optimises,
-plans and turns into code anew, most of the CPU of a small epoch. A step's text and the types of
-its rows never change, so here the plan is made once, over no rows, and an epoch's rows are put into
-the partitions of the RDDs that the plan scans (docs/decisions/0026). That is right for plans in
-which rows only flow: what would keep something from one run to the next, as a shuffle keeps its
-files, is not planned here.
+Spark's data frames contain their rows: new rows are a new frame, which Spark analyses, optimises,
+plans and compiles again; that is most of the CPU of a small epoch. A step's text and the types of
+its rows never change, so here the plan is made once, without rows, and an epoch's rows are put into
+the partitions of the RDDs that the plan scans (docs/decisions/0026). That is correct for plans
+without state; those that keep something between runs, like the files of a shuffle, are not planned
+here.
 
-It uses parts of Spark that are public to Spark alone, of the version that is pinned.
+It uses internal classes of Spark, of the pinned version.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rekindle.engine.spark.plans import IN_ORDER, HashAggregation, class_name, e
 log = logging.getLogger(__name__)
 
 _FLOWING = IN_ORDER | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
-"""Classes of Spark's physical plans that keep nothing between two runs."""
+"""Classes of Spark's physical plans without state between two runs."""
 
 
 class Carrier:
-    """Brings Arrow tables into the JVM: through a file, as PySpark does it."""
+    """Transfers Arrow tables to the JVM through a file, as PySpark does."""
 
     def __init__(self, session: SparkSession) -> None:
         self._directory = session.sparkContext._temp_dir
@@ -61,11 +61,13 @@ class Planner:
         self._carrier = Carrier(session)
 
     def plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
-        """None where a plan must not be run twice. Leaves temporary views of these names.
+        """None if a plan must not be run twice. Creates temporary views of these names.
 
         Raises what Spark raises for SQL that it refuses.
         """
-        self._jvm.SparkSession.setActiveSession(self._session._jsparkSession)  # whose settings hold
+        self._jvm.SparkSession.setActiveSession(
+            self._session._jsparkSession
+        )  # its settings are used
         if self._rows_travel_otherwise:
             return None
         if any(_as_spark_has_it(schema) != schema for schema in views.values()):
@@ -80,13 +82,16 @@ class Planner:
             partitions = {name: _first_partition(frame) for name, frame in frames.items()}
             return PlannedQuery(frame, partitions, self._carrier, self._properties)
         except Py4JError as error:
-            if type(error) is not Py4JError:  # a failure, instead of a method that is not there
+            if type(error) is not Py4JError:  # a failure, not a missing method
                 raise
-            log.warning("this Spark plans each epoch anew, at thrice the CPU: %s", error)
+            log.warning(
+                "this version of Spark plans each epoch again, which takes three times the CPU: %s",
+                error,
+            )
             return None
 
     def _frame_without_rows(self, schema: pa.Schema) -> DataFrame:
-        """Over one batch of no rows: with no batch at all Spark would plan an empty relation."""
+        """A frame over one empty batch: without any batch Spark would plan an empty relation."""
         types = from_arrow_schema(schema, prefer_timestamp_ntz=False).json()
         batches = self._carrier.batches(schema.empty_table())
         to_frame = self._jvm.PythonSQLUtils.toDataFrame
@@ -94,13 +99,13 @@ class Planner:
 
     @cached_property
     def _rows_travel_otherwise(self) -> bool:
-        """By the user's settings: in other types, or never through a plain file."""
+        """Whether the user's settings require other types, or encrypted files."""
         large = self._session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
         return large == "true" or self._session.sparkContext._encryption_enabled
 
     @cached_property
     def _properties(self) -> JavaObject:
-        """The session's settings as Spark gives them to tasks: by the thread that runs a job."""
+        """The session's settings as local properties, which Spark passes to the tasks of a job."""
         properties = self._jvm.java.util.Properties()
         settings = self._session._jsparkSession.sessionState().conf().getAllConfs()
         for setting in each(settings):
@@ -142,7 +147,7 @@ class PlannedQuery:
             batches = self._batches()
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
-                for name in views:  # or it would keep the rows until the next run
+                for name in views:  # otherwise it would keep the rows until the next run
                     self._put(name, self._no_rows[name])
         return pa.Table.from_batches(batches, self._schema)
 
@@ -152,7 +157,7 @@ class PlannedQuery:
             with _load_from_socket((port, secret), NoOpSerializer()) as messages:
                 return [pa.ipc.read_record_batch(m, self._schema) for m in messages]
         finally:
-            server.getResult()  # raises if not all was sent: the messages would only end
+            server.getResult()  # raises if not everything was sent; the messages would just end
 
     def _put(self, view: str, batches: JavaObject) -> None:
         getattr(self._partitions[view], "values_$eq")(batches)
@@ -167,7 +172,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _as_spark_has_it(schema: pa.Schema) -> pa.Schema:
-    """What Spark makes of an Arrow schema: tables in another one would have to be converted."""
+    """The Arrow schema that Spark uses for this one; if they differ, tables would be converted."""
     return to_arrow_schema(from_arrow_schema(schema, prefer_timestamp_ntz=False), timezone="UTC")
 
 
@@ -177,7 +182,7 @@ def _only_flows(plan: JavaObject) -> bool:
 
 
 def _first_partition(frame: DataFrame) -> JavaObject:
-    """The one partition of the collection that a frame was made of."""
+    """The only partition of the collection from which a frame was created."""
     rdd = frame._jdf.queryExecution().analyzed().rdd()
     while not (dependencies := rdd.dependencies()).isEmpty():
         rdd = dependencies.head().rdd()

@@ -1,4 +1,4 @@
-"""What Spark's physical plans are made of, and what they counted. Through Py4J."""
+"""Inspects Spark's physical plans and their metrics. Through Py4J."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW_BY_ROW = frozenset(
         "WholeStageCodegenExec",
     }
 )
-"""Classes of physical operators that keep nothing, and hand rows on in order."""
+"""Classes of stateless physical operators that keep the order of rows."""
 IN_ORDER = ROW_BY_ROW | {AGGREGATE}
 
 
@@ -45,13 +45,13 @@ def class_name(operator: JavaObject) -> str:
 
 
 class HashAggregation:
-    """Tells rows of a plan that were folded in order from those that may not have been.
+    """Detects whether a plan aggregated its rows in order.
 
-    Hash aggregation folds in the order of its input until its map is full. From then on it merges
-    what it has with what follows, in an order of its own: a sum of doubles may differ in its last
-    bits. What a map will hold cannot be known before: `explode` makes rows, an expression makes
-    keys of any length. But Spark counts it, and a plan that aggregates in another way, as for keys
-    that cannot be hashed, is not trusted at all.
+    Hash aggregation processes its input in order until its map is full. Then it falls back to
+    sorting and merging, in another order: a sum of doubles may differ in its last bits. The size of
+    a map cannot be known before: `explode` adds rows, an expression may have keys of any length.
+    But Spark counts fallbacks, and a plan that aggregates in another way, as for keys that cannot
+    be hashed, is never accepted.
     """
 
     def __init__(self, plan: JavaObject) -> None:
@@ -65,7 +65,8 @@ class HashAggregation:
         ]
 
     def rows(self, run: Callable[[], pa.Table]) -> pa.Table | None:
-        """What `run`, a run of the plan, gives if it is in order."""
+        """The result of `run`, which runs the plan; None if rows may have been aggregated out of
+        order."""
         if not self._alone:
             return None
         before = self._fallbacks()

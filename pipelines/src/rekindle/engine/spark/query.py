@@ -1,4 +1,4 @@
-"""Run one SQL text over Arrow tables on Spark; whose failure it was. Thread-bound."""
+"""Runs one SQL text over Arrow tables on Spark, and classifies failures. Thread-bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEATH_S = 5.0
 _FAILURES = (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException, MemoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_SPACE_TEXTS = ("No space left on device", "Disk quota exceeded")
-_NO_ROOM = "no room on the local disk for temporary files"
+_NO_ROOM = "no space left on the local disk for temporary files"
 _PY4J_CALL = "An error occurred while calling"
 _JAVA_EXCEPTION = re.compile(r"(?:[a-z]\w*\.)+([A-Z][\w$]*): ")
 _NO_MEMORY_TEXTS = (
@@ -34,12 +34,12 @@ _NO_MEMORY_TEXTS = (
     "UNABLE_TO_ACQUIRE_MEMORY",
     "exceeds maximum allowed buffer",
     "_CANNOT_GROW_BUFFER",
-    "NegativeArraySizeException",  # an array that would pass 2 GB
+    "NegativeArraySizeException",  # an array above 2 GB
 )
 
 
 class Query:
-    """A session of its own in the context it is given: its views meet no others."""
+    """Queries of one Spark session, whose views are separate from those of others."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class Query:
         self._planned: dict[tuple[object, ...], PlannedQuery | None] = {}
         self.cores: int = session.sparkContext.defaultParallelism
         self.jobs = 0
-        """Run so far."""
+        """Number of Spark jobs so far."""
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, OutOfMemory, DiskFull, or EngineLost."""
@@ -56,7 +56,7 @@ class Query:
         return rows
 
     def run_hashed(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
-        """As `run`; None where hash aggregation has not, or may not have, kept the rows' order."""
+        """As `run`; None if hash aggregation may not have kept the order of rows."""
         return self._run(sql, views, what, hashed=True)
 
     def _run(
@@ -68,9 +68,9 @@ class Query:
                     return self._run_planned(planned, views, hashed)
                 return self._run_once(sql, views, hashed)
         finally:
-            # Py4J's objects are cycles, by their methods: until Python finds them, which may take a
-            # dozen epochs, the JVM keeps its rows. They have just been made, and what holds them
-            # has just returned: the young are enough.
+            # Py4J's objects are reference cycles: until Python collects them, which may take a
+            # dozen epochs, the JVM keeps its rows. They are recent, so the young generation is
+            # enough.
             gc.collect(1)
 
     def _run_planned(
@@ -98,7 +98,7 @@ class Query:
         return run()
 
     def _planned_for(self, sql: str, views: Mapping[str, pa.Table]) -> PlannedQuery | None:
-        # What is more than a batch is worth a plan of its own, with a task for each.
+        # More than one batch: use a separate plan, with one Spark task for each batch.
         if any(table.num_rows > BATCH_ROWS for table in views.values()):
             return None
         return self._plan(sql, {name: table.schema for name, table in views.items()})
@@ -116,8 +116,8 @@ class Query:
         what: str,
         check: Callable[[DataFrame], None] = lambda _: None,
     ) -> pa.Schema:
-        """The Arrow schema that `run` would give, all nullable, without running anything. `check`
-        may raise what it finds wrong with the analyzed query."""
+        """The Arrow schema of the result of `run`, all nullable, without running anything. `check`
+        may raise errors for the analysed query."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         with _failures(what):
@@ -140,12 +140,14 @@ def _failures(what: str) -> Iterator[None]:
 
 
 def _classify(error: Exception, what: str) -> Exception:
-    """What a failure was: of the local disk, the JVM, memory, or the operator."""
+    """The error for a failure: of the local disk, the JVM, memory, or the operator."""
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return DiskFull(f"{what}: {_NO_ROOM}: {error}")
     lines = _lines(error)
     no_memory = _first_with(lines, _NO_MEMORY_TEXTS)
-    if no_memory or not isinstance(error, PySparkException):  # the rest says too little to know
+    if no_memory or not isinstance(
+        error, PySparkException
+    ):  # other errors do not say whether the JVM exited
         _wait_for_death()
     jvm = current_jvm()
     if jvm is not None and not jvm.alive:
@@ -162,7 +164,7 @@ def _classify(error: Exception, what: str) -> Exception:
 
 
 def _lines(error: Exception) -> list[str]:
-    """An error's text; nothing where Java would have to be asked for it and no longer answers."""
+    """The lines of an error's text; [] if Java would have to be asked and does not respond."""
     try:
         return str(error).strip().splitlines()
     except Exception:
@@ -170,8 +172,8 @@ def _lines(error: Exception) -> list[str]:
 
 
 def _cause(lines: Sequence[str]) -> str:
-    """What went wrong, of an error's text. Py4J's first line names a call of PySpark's alone, and
-    its second one all exceptions, of which the last is the cause."""
+    """The cause in an error's text. Py4J's first line only names a call of PySpark, and its second
+    line all exceptions, of which the last is the cause."""
     if len(lines) < 2 or not lines[0].startswith(_PY4J_CALL):
         return lines[0] if lines else ""
     _, *named = _JAVA_EXCEPTION.split(lines[1])
@@ -182,12 +184,12 @@ def _cause(lines: Sequence[str]) -> str:
 
 
 def _wait_for_death() -> None:
-    """A JVM that closed its sockets, or whose task met an OutOfMemoryError, is about to end."""
+    """Wait for a JVM that closed its sockets, or had an OutOfMemoryError, to exit."""
     deadline = time.monotonic() + _DEATH_S
     while (jvm := current_jvm()) is not None and jvm.alive and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _first_with(lines: Sequence[str], texts: Sequence[str]) -> str | None:
-    """The first line with one of some texts, which in a Java stack is the cause."""
+    """The first line with one of the texts; in a Java stack trace it is the cause."""
     return next((line.strip()[:300] for line in lines if any(t in line for t in texts)), None)

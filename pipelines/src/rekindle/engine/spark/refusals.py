@@ -1,8 +1,8 @@
-"""What Spark's analysis of an operator shows that must not run. Through Py4J, no job.
+"""Finds operators that must not run in Spark's analysis of them. Through Py4J, no job.
 
 SQL is checked without Spark first (`rekindle.topology`), where many types are unknown; here they
-are all known. Columns have types that mean the same in Spark, Arrow, Parquet and JSON, and no
-expression answers differently when an epoch is computed again.
+are all known. Columns must have types that are equivalent in Spark, Arrow, Parquet and JSON, and
+expressions must be deterministic.
 
 Design: docs/design/engine.md#sql, docs/design/determinism.md#sources-of-difference.
 """
@@ -55,7 +55,8 @@ _TIMED = re.compile(r"\btimestamp(_ltz)?\b")
 
 
 def refused_column(schema: StructType) -> str | None:
-    """Says which column has a type that is not supported, and what to write instead."""
+    """A message about the first column of an unsupported type, with a hint; None if there is
+    none."""
     for field in schema.fields:
         kind = _refused_type(field.dataType)
         if kind is not None:
@@ -65,10 +66,11 @@ def refused_column(schema: StructType) -> str | None:
 
 
 def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
-    """Says which expression reads the clock, or looks beyond a row where only rows are looked at.
+    """A message about an expression that reads the clock, or other rows although `row_wise`; None
+    if there is none.
 
-    Texts that are read as a TIMESTAMP take a missing date from the clock. Where the SQL says so
-    they have been guarded (`topology.dated`); what is left are implicit casts.
+    Strings that are cast to TIMESTAMP without a date get the current date. Explicit casts have been
+    guarded (`rekindle.topology.sql.dated`); this finds implicit casts.
     """
     plan = frame._jdf.queryExecution().analyzed()
     nodes = json.loads(plan.toJSON())
@@ -81,7 +83,7 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     text = next(_texts_as_timestamp(plan), None)
     if text is None:
         return None
-    hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a text without a date"
+    hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a string without a date"
     return (
         f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none; {hint}"
     )
@@ -102,14 +104,14 @@ def _refused_type(kind: DataType) -> DataType | None:
 
 def _instead(kind: DataType) -> str:
     if isinstance(kind, StringType):
-        return "which is not supported; take the collation away with COLLATE UTF8_BINARY"
+        return "which is not supported; remove the collation with COLLATE UTF8_BINARY"
     hint = hint_for(kind.simpleString())
     return f"which is not supported; {hint}" if hint else "which is not supported"
 
 
 def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each cast in a plan's JSON, where a tree is a list of its nodes, parents first, and what it
-    casts."""
+    """Each cast to TIMESTAMP in a plan's JSON, and its operand. A tree is a list of its nodes,
+    parents first."""
     if isinstance(tree, dict):
         for value in tree.values():
             yield from _casts_to_timestamp(value)
@@ -122,7 +124,7 @@ def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
 
 
 def _is_safe(cast: dict[str, Any], of: dict[str, Any]) -> bool:
-    """Whether that much says that no text is cast: by the type of a column, literal or cast."""
+    """Whether the type of the operand shows that no string is cast."""
     kind = of.get("dataType")
     if kind == "string" and of["class"].endswith(".Literal"):
         return re.match(STARTS_WITH_YEAR, str(of.get("value"))) is not None
@@ -149,7 +151,7 @@ def _texts_in(expression: JavaObject) -> Iterator[str]:
 
 
 def _is_dated(text: JavaObject) -> bool:
-    """Whether it is a literal with a date, or was guarded."""
+    """Whether it is a literal with a date, or a guarded expression."""
     if class_name(text) == "Literal":
         return re.match(STARTS_WITH_YEAR, str(text.value())) is not None
     return class_name(text) == "CaseWhen" and STARTS_WITH_YEAR in str(text.sql())

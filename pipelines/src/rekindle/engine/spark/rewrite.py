@@ -1,8 +1,8 @@
-"""Carry system columns through the user's SQL without touching its text otherwise. Pure.
+"""Adds system columns to the user's SQL without changing the rest of its text. Pure.
 
-Which epoch a row belongs to, and the watermark that decides whether it is late, are in columns, so
-that plans hold no literal of an epoch (compiled code is cached by plan). The columns are put in
-front of each select list and taken out of what `*` stands for, at the positions of the tokens.
+A row's epoch, and the watermark that decides whether it is late, are columns, so that plans contain
+no epoch as a literal (compiled code is cached by plan). The columns are inserted before each select
+list and excluded from `*`, at the positions of the tokens.
 
 Design: docs/design/engine.md#sql.
 """
@@ -26,8 +26,8 @@ def quote(name: str) -> str:
 def carry(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
     """`sql` with system `columns` first in each SELECT.
 
-    `relations` are the operator's inputs; names that FROM gives them count too. `x.*` of a struct
-    column x stays as it is.
+    `relations` are the operator's inputs; aliases in FROM count too. `x.*` of a struct column x is
+    not changed.
     """
     if not columns:
         return sql
@@ -48,7 +48,7 @@ def carry(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
 def _insertion(
     tokens: Sequence[Token], at: int, tables: set[str], names: str
 ) -> tuple[int, str] | None:
-    """Where to insert what for the token at `at`."""
+    """The position and text to insert for the token at `at`; None if nothing."""
     token = tokens[at]
     if token.token_type is TokenType.SELECT:
         if at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.ALL:
@@ -63,7 +63,7 @@ def _insertion(
 
 
 def _is_star(tokens: Sequence[Token], at: int, tables: set[str]) -> bool:
-    """Whether a `*` stands for columns of an input, and not for a product or a struct's fields."""
+    """Whether a `*` means the columns of an input, not a product or a struct's fields."""
     before = tokens[at - 1].token_type if at else None
     if before not in _BEFORE_STAR:
         return False
@@ -82,7 +82,7 @@ def _is_except_list(tokens: Sequence[Token], at: int) -> bool:
 
 
 def _aliases(tokens: Sequence[Token]) -> Iterable[str]:
-    """What FROM calls its tables: `FROM x y` and `FROM x AS y` give y."""
+    """The aliases of tables in FROM: `FROM x y` and `FROM x AS y` give y."""
     for at, token in enumerate(tokens):
         if token.token_type is TokenType.FROM and at + 2 < len(tokens):
             alias = at + 3 if tokens[at + 2].token_type is TokenType.ALIAS else at + 2

@@ -1,6 +1,6 @@
-"""A Spark session for continuous queries of small jobs: quick to start, quiet, and steady for ever.
+"""A Spark session for continuous queries of small jobs: starts fast, logs little, runs for months.
 
-One JVM and one Spark context a process, as PySpark has it. `start_session` again after
+One JVM and one Spark context for each process, as in PySpark. `start_session` again after
 `stop_session(keep_jvm=True)` uses the same JVM.
 
 Design: docs/design/engine.md#jvm.
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 100_000
-"""Rows of an Arrow batch, which is a partition of the input: below it a job has one task."""
+"""Rows of an Arrow batch, which is a partition of the input: a job with fewer has one Spark
+task."""
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -38,7 +39,7 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     # A row that cannot be cast or divided gives NULL: one row must not end a continuous query.
     "spark.sql.ansi.enabled": "false",
-    # Plans must not depend on how much data a job has, nor be planned twice.
+    # Plans must not depend on the size of the input, nor be optimised again at run time.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.replaceHashWithSortAggregate": "true",
     "spark.sql.shuffle.partitions": "8",
@@ -48,11 +49,11 @@ _CONF = {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A job's rows straight to the driver, which is the same process, not through the block store.
+    # Send results directly to the driver, which is the same process, not through the block store.
     "spark.task.maxDirectResultSize": "64m",
-    # Nobody reads the plans; the long form of each takes a tenth of a small epoch.
+    # The plans are not used; their long form takes a tenth of the time of a small epoch.
     "spark.sql.ui.explainMode": "simple",
-    # What Spark remembers of past jobs, bounded: there are millions.
+    # Limit what Spark keeps of past jobs: there are millions.
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
     "spark.ui.retainedTasks": "100",
@@ -78,10 +79,10 @@ def start_session(
 ) -> SparkSession:
     """Start the JVM, if there is none, and a session in it.
 
-    `conf` is the user's sparkConf and wins. `memory` gives the sizes of the JVM.
-    `cds_archive` is one made by `engine.spark.training`; if it does not fit, a warning is logged
-    and the start is slower. `on_death` is called in a thread with the exit status when the JVM dies
-    unasked. `log_file` takes what the JVM prints. Raises EngineLost.
+    `conf` is the user's sparkConf, which has precedence. `memory` gives the sizes of the JVM.
+    `cds_archive` was created by `engine.spark.training`; if it does not match, a warning is logged
+    and the start is slower. `on_death` is called in a thread with the exit status when the JVM
+    exits unexpectedly. `log_file`: for the output of the JVM. Raises EngineLost.
     """
     global _jvm
     user = dict(conf or {})
@@ -96,7 +97,7 @@ def start_session(
             environment={
                 "SPARK_LOCAL_IP": bind,
                 "SPARK_LOCAL_DIRS": str(directory),
-                # An arena for each thread is memory that nobody uses.
+                # An arena for each thread would waste memory.
                 "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
             },
             meanwhile=_import_pyspark,
@@ -118,16 +119,16 @@ def start_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = _connect(builder, _jvm)
-    # By its own name: PySpark imports packages, and Py4J then looks for the class in each of them
-    # and each of the JVM's jars, for every table that comes.
+    # Import the class: PySpark imports packages, in which Py4J would search for it in all jars, for
+    # every table.
     java_import(session._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
     session.sparkContext.setLogLevel(user.get("spark.log.level", "WARN"))
     return session
 
 
 def jvm_spec(conf: Mapping[str, str] | None = None, memory: MemoryPlan | None = None) -> JvmSpec:
-    """The JVM for a user's sparkConf (driver memory, Java options and class path count) and the
-    pod's memory."""
+    """The JVM for a user's sparkConf (of which driver memory, Java options and class path are used)
+    and the pod's memory."""
     user = conf or {}
     plan = memory or plan_memory()
     extra = user.get("spark.driver.extraClassPath", "")
@@ -142,19 +143,19 @@ def jvm_spec(conf: Mapping[str, str] | None = None, memory: MemoryPlan | None = 
 
 
 def current_jvm() -> Jvm | None:
-    """The JVM of this process, to watch or to measure."""
+    """The JVM of this process, to monitor or to measure it."""
     return _jvm
 
 
 def adopt(jvm: Jvm) -> None:
-    """Use a JVM that was started by hand for the next session."""
+    """Use an already started JVM for the next session."""
     global _jvm
     _forget_gateway()
     _jvm = jvm
 
 
 def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: float = 10.0) -> None:
-    """Stop Spark and, unless it is to be used again, the JVM. A dead JVM is no error."""
+    """Stop Spark and, unless `keep_jvm`, the JVM. It is not an error if the JVM has exited."""
     global _jvm
     if _jvm is not None and not keep_jvm:
         _jvm.stopping = True
@@ -166,21 +167,21 @@ def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: fl
     if _jvm is not None:
         _jvm.stop(timeout_s)
         _jvm = None
-    _forget_gateway()  # afterwards: py4j waits for a connection that the JVM calls back on
+    _forget_gateway()  # last: Py4J waits for a callback connection of the JVM
 
 
 def _stop_context(session: SparkSession) -> None:
-    """What was computed is complete: a JVM that does not answer any more is only logged."""
+    """All computation is complete, so a JVM that does not respond is only logged."""
     from py4j.protocol import Py4JError
 
     try:
         session.stop()
     except (Py4JError, OSError) as error:
-        log.warning("Spark did not stop in order: %s", str(error).partition("\n")[0])
+        log.warning("Spark did not stop cleanly: %s", str(error).partition("\n")[0])
 
 
 def kill_session() -> None:
-    """End the JVM at once, whatever it does, and whether or not its session is ready."""
+    """Kill the JVM at once, even if its session is not ready yet."""
     global _jvm
     jvm, _jvm = _jvm, None
     _end_gateway()
@@ -190,7 +191,7 @@ def kill_session() -> None:
 
 
 def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
-    """PySpark takes a gateway that is already up from its environment."""
+    """PySpark finds a running gateway through environment variables."""
     gateway = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
     os.environ.update(gateway)
     try:
@@ -201,7 +202,7 @@ def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
 
 
 def _spark_home() -> Path:
-    """Where PySpark is, without importing it."""
+    """The directory of PySpark, without importing it."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise EngineLost("no pyspark: install rekindle[spark]")
@@ -209,14 +210,14 @@ def _spark_home() -> Path:
 
 
 def _import_pyspark() -> None:
-    """It takes half a second, in which the JVM can start. With what PySpark imports later only: at
-    its first call with an argument, and for its first table."""
+    """Takes half a second, while the JVM starts. Includes what PySpark imports only later: at its
+    first call with an argument, and for its first table."""
     import pyspark.sql.classic.dataframe
     import pyspark.sql.pandas.conversion
     import pyspark.testing.utils  # noqa: F401
     from pyspark.logger import PySparkLogger
 
-    # Each refused query would be logged with its Java stack; the operator's error says what it is.
+    # Otherwise each refused query is logged with its Java stack, besides the operator's error.
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
@@ -229,8 +230,8 @@ _not_of_the_gateway = _NotOfTheGateway()
 
 
 def _end_gateway() -> None:
-    """Send no more to a JVM that ends. A thread of Py4J tells it of each object that Python has
-    dropped, and logs a traceback, in the name of the root logger, when nobody answers."""
+    """Stop sending to a JVM that exits. A thread of Py4J tells it about each object that Python has
+    released, and logs a traceback with the root logger if there is no response."""
     logging.getLogger().addFilter(_not_of_the_gateway)
     if "pyspark" not in sys.modules:
         return
@@ -248,7 +249,7 @@ def _forget_gateway() -> None:
     from pyspark.sql import SparkSession
 
     if SparkContext._gateway is not None:
-        with contextlib.suppress(Exception):  # the JVM at its other end may be dead
+        with contextlib.suppress(Exception):  # the JVM may have exited
             SparkContext._gateway.close()
         SparkContext._gateway = None
         SparkContext._jvm = None

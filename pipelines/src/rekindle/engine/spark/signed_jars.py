@@ -1,8 +1,8 @@
 """Copies of signed jars without their signatures.
 
-A JVM archives no class of a signed jar, and digests each such class whenever it loads it. Spark
-brings Janino signed, the compiler of its generated code: 400 classes in a task's first epoch.
-Nothing here trusts the signature: the packages were checked when they were installed.
+A JVM does not archive classes of signed jars, and computes the digest of each one that it loads.
+Spark's jar of Janino, the compiler of its generated code, is signed: 400 classes in a task's first
+epoch. The signature is not needed: packages are verified when they are installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def is_signed(jar: Path) -> bool:
 
 
 def copy_unsigned(jar: Path, copy: Path) -> None:
-    """Write `copy` with all entries of `jar` but its signature and the digests in its manifest."""
+    """Write `copy` with all entries of `jar` except its signature and the digests in its
+    manifest."""
     with ZipFile(jar) as source, ZipFile(copy, "w", ZIP_DEFLATED) as target:
         for entry in source.infolist():
             if _SIGNATURE.fullmatch(entry.filename):
@@ -33,6 +34,6 @@ def copy_unsigned(jar: Path, copy: Path) -> None:
 
 
 def _main_section(manifest: bytes) -> bytes:
-    """A manifest's attributes of the jar as a whole: those of single entries, which follow the
-    first empty line, are their digests."""
+    """The main attributes of a jar manifest. Sections of single entries, which follow the first
+    empty line, contain their digests."""
     return re.split(rb"\r?\n\r?\n", manifest, maxsplit=1)[0] + b"\r\n\r\n"

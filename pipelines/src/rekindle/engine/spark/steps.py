@@ -1,8 +1,8 @@
-"""A segment's chain as steps, each one Spark query; the SQL of each. Pure, no pyspark.
+"""Divides a segment's chain into steps and generates the SQL of each. Pure, no pyspark.
 
-A step begins at the segment's inputs or at the windows that closed, goes through `sql` nodes, and
-ends in the segment's output or in the partial aggregates of the next window. Its text is constant:
-all that differs between epochs is in the rows (`rekindle.engine.spark.rewrite`).
+A step is one Spark query. It begins at the segment's inputs or at closed windows, goes through
+`sql` nodes, and ends in the segment's output or in the partial aggregates of the next window. Its
+text is constant: all that differs between epochs is in the rows (`rekindle.engine.spark.rewrite`).
 
 Design: docs/design/engine.md#windows.
 """
@@ -32,10 +32,10 @@ _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
 class Aggregation(Enum):
-    """Three ways to the same bits, for rows of a (group, pane, epoch) added in row order.
+    """Three methods with bit-identical results: rows of a (group, pane, epoch) are added in order.
 
-    Hash aggregation adds rows in their order until its map is full, and then merges in another
-    order: such a result is not used (`rekindle.engine.spark.plans`).
+    Hash aggregation adds rows in order until its map is full, and then merges in another order:
+    such a result is not used (`rekindle.engine.spark.plans`).
     """
 
     HASHED = "one task, hash aggregation"
@@ -45,7 +45,7 @@ class Aggregation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowNode:
-    """A window operator as the steps around it need it."""
+    """A window operator with what the steps before and after it need."""
 
     node: Node
     windows: WindowAssigner
@@ -64,7 +64,7 @@ class WindowNode:
 class Step:
     """`begin` is None for the segment's inputs; `end` is None for its output.
 
-    `tagged`: whether rows carry their epoch. Those of the last step need not when there is but one
+    `tagged`: whether rows carry their epoch. In the last step they need not if there is only one
     epoch, which saves a tenth of the time of an epoch of 100,000 rows.
     """
 
@@ -75,20 +75,20 @@ class Step:
 
     @property
     def system(self) -> tuple[str, ...]:
-        """The system columns of the views it reads: only a window compares with the watermark."""
+        """The system columns of its input views: only a window needs the watermark."""
         if not self.tagged:
             return ()
         return (EPOCH,) if self.end is None else (EPOCH, LATE_BEFORE)
 
     @property
     def operators(self) -> str:
-        """For messages: the operators whose expressions this step's query evaluates."""
+        """The operators whose expressions this step's query evaluates, for messages."""
         names = [n.node.name for n in (self.begin,) if n] + [n.name for n in self.sqls]
         return ", ".join(names + [n.node.name for n in (self.end,) if n])
 
 
 def operators_of(segment: Segment, topology: Topology) -> tuple[Node, ...]:
-    """The nodes that compute: all but the source."""
+    """The operators of a segment: all nodes except the source."""
     return tuple(topology.nodes[n] for n in segment.nodes[1 if segment.is_source else 0 :])
 
 
@@ -111,7 +111,7 @@ def plan_steps(segment: Segment, topology: Topology) -> tuple[Step, ...]:
 
 def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNode:
     column = topology.nodes[node.inputs[0]].event_time
-    assert column is not None, f"{node.name}: validation wants an event time"
+    assert column is not None, f"{node.name}: validation requires an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
     back = tuple(int(_is_window_end(topology, name)) for name in node.inputs)
     same = len(set(back)) == 1
@@ -125,8 +125,8 @@ def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNod
 
 
 def _is_window_end(topology: Topology, name: str) -> bool:
-    """Whether a stream's event time is the end of a window (exclusive), through `sql` or not. What
-    a window reads has, by validation, one kind of rows only."""
+    """Whether a stream's event time is the (exclusive) end of a window, directly or through
+    `sql`. Validation allows no mix of ends and other times in one input."""
     spec = topology.nodes[name].spec
     if not isinstance(spec, OperatorSpec):
         return False
@@ -147,9 +147,9 @@ def _operator(node: Node) -> OperatorSpec:
 def step_sql(
     step: Step, sources: Sequence[str], method: Aggregation, float_keys: frozenset[str]
 ) -> str:
-    """One query for a step. `sources` are the views that hold the segment's inputs.
+    """One query for a step. `sources` are the views of the segment's inputs.
 
-    As few query blocks as can be: a task that starts waits until Spark has planned them.
+    With as few query blocks as possible: a task can only start after Spark has planned them.
     """
     blocks: list[tuple[str, str]] = []
     if step.begin is not None:
@@ -167,15 +167,15 @@ def step_sql(
 
 
 def is_divisible(step: Step, sources: Sequence[str]) -> bool:
-    """Whether a step may be run for some of its rows and then for the rest. A window folds rows of
-    an epoch in one place; a UNION ALL puts all rows of one branch before those of the next."""
+    """Whether a step may be run on consecutive parts of its rows. A window aggregates all rows of
+    an epoch together; a UNION ALL outputs all rows of one branch before those of the next."""
     if step.end is not None or (step.begin is None and len(sources) > 1):
         return False
     return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in step.sqls)
 
 
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
-    """Closed windows -> the window operator's rows."""
+    """SQL that computes the window operator's rows from closed windows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
     finals = [f"{undated_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
     columns = ", ".join([*system, START, END, *keys, *finals])
@@ -185,7 +185,7 @@ def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
 def _partials_sql(
     window: WindowNode, inputs: Sequence[str], method: Aggregation, float_keys: frozenset[str]
 ) -> str:
-    """Aggregate each (group, pane, epoch) in row order, wholly in one place."""
+    """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
     made = [(undated_as_null(p.sql), p.name) for p in window.decomposition.partials]
@@ -208,14 +208,14 @@ def _placed_sql(
     *,
     ordered: bool,
 ) -> str:
-    """Rows -> rows with their pane, canonical keys and place in the input's order.
+    """SQL that adds to rows their pane, canonical keys and position in the input's order.
 
-    A window is put together of panes of one slide each (`rekindle.engine.window_state`). A row is
-    late here if it is so for the newest window over its pane.
+    A window consists of panes of one slide each (`rekindle.engine.window_state`). A row is late
+    here if it is late for the newest window of its pane.
 
     Row-wise SQL keeps the input's order on any number of cores, so `monotonically_increasing_id`,
-    which grows with partition and row, is that order; unlike a row number it also tells the rows
-    that `explode` makes of one row apart.
+    which grows with partition and row, is that order; unlike a row number it also distinguishes
+    the rows that `explode` outputs for one row.
     """
     pane = window.windows.pane_sql(window.time)
     last_end = window.windows.last_end_sql(pane)
@@ -235,6 +235,6 @@ def _placed_sql(
 
 
 def _canonical(key: str, is_float: bool) -> str:
-    """A key as it is grouped by. Floats as text, because Spark would sort by a form of its own:
-    + 0.0 makes −0.0 into 0.0, and the shortest decimal form reads back as the same number."""
+    """A grouping key in canonical form. Floats are strings, because Spark sorts its own normal form
+    of them: + 0.0 changes −0.0 to 0.0, and the shortest decimal form is exact."""
     return f"CAST({quote(key)} + 0.0D AS STRING)" if is_float else quote(key)

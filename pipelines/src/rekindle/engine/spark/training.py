@@ -1,7 +1,7 @@
-"""Makes the AppCDS archive: `python -m rekindle.engine.spark.training OUT.jsa`.
+"""Creates an AppCDS archive: `python -m rekindle.engine.spark.training OUT.jsa`.
 
-It runs a small topology through a session, which is what a task does in its first seconds, and
-archives the classes that were loaded.
+It runs a small topology in a session, as a task does in its first seconds, and archives the classes
+that were loaded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ queries:
 
 
 def make_archive(archive: Path) -> None:
-    """Train in a JVM of its own and write the archive and its key."""
+    """Train in a separate JVM and write the archive and its key."""
     archive = archive.resolve()
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def make_archive(archive: Path) -> None:
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
     shutil.rmtree(directory, ignore_errors=True)
     if not archive.exists():
-        raise SystemExit(f"the JVM wrote no archive to {archive}")
+        raise SystemExit(f"the JVM did not write an archive to {archive}")
     _check_usable(prepared, archive)
     cds.write_key(spec, prepared, archive)
 
@@ -87,7 +87,7 @@ def train(spark: SparkSession) -> None:
         before, after = ((epoch + i) * 3_600_000_000 for i in (0, 1))
         rows = _rows(after)
         state = chain.process(state, [EpochInput(epoch, before, after, (rows,))]).state
-    # Rows as a frame of their own and a shuffle: for plans that cannot be run twice, and many rows.
+    # A separate frame and a shuffle, as used for plans that cannot be run twice and for many rows.
     spark.createDataFrame(_rows(0)).createOrReplaceTempView("rows")
     spark.sql("SELECT k, sum(v) AS s FROM rows GROUP BY k").toArrow()
 
@@ -106,7 +106,7 @@ def _rows(time: int) -> pa.Table:
 
 
 def _check_usable(spec: JvmSpec, archive: Path) -> None:
-    """`-Xshare:on` makes a JVM refuse to start over an archive that does not fit."""
+    """With `-Xshare:on` a JVM refuses to start if the archive does not match."""
     flags = (*spec.flags, "-Xshare:on", f"-XX:SharedArchiveFile={archive}")
     command = [str(spec.java), *flags, "-cp", spec.class_path, "-version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
