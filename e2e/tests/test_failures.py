@@ -136,7 +136,7 @@ def _end_of_torn(run: Run, segment: str, name: str) -> str | None:
         text = run.cluster.control_plane.kubectl("logs", name)
     except KubectlError:  # between two containers
         return None
-    return "cut" if "output log cut" in text else None
+    return "cut" if "output log truncated" in text else None
 
 
 def _remove_store(run: Run, seconds: float) -> None:

@@ -269,7 +269,7 @@ def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
     assert first.answer is not None
     assert first.answer.restored_from == newest.epoch
     assert first.answer.problem is None
-    assert "output log cut" in first.output.read_text()
+    assert "output log truncated" in first.output.read_text()
     assert stable(source) >= LAST_EPOCH
     rows = read_sink(f"file://{tmp_path}/out", "parquet").to_pylist()
     got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}

@@ -1,9 +1,9 @@
-"""The constant hash of rows by key: which partition and which state bucket a row belongs to.
+"""The hash of rows by key, which gives their partition and state bucket.
 
-Constant for ever: state objects in the checkpoint store and the routes of hash exchanges are
-addressed by it, so golden values are kept in its tests. Equal values hash equally however Arrow
-stores them: integers of all widths, dates and timestamps of all units, decimals of all scales,
-strings in any encoding; NaN is one value, −0.0 is 0.0, NULL is one value of every type.
+It must never change: names of state objects in the checkpoint store and hash exchanges depend on
+it, so the tests contain golden values. Equal values have equal hashes in all Arrow encodings:
+integers of all widths, dates and timestamps of all units, decimals of all scales, strings in any
+encoding; NaN is one value, −0.0 is 0.0, NULL is one value of every type.
 
 Design: docs/design/streams.md#exchange.
 Paper: Flux (Shah et al. 2004), section 4.1.
@@ -31,7 +31,8 @@ _BOOLEAN, _INTEGER, _FLOAT, _DATE, _TIMESTAMP, _DECIMAL, _BYTES = (
 
 
 def hash_rows(table: pa.Table, columns: Sequence[str]) -> _Hashes:
-    """One uint64 a row over `columns`, in that order. Without columns: the same for every row.
+    """One uint64 for each row over `columns`, in that order. Without columns: the same for every
+    row.
 
     Raises TypeError for nested columns, which cannot be keys.
     """
@@ -53,7 +54,7 @@ def _mix(bits: _Hashes) -> _Hashes:
 
 def _hash_column(column: pa.ChunkedArray, name: str) -> _Hashes:
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # pyarrow gives no array for a column of no chunks
+    if isinstance(array, pa.ChunkedArray):  # pyarrow returns no array for a column without chunks
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
@@ -95,14 +96,14 @@ def _hash_array(array: pa.Array, name: str) -> _Hashes:
 
 
 def _plain(array: pa.Array, dtype: Any) -> np.ndarray[Any, Any]:
-    """Values as numpy, NULLs as zero."""
+    """The values as numpy, with NULLs as zero."""
     filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
     values: np.ndarray[Any, Any] = filled.to_numpy(zero_copy_only=False)
     return values.astype(dtype, copy=False)
 
 
 def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Callable[[Any], bytes]) -> _Hashes:
-    """Hash each distinct value once: keys repeat."""
+    """Hash each distinct value once, because keys repeat."""
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     if not values:
@@ -115,5 +116,5 @@ def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Callable[[Any], byt
 
 
 def _decimal_bytes(value: Decimal) -> bytes:
-    """The same for equal values of all scales."""
+    """Bytes that are equal for equal values of all scales."""
     return format(value.normalize(), "e").encode()

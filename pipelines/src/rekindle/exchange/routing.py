@@ -1,8 +1,8 @@
 """Which partitions of a producer a consumer's partition reads, and which of their rows. Pure.
 
-FORWARD: the partition of the same number, whole. GATHER: all of them, whole. HASH: all of them, and
-of each the rows whose key hashes to the consumer's partition. The coordinator's graph, the readers
-of a task and the reference execution all ask here. It knows nothing of replicas or transport.
+FORWARD: all rows of the partition with the same number. GATHER: all rows of all partitions. HASH:
+of all partitions the rows whose key hashes to the consumer's partition. Used by the coordinator's
+graph, the readers of a task and the reference execution. Does not know replicas or transport.
 
 Design: docs/design/streams.md#exchange.
 Paper: Flux (Shah et al. 2004), section 4.1.
@@ -31,7 +31,7 @@ def partitions_read(input: Input, consumer: int) -> Sequence[int]:
 
 
 def share_read(input: Input, consumers: int, consumer: int) -> Share | None:
-    """The rows of each of them that partition `consumer` of `consumers` reads; None: all rows."""
+    """The share of each of these that partition `consumer` of `consumers` reads; None: all rows."""
     if input.exchange is not Exchange.HASH or consumers == 1:
         return None
     return Share(input.key_by, consumers, consumer)

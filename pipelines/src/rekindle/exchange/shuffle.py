@@ -1,8 +1,8 @@
-"""The exchange: each consumer partition's share of an epoch, split where the epoch is made.
+"""The hash exchange: splits an epoch into the shares of the consumer partitions, at the producer.
 
-Flux puts the hash routing beside the producer; here it is in the Flight server, so that each
-consumer gets only its rows, in row order, and all consumers of one key share one split. A pure
-function of the rows; knows nothing of transport, replicas or time.
+In Flux the producer routes by hash; here the Flight server does, so that each consumer gets only
+its rows, in row order, and all consumers with the same key share one split. A pure function of the
+rows; does not know transport, replicas or time.
 
 Design: docs/design/streams.md#exchange.
 Paper: Flux (Shah et al. 2004), section 4.1.
@@ -22,7 +22,7 @@ import pyarrow as pa
 from rekindle.exchange.hashing import hash_rows
 
 SHARE_BYTES = 8 << 10
-"""What Arrow's and Python's objects of one share weigh beside its rows."""
+"""Memory of the Arrow and Python objects of one share, without its rows."""
 
 
 def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> tuple[pa.Table, ...]:
@@ -41,10 +41,10 @@ def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> tuple[pa.Ta
 
 
 class SplitCache:
-    """The newest splits, least recently used first out. Thread-safe; each is computed once.
+    """An LRU cache of splits. Thread-safe; each split is computed once.
 
-    The newest one stays even if it alone is over the budget, for its other consumers are about to
-    ask for it.
+    The newest one stays even if it alone exceeds the budget, because its other consumers will
+    request it next.
     """
 
     def __init__(self, max_bytes: int) -> None:

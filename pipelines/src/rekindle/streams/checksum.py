@@ -1,7 +1,7 @@
-"""A checksum of rows in transit: over their IPC bytes, at the speed of memory.
+"""A fast checksum of rows in transit, over their IPC bytes.
 
-It detects damage in transit, and no more: equal rows with another memory layout have another
-checksum. Rows are compared by their canonical digest (`rekindle.streams.digest`), which is four
+It only detects damage in transit: equal rows with another memory layout have another checksum. Rows
+are compared by their canonical digest (`rekindle.streams.digest`), which is four
 times slower.
 
 Design: docs/design/streams.md#flight.
@@ -20,7 +20,7 @@ def checksum_batch(batch: pa.RecordBatch) -> int:
 
 
 def checksum_table(table: pa.Table) -> int:
-    """CRC-32 of a table's rows; other chunks give another one."""
+    """CRC-32 of a table's rows; it depends on the chunks."""
     crc = 0
     for batch in table.to_batches():
         crc = zlib.crc32(batch.serialize(), crc)

@@ -1,9 +1,9 @@
-"""The canonical digest of a table: equal rows give equal digests, however Arrow lays them out.
+"""The canonical digest of a table: equal rows give equal digests in any Arrow layout.
 
 Replicas, replays and restarted tasks compare epochs by it (invariant I1). It covers column names,
 canonical types and values in row order, not IPC bytes: chunking, offsets, dictionary and large
-encodings, bytes under a NULL, the payload of a NaN and the sign of zero have no influence. It knows
-nothing of epochs, streams or state.
+encodings, bytes under a NULL, the payload of a NaN and the sign of zero do not matter. It does
+not know epochs, streams or state.
 
 Design: docs/design/streams.md#digest.
 """
@@ -26,8 +26,8 @@ def chain_from(epoch: int) -> str:
 
 
 def chain_digest(before: str, epoch: int, watermark: int, digest: str) -> str:
-    """The digest of all epochs since the base, given that of all but the newest of them: two that
-    are equal had equal epochs, so that comparing one epoch compares all before it."""
+    """The digest of all epochs since the base, computed from that of all but the newest one. Equal
+    chained digests mean equal epochs, so comparing one epoch compares all before it."""
     base, _, _ = before.partition(":")
     text = f"{before}/{epoch}/{watermark}/{digest}"
     return f"{base}:{hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Epochs: what flows between segments (batches), and what a segment's chain takes (inputs).
+"""Epochs: the batches that flow between segments, and the inputs of a segment's chain.
 
 An epoch number is at the same time DPC's boundary tuple, the punctuation of progressive recovery,
 the checkpoint alignment and Flux's sequence number. This module is pure: no I/O, no clock.
@@ -75,5 +75,6 @@ class EpochInput:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the rows, of a slice only its own. Arrow counts them anew at each call."""
+        """Bytes of the rows; of a slice only its part. Cached, because Arrow counts at each
+        call."""
         return sum(int(table.nbytes) for table in self.inputs)

@@ -2,7 +2,7 @@
 
 A Flight call holds a server thread and cannot be woken, so no call is a subscription: `read` asks
 for epochs from a number on, waits at most MAX_WAIT_S for the first of them, and returns. Knows
-logs, not engines; which replica to call, and when, is decided by the reader.
+logs, not engines; the reader decides which replica to call, and when.
 
 The ticket is a `ReadRequest` as JSON. The response's first message is a header without rows
 (`StreamProgress`). One message follows for each epoch, or several if it is large: its boundary is
@@ -48,7 +48,7 @@ Message = tuple[pa.RecordBatch, dict[str, Any]]
 """Rows and their metadata."""
 
 _CHANNEL = [
-    ("grpc.use_local_subchannel_pool", 1),  # else a new client inherits the old one's back-off
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise a new client inherits the old one's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -60,12 +60,12 @@ class StreamUnavailable(RekindleError):
 
 
 class CallTimedOut(StreamUnavailable):
-    """The deadline came before the first whole epoch."""
+    """The deadline passed before the first complete epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageIdentity:
-    """Of a ticket or a header. `incarnation`: of the serving replica; None: any."""
+    """The identity in a ticket or a header. `incarnation`: of the serving replica; None: any."""
 
     topology: str = ""
     incarnation: int | None = None
@@ -78,7 +78,7 @@ class MessageIdentity:
         return MessageIdentity(identity.topology, incarnation, own.protocol, own.oldest)
 
     def refusal(self, identity: Identity) -> str | None:
-        """Why a peer of this identity refuses the message; None: it accepts."""
+        """Why a peer with this identity refuses the message; None if it accepts it."""
         versions = incompatible(Versions(self.protocol, self.oldest))
         return versions or identity.mismatch(self.topology)
 
@@ -108,8 +108,8 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """Of a replica: the epochs in its log, and the newest one that was released to it (by time, or
-    by its own upstreams)."""
+    """Progress of a replica: the epochs in its log, and the newest one that was released to it (by
+    time, or by its own upstreams)."""
 
     base: int
     last: int
@@ -123,8 +123,8 @@ class ReadResponse:
 
 
 class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves logs. A stream is unknown before `serve_log`: a restarted task answers no reader
-    before it is consistent."""
+    """Serves logs. A stream is unknown before `serve_log`: a restarted task does not serve
+    readers before it is consistent."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class StreamClient:
-    """One connection to one replica. Not thread-safe; a failed one is closed and made anew."""
+    """One connection to one replica. Not thread-safe; after a failure it is closed and replaced."""
 
     def __init__(
         self,
@@ -231,7 +231,8 @@ class StreamClient:
         identity: Identity | None = None,
         check_size: Callable[[str, int], None] = lambda what, size: None,
     ) -> None:
-        """`check_size` gets an epoch's name and its bytes so far; what it raises ends the call."""
+        """`check_size` is called with an epoch's name and its bytes so far; if it raises, the call
+        ends."""
         self.address = address
         self._check_size = check_size
         self._identity = identity or Identity()
@@ -240,8 +241,8 @@ class StreamClient:
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
 
     def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
-        """One bounded call; at the deadline, the epochs that have arrived. Raises BelowFloor,
-        CallTimedOut if none has, or StreamUnavailable for every other failure."""
+        """One bounded call. At the deadline it returns the epochs that have arrived. Raises
+        BelowFloor, CallTimedOut if none has arrived, StreamUnavailable for other failures."""
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
         messages: list[Message] = []
         late: Exception | None = None
@@ -263,7 +264,7 @@ class StreamClient:
         return ReadResponse(self._progress(messages[0][1]), epochs)
 
     def _check(self, request: ReadRequest, messages: list[Message], reader: Any) -> None:
-        """Check the size of an epoch while its parts arrive: the whole may be too large."""
+        """Check the size of an epoch while its parts arrive, because it may be too large."""
         metadata = messages[-1][1]
         if metadata.get("parts", 1) == 1:
             return
@@ -301,15 +302,15 @@ class _RequireToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def _bytes_to_read(request: ReadRequest) -> int:
-    """More than is asked for, since a share is only part of what is read; but not more than the
-    split cache holds, or the other consumers would have to split it again."""
+    """More than requested, since a share is only a part of what is read; but not more than the
+    split cache holds, otherwise other consumers would split it again."""
     shares = request.share.partitions if request.share else 1
     return max(request.max_bytes, min(request.max_bytes * shares, SPLIT_CACHE_BYTES))
 
 
 def _parts(rows: pa.Table, boundary: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
     """An epoch's messages: one, unless it is large. A string column of one message has at most 2
-    GB, and a large table is not copied into one piece."""
+    GB, and a large table is not copied into one batch."""
     if rows.nbytes <= MAX_MESSAGE_BYTES:
         batches = rows.combine_chunks().to_batches()
     else:

@@ -1,11 +1,11 @@
 """The output log: the newest epochs of one stream partition, on local disk.
 
-It is a bounded cache, not a source of truth: whatever it loses is computed again, to the bit, so it
-is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
+It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
+it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log. It knows no network and no engine. Who may truncate
-is decided elsewhere; an epoch at or above the floor is never removed (invariant I5): over budget,
-whole files are spilled to the checkpoint store, or appends fail.
+`damage` is set and the owner reopens the log. It does not know network or engine. The caller
+decides what is truncated; an epoch at or above the floor is never removed (invariant I5): over
+budget, whole files are spilled to the checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -33,7 +33,7 @@ from rekindle.streams.records import Record
 LOG_FILE_BYTES = 16 << 20
 LOG_FILE_EPOCHS = 1024
 READ_EPOCHS = 256
-"""Epochs of one read at most: empty ones have no bytes to bound it by."""
+"""Maximum epochs of one read: empty ones would not count for its limit in bytes."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class OutputLog:
         # Locks, acquired in this order. Calls of the store, which may be slow, hold only the first.
         self._appending = threading.Lock()  # held by the one appender
         self._writing = threading.Lock()  # held by whoever changes files
-        self._changed = threading.Condition()  # held to look at or change the index
+        self._changed = threading.Condition()  # held to read or change the index
         self._closed = False
         self._floor = NO_EPOCH
         self.damage: str | None = None
@@ -89,7 +89,9 @@ class OutputLog:
         directory.mkdir(parents=True, exist_ok=True)
         self._files, damage = load_log_files(directory, with_spilled=spill is not None)
         if damage:
-            _log.warning("output log cut: %s; the epochs from there are computed again", damage)
+            _log.warning(
+                "output log truncated: %s; the epochs from there are computed again", damage
+            )
         self._next = self._files[-1].last + 1 if self._files else 0
 
     # -- reading ---------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ class OutputLog:
         return {e: Result(record.digest, record.watermark) for e, record in found.items()}
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
-        """Wait until `epoch` is in the log (or no longer); False at the time-out or at closing."""
+        """Wait until `epoch` is in the log (or was truncated); False at the timeout or on close."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._next <= epoch and not self._closed:
@@ -130,7 +132,7 @@ class OutputLog:
             return not self._closed
 
     def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
-        """Consecutive epochs from `from_epoch`, at least one if it is there, zero-copy from the
+        """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
         mapped file. Raises BelowFloor for an epoch below the base."""
         with self._changed:
             if from_epoch < self.base:
@@ -167,8 +169,8 @@ class OutputLog:
         self._remove_spilled(gone)
 
     def append(self, batch: EpochBatch) -> bool:
-        """Add an epoch; True if it is new. An epoch that is there already must agree with it, one
-        that was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
+        """Add an epoch; True if it is new. An epoch that exists already must be equal; one that
+        was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
         after OSError the log is unchanged.
         """
         if batch.kind is not Kind.STABLE:
@@ -181,7 +183,7 @@ class OutputLog:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._free_budget()
             with self._writing:
-                if self.damage is not None:  # a file that was removed must not begin anew
+                if self.damage is not None:  # a file that was removed must not be created again
                     raise LogCorrupt(self.damage)
                 file = self._writable(batch.epoch)
                 record, pieces = records.encode(batch, file.size)
@@ -221,7 +223,7 @@ class OutputLog:
         return self._file_of(epoch).find(epoch)
 
     def _fetch(self, file: LogFile) -> pa.Buffer:
-        """The bytes of a spilled file; without the lock, for it takes the network's time."""
+        """The bytes of a spilled file; without the lock, because of the network."""
         assert self._spill is not None
         assert file.spilled is not None
         fetched = self._fetched
@@ -233,8 +235,8 @@ class OutputLog:
         return fetched[1]
 
     def _checked(self, file: LogFile, record: Record, data: pa.Buffer) -> EpochBatch:
-        """The epoch, if its bytes are those that were written. What came over the network wrong is
-        fetched once more."""
+        """The epoch, if its checksum matches. A spilled file that does not match is fetched once
+        more."""
         sound = records.is_sound(memoryview(data), record)
         if not sound and file.spilled is not None:
             self._fetched = None
@@ -248,7 +250,7 @@ class OutputLog:
         )
 
     def _damaged(self, file: LogFile, record: Record) -> str:
-        """Make sure that the log ends before the record when it is opened the next time."""
+        """Ensure that the log ends before the record when it is opened the next time."""
         where = file.spilled or file.path
         message = (
             f"epoch {record.epoch} of stream {self.stream}/{self.partition} is damaged in {where} "
@@ -287,7 +289,7 @@ class OutputLog:
         return new_log_file(self._directory, epoch)
 
     def _free_budget(self) -> None:
-        """Keep local bytes below the budget: spill the oldest file, or refuse."""
+        """Keep local bytes below the budget: spill the oldest files, or raise LogFull."""
         if self._budget is None:
             return
         while self.local_bytes >= self._budget:
@@ -323,7 +325,7 @@ class OutputLog:
             file.path.unlink(missing_ok=True)
 
     def _remove_spilled(self, files: list[LogFile]) -> None:
-        """To be called without locks: it takes the network's time."""
+        """To be called without locks, because of the network."""
         for file in files:
             if file.spilled is not None:
                 self._discard(file.spilled)

@@ -1,8 +1,8 @@
 """The files of an output log: consecutive epochs each, on local disk or spilled to a store.
 
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
-`<first epoch>.spilled`, the name and the index of a file that was moved to the store. Knows no
-budget and no floor; `streams.log` holds whatever lock is needed.
+`<first epoch>.spilled`, the name and the index of a file that was moved to the store. Does not
+know budget or floor; `streams.log` holds the locks.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -94,12 +94,12 @@ def new_log_file(directory: Path, epoch: int) -> LogFile:
 
 
 def load_log_files(directory: Path, *, with_spilled: bool) -> tuple[list[LogFile], str | None]:
-    """The files that an earlier process left, in order and without a gap, and the damage after
-    them, if any. What follows damage is removed. `with_spilled`: whether there is a store to read
+    """The files of an earlier process, in order and without a gap, and the damage after them, if
+    any. Files after the damage are removed. `with_spilled`: whether there is a store to read
     spilled files from."""
     for path in sorted(directory.iterdir()):
         incomplete = path.suffix == ".spilled" and path.with_suffix(".log").exists()
-        if incomplete or path.suffix == ".tmp":  # killed while it spilled; the file is still whole
+        if incomplete or path.suffix == ".tmp":  # killed while it spilled; the log file is complete
             path.unlink()
     files: list[LogFile] = []
     damage: str | None = None

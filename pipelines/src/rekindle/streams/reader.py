@@ -1,7 +1,7 @@
 """The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
 
 Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
-soon; it doubles while one epoch does not arrive within it, because that epoch may be large. When
+soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
 the coordinator's routes demand a switch during a call, the thread in the call is abandoned: its
 result is ignored, and a new thread takes over at once. Knows nothing of the SUnion: it delivers
 batches and asks whether there is capacity for more.
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one reader reads: a stream partition, whole or by share, from an epoch on."""
+    """What one reader reads: a stream partition, or a share of it, from an epoch on."""
 
     stream: str
     partition: int
@@ -197,7 +197,7 @@ class PartitionReader:
         return True
 
     def _call_failed(self, address: str, error: Exception) -> None:
-        """Unexpected errors too: the replica is left as after any other failure."""
+        """After unexpected errors, too, the reader switches to another replica."""
         s, expected = self.subscription, isinstance(error, RekindleError)
         first = address not in self._choice.unreadable()
         level = logging.WARNING if first else logging.DEBUG

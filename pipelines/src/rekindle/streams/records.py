@@ -1,4 +1,4 @@
-"""One epoch as bytes in a file of the output log, and the scan that finds where they end.
+"""The encoding of an epoch in a file of the output log, and the scan of a file.
 
     0   magic "RKL1"
     4   u32 length of the JSON header (padded with blanks)
@@ -8,7 +8,7 @@
     ..  payload: an Arrow IPC stream (nothing for an epoch without rows)
 
 Payloads start and records end on multiples of 64 bytes, so that a mapped file gives aligned
-buffers. Knows nothing of directories, floors or readers.
+buffers. Does not know directories, floors or readers.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -32,7 +32,7 @@ _MAX_HEADER = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The position of an epoch in its file, and what is known of it without reading its rows."""
+    """The position of an epoch in its file, and its header."""
 
     epoch: int
     watermark: int
@@ -81,7 +81,7 @@ def _payload(rows: pa.Table) -> pa.Buffer:
         return pa.py_buffer(b"")
     size = pa.MockOutputStream()
     _write(rows, size)
-    payload = pa.allocate_buffer(size.size())  # not one that grows: it would be twice as large
+    payload = pa.allocate_buffer(size.size())  # a growing one could be twice as large
     with pa.FixedSizeBufferWriter(payload) as sink:
         _write(rows, sink)
     return payload
@@ -100,7 +100,7 @@ def decode(payload: pa.Buffer, schema: pa.Schema) -> pa.Table:
 
 
 def is_sound(data: memoryview, record: Record) -> bool:
-    """Whether a record's bytes in its file are those that were written: compares the checksum."""
+    """Whether the checksum of a record in its file matches."""
     found = _record_at(data[: record.end], record.start)
     return isinstance(found, Record) and found.epoch == record.epoch
 

@@ -56,7 +56,7 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeliverEpochs:
-    """Use these of the epochs received: the new ones."""
+    """Deliver these of the received epochs: the new ones."""
 
     epochs: tuple[int, ...]
 

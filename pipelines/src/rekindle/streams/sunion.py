@@ -1,10 +1,10 @@
-"""SUnion: batches from many upstream partitions in, whole epochs in one order out.
+"""SUnion: merges batches from many upstream partitions into complete epochs in a fixed order.
 
-An epoch is complete when every input partition has given it; its rows are then merged in the order
-(input, partition, row) and its watermark is the minimum over all of them (DPC's boundary rule), so
-every replica and every replay sees the same epochs whatever the interleaving, duplication or order
-of arrival. Pure: no I/O, no clock, no threads. Tentative batches, which DPC's consistency manager
-produces when an input is missing, are not supported and refused.
+An epoch is complete when every input partition has delivered it; its rows are then merged in the
+order (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary
+rule), so every replica and every replay sees the same epochs whatever the interleaving, duplication
+or order of arrival. Pure: no I/O, no clock, no threads. Tentative batches, which DPC's consistency
+manager produces when an input is missing, are not supported and refused.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.
@@ -30,12 +30,12 @@ class Channel:
 
 
 class TentativeRefused(RekindleError):
-    """A batch that is not STABLE reached a task that takes only stable ones."""
+    """A batch that is not STABLE reached a task that accepts only stable ones."""
 
 
 @dataclass(slots=True)
 class _Inbox:
-    """The batches of one channel that no complete epoch has taken."""
+    """The batches of one channel that are not part of a complete epoch yet."""
 
     batches: dict[int, EpochBatch] = field(default_factory=dict)
     bytes: int = 0
@@ -60,7 +60,7 @@ class SUnion:
         self.channel_bytes = max_bytes // len(self._inboxes)
         """Bytes of rows that may be buffered for each channel."""
         self.next_epoch = next_epoch
-        self._missing = len(self._inboxes)  # channels that have not given `next_epoch`
+        self._missing = len(self._inboxes)  # channels that have not delivered `next_epoch`
         self._watermark = watermark
 
     @property
@@ -68,8 +68,8 @@ class SUnion:
         return tuple(self._inboxes)
 
     def has_capacity(self, channel: Channel) -> bool:
-        """Whether the channel may be read on. A channel that lacks the next epoch always may, so
-        the bound cannot stop the union."""
+        """Whether the channel may be read further. A channel that lacks the next epoch always may,
+        so the bound cannot block the union."""
         inbox = self._inboxes[channel]
         return inbox.bytes < self.channel_bytes or self.next_epoch not in inbox.batches
 
@@ -80,13 +80,13 @@ class SUnion:
         )
 
     def add(self, channel: Channel, batch: EpochBatch) -> list[EpochInput]:
-        """Take a batch and return the epochs that it completes, in order; a second batch of the
-        same epoch is dropped if it agrees with the first. Raises TentativeRefused, Diverged."""
+        """Add a batch and return the epochs that it completes, in order; a second batch of the
+        same epoch is dropped if it equals the first. Raises TentativeRefused, Diverged."""
         inbox = self._inboxes[channel]
         if batch.kind is not Kind.STABLE:
             raise TentativeRefused(
                 f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition} is {batch.kind}; "
-                f"this version takes only stable epochs"
+                f"this version supports only stable epochs"
             )
         if batch.epoch < self.next_epoch:
             return []
