@@ -1,8 +1,8 @@
 """How long to wait before something that failed is attempted again. Pure.
 
 The wait grows by a factor with each failure in a row, up to a limit. Jitter keeps processes that
-failed together from retrying together. Nothing here sleeps: who waits, and how (an event, a
-condition, asyncio, a due time), is the caller's.
+failed together from retrying together. Nothing here sleeps: the caller waits (on an event, a
+condition, with asyncio, or until a due time).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BackoffPolicy:
     jitter: float = 0.0
 
     def wait_s(self, failures: int, draw: float = 1.0) -> float:
-        """After so many failures in a row; 0 after none. `draw`: from 0 to 1."""
+        """The wait after so many consecutive failures; 0 after none. `draw`: from 0 to 1."""
         if failures <= 0:
             return 0.0
         growth = self.factor ** min(failures - 1, _MAX_EXPONENT)
@@ -34,7 +34,7 @@ class BackoffPolicy:
 
 
 class Backoff:
-    """The waits of one thing that is attempted again and again. Not thread-safe."""
+    """Counts the failures of one repeated action. Not thread-safe."""
 
     def __init__(self, policy: BackoffPolicy, draw: Callable[[], float] = random.random) -> None:
         self._policy = policy

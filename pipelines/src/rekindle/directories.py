@@ -1,4 +1,4 @@
-"""Where a user's files belong that nobody asked for, by the XDG base directory rules. Pure."""
+"""Directories for caches and logs of a user, by the XDG base directory specification. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
-    """Of what can be made again: REKINDLE_CACHE, or rekindle/ in the user's cache directory."""
+    """The cache directory: REKINDLE_CACHE, or rekindle/ in the user's cache directory."""
     if own := environment.get("REKINDLE_CACHE"):
         return Path(own).absolute()
     return _base(environment, "XDG_CACHE_HOME", ".cache") / "rekindle"
 
 
 def state_root(environment: Mapping[str, str]) -> Path:
-    """Of logs: rekindle/ in the user's state directory."""
+    """The directory of logs: rekindle/ in the user's state directory."""
     return _base(environment, "XDG_STATE_HOME", ".local/state") / "rekindle"
 
 
 def _base(environment: Mapping[str, str], variable: str, default: str) -> Path:
-    """A relative path in the variable is not valid, say the rules, and is ignored."""
+    """As specified, a relative path in the variable is invalid and ignored."""
     given = Path(environment.get(variable) or "")
     if given.is_absolute():
         return given

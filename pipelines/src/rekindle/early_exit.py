@@ -1,7 +1,7 @@
-"""Imported first by the programs that run in pods: SIGTERM ends them while they still import.
+"""Imported first by the programs that run in pods, so that SIGTERM ends them during imports.
 
 Imports take seconds. A container's first process is process 1 of its namespace, which ignores
-signals that it has no handler for: a pod that is deleted meanwhile would take its whole grace
+signals that it has no handler for: a pod that is deleted meanwhile would take the full grace
 period to end.
 """
 

@@ -1,4 +1,4 @@
-"""The errors a person may see. One base class; every message says what, where and what to do."""
+"""Errors that users may see. One base class; every message says what, where and what to do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RekindleError(Exception):
 class Problem:
     """One thing wrong with a topology.
 
-    `path` is the field path in the manifest (`spec.operators[2].window.size`); it is empty for the
-    whole manifest, and for SQL until its caller adds it with `at`. `message` says what is wrong
+    `path` is the field path in the resource (`spec.operators[2].window.size`); it is empty for the
+    whole resource, and for SQL until its caller adds it with `at`. `message` says what is wrong
     there, `hint` what to do about it, and `reason` is a stable CamelCase word for conditions and
     Events (`UnknownInput`, `Cycle`, `NotSupportedYet`, ...).
     """
@@ -25,7 +25,7 @@ class Problem:
     hint: str = ""
 
     def at(self, path: str) -> Problem:
-        """The same at a field path."""
+        """The same problem at a field path."""
         return replace(self, path=path)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Problem:
 
 
 class InvalidTopology(RekindleError):
-    """The manifest cannot run; `problems` lists all that was found, never only the first."""
+    """The topology cannot run; `problems` lists all problems, not only the first."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(p) for p in problems))
@@ -51,7 +51,7 @@ class EpochTooLarge(RekindleError):
 
 
 class OperatorRefused(OperatorFailed):
-    """Spark refuses an operator before its first row: the manifest has to change."""
+    """Spark refuses an operator before its first row: the resource must be changed."""
 
     def __init__(self, message: str, operator: str) -> None:
         super().__init__(message)
@@ -59,19 +59,19 @@ class OperatorRefused(OperatorFailed):
 
 
 class LogCorrupt(RekindleError):
-    """A record inside the output log, not its torn tail, fails its checksum."""
+    """A record inside the output log, not at its truncated end, fails its checksum."""
 
 
 class LogFull(RekindleError):
-    """The output log has reached its budget and may drop nothing; says what holds it."""
+    """The output log has reached its budget, and consumers still need all of it; names them."""
 
 
 class BelowFloor(RekindleError):
-    """A reader asked for an epoch that the log no longer holds; names the floor."""
+    """A reader requested an epoch that is no longer in the log; names the log's first epoch."""
 
 
 class StoreError(RekindleError):
-    """The checkpoint store refused or lost something; names the URL."""
+    """A call of the checkpoint store failed, or an object is damaged; names the URL."""
 
 
 class StateMismatch(RekindleError):
@@ -79,15 +79,15 @@ class StateMismatch(RekindleError):
 
 
 class SinkRefused(RekindleError):
-    """A sink's place belongs to another topology, or cannot be written; names the URL."""
+    """A sink belongs to another topology, or cannot be written; names the URL."""
 
 
 class Diverged(RekindleError):
-    """The same epoch was computed twice with different results: a broken determinism."""
+    """The same epoch was computed twice with different results: determinism is violated."""
 
 
 class NotDeterministic(Diverged):
-    """Each computation of an epoch gave another result: computing it again decides nothing."""
+    """Every computation of an epoch gave a different result, so repeating it does not help."""
 
 
 class SourceFailed(RekindleError):

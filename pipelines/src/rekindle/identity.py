@@ -1,8 +1,8 @@
 """Which topology a process works for, and which protocol it speaks.
 
 Addresses are reused: a pod may get the address of another topology's pod, and operator ids do not
-contain the topology's name. So each poll, poll response, Flight ticket and Flight answer carries
-the topology's UID and protocol version; a process refuses what is for another topology. The token
+contain the topology's name. So each poll, poll response, Flight ticket and Flight response has
+the topology's UID and protocol version; a process refuses messages for another topology. The token
 proves that a peer belongs to the topology; a local run needs none. Pure.
 
 Design: docs/design/fencing.md#identity.
@@ -14,12 +14,12 @@ import hmac
 from dataclasses import dataclass, field
 
 PROTOCOL = 2
-"""Version of polls, poll responses and tickets that this release sends. Raised when their
-meaning changes; a new field does not raise it, since unknown fields are ignored."""
+"""Version of polls, poll responses and tickets that this release sends. Incremented when their
+meaning changes, but not for a new field, since unknown fields are ignored."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
 UNVERSIONED = 1
-"""The version of a message that names none."""
+"""The version of a message without one."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 
 _SCHEME = "Bearer "

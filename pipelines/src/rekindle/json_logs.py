@@ -1,4 +1,4 @@
-"""Logs as JSON on standard output, one object a line, the same for every process of Rekindle.
+"""Logs as JSON on standard output, one object on each line, the same for every process of Rekindle.
 
 Each line has `time` (UTC, milliseconds), `level`, `logger` and `message`, then the fields of the
 process; `exception` if there is one. Standard library only: the watchdog uses it too.

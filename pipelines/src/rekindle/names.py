@@ -57,7 +57,7 @@ MAX_NAME = 63  # a pod's name is its host name
 
 
 def object_name(*parts: str | int) -> str:
-    """Join parts to a DNS label; what is too long is cut and ends in a hash of the whole."""
+    """Join parts to a DNS label; a long one is truncated and ends in a hash of the full name."""
     name = "-".join(str(part) for part in parts).replace("_", "-").lower()
     if len(name) <= MAX_NAME:
         return name
@@ -88,8 +88,8 @@ def coordinator_pod_name(topology: str, incarnation: int) -> str:
 def task_pod_name(
     topology: str, segment_name: str, partition: int, replica: int, incarnation: int
 ) -> str:
-    """Hyphens of the segment's name are doubled: else segment `b-c` of topology `a` and segment `c`
-    of topology `a-b` would have the same pod names. So the last run of an odd number of hyphens
-    before the slot ends the topology's name."""
+    """Hyphens of the segment's name are doubled: otherwise segment `b-c` of topology `a` and
+    segment `c` of topology `a-b` would have the same pod names. So the last run of an odd number of
+    hyphens before the slot ends the topology's name."""
     segment = segment_name.replace("_", "-").replace("-", "--")
     return object_name(topology, segment, partition, replica, incarnation)

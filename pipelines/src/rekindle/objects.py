@@ -1,10 +1,10 @@
 """Objects that are created once and never replaced, on a local disk or an object store.
 
-Sinks and the checkpoint store are built on one primitive, put-if-absent: whoever comes first wins,
-and a reader sees all of an object or nothing, as FlameStream asks of a consumer. It knows nothing
-of epochs, manifests or tables.
+Sinks and the checkpoint store are built on one primitive, put-if-absent: the first writer wins, and
+a reader sees all of an object or nothing, as FlameStream requires of a consumer. Does not know
+epochs, manifests or tables.
 
-The root holds a marker, a small object that is written when the root is first opened. On a local
+The root contains a marker, a small object that is written when the root is first opened. On a local
 disk it is read before every put: if the root was moved away, or its volume is no longer mounted,
 writes fail instead of silently filling a second, empty root.
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 TEMP_SUFFIX = ".tmp"
 STALE_TEMP_S = 600.0
 CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-"""Protocols whose fsspec file systems create a file only if it is absent, in one step."""
+"""Protocols whose fsspec file systems support an atomic create-if-absent."""
 
 
 class StoreRootMissing(OSError):
-    """The root of an opened store or sink is gone, or another one is in its place."""
+    """The root of an opened store or sink is gone or was replaced."""
 
 
 _PERMANENT = (
@@ -48,7 +48,7 @@ _PERMANENT = (
     PermissionError,
     StoreRootMissing,
 )
-"""Errors that an immediate retry does not cure."""
+"""Errors that are not retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Objects(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove `name`; nothing happens if it is absent."""
+        """Delete `name`; does nothing if it is absent."""
         ...
 
 
@@ -177,7 +177,7 @@ class LocalObjects:
         (self.root / name).unlink(missing_ok=True)
 
     def remove_stale_temps(self, directory: str = "") -> int:
-        """Remove the temporary files of dead writers below a directory; how many there were."""
+        """Delete old temporary files of failed writers below a directory. Returns their number."""
         limit = self._clock() - STALE_TEMP_S
         removed = 0
         for path in (self.root / directory).rglob(f".*{TEMP_SUFFIX}"):
@@ -225,7 +225,7 @@ class LocalObjects:
                     raise OSError(
                         e.errno,
                         f"the file system of {self.url} has no hard links, without which a file "
-                        "cannot be created whole and only once; use another volume or s3://",
+                        "cannot be created atomically; use another volume or s3://",
                     ) from e
                 raise
             finally:
@@ -255,7 +255,7 @@ def _make_below(root: Path, directory: Path) -> None:
 
 
 def _write_durably(path: Path, data: bytes) -> None:
-    """A file that is linked can never be repaired, so its bytes reach the disk first."""
+    """Write and fsync a file before it is linked, because after that it is never written again."""
     with path.open("xb") as f:
         f.write(data)
         f.flush()
@@ -357,7 +357,7 @@ def _precondition_failed(error: OSError) -> bool:
 
 
 def _seconds(stamp: Any) -> float:
-    """A time of modification as seconds; an unknown one is now, so that nothing looks old."""
+    """A modification time in seconds; an unknown one is now, so that the object is not too old."""
     match stamp:
         case dt.datetime():
             return stamp.timestamp()
@@ -370,5 +370,5 @@ def _seconds(stamp: Any) -> float:
 
 
 def to_json(value: Any) -> bytes:
-    """Canonical JSON: the same value is the same bytes."""
+    """Canonical JSON: equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

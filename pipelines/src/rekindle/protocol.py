@@ -26,11 +26,11 @@ from rekindle.topology.spec import SinkSpec
 FLIGHT_PORT = 8815
 CONTROL_PORT = 8080
 MAX_POLL_BYTES = 16 << 20
-"""A poll names every replica upstream: 1.2 MB for the 8,000 tasks that a topology has at most."""
+"""A poll names every upstream replica: 1.2 MB for 8,000 tasks, the maximum of a topology."""
 
 
 class _Message(BaseModel):
-    # Digests never come twice: a cache of strings would only grow, up to 16,384 of them.
+    # Digests never repeat, so a cache of strings (up to 16,384) would be useless.
     model_config = ConfigDict(frozen=True, extra="ignore", cache_strings=False)
 
 
@@ -42,7 +42,7 @@ class _Versioned(_Message):
     topology: str = ""
 
     def versions(self) -> Versions:
-        """The sender's versions. A message without them comes from a release that had none."""
+        """The sender's versions. A message without them is from a release before versions."""
         if "protocol" not in self.model_fields_set:
             return Versions(UNVERSIONED, UNVERSIONED)
         return Versions(self.protocol, self.oldest_protocol)
@@ -88,11 +88,11 @@ class SinkAssignment(_Message):
 
 
 class SinkProgress(_Message):
-    """How far a task is with an assignment."""
+    """Progress of a task with an assignment."""
 
     assigned: SinkAssignment
-    durable: int  # newest epoch whose bundle is durable
-    conflict: str | None = None  # a file that exists already, with other rows
+    durable: int  # newest epoch that is durable in the sink
+    conflict: str | None = None  # a file that already exists with different rows
 
 
 class RestorePoint(_Message):
@@ -116,7 +116,9 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
-    recompute: str | None = None  # this boot shall end; the next one starts without its log
+    recompute: str | None = (
+        None  # id of the boot that has to end; the next one starts without its log
+    )
 
 
 class Incompatible(RekindleError):
@@ -127,8 +129,8 @@ M = TypeVar("M", bound=_Versioned)
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Parse a message. Raises Incompatible if the sender's version does not fit, also where its
-    message has another shape; ValidationError for what is no message."""
+    """Parse a message. Raises Incompatible if the sender's version is incompatible, even if its
+    message does not validate; ValidationError if it is not a message."""
     try:
         message = kind.model_validate_json(data)
     except ValidationError:
@@ -144,8 +146,8 @@ def _require_compatible(peer: Versions) -> None:
 
 
 def _versions_in(data: bytes) -> Versions:
-    """Versions in JSON that does not validate; ours if there are none, so that the caller raises
-    the validation error."""
+    """Versions in JSON that does not validate; our own if there are none, so that the caller
+    raises the validation error."""
     try:
         document = json.loads(data)
         return Versions(int(document["protocol"]), int(document["oldest_protocol"]))
@@ -154,7 +156,7 @@ def _versions_in(data: bytes) -> Versions:
 
 
 class TaskPhase(StrEnum):
-    """How far a task is; which phase follows which is in `rekindle.task.phases`."""
+    """Phase of a task; the transitions are in `rekindle.task.phases`."""
 
     WAITING = "Waiting"  # for a poll that names a restore point
     RESTORING = "Restoring"
@@ -165,7 +167,7 @@ class TaskPhase(StrEnum):
 
     @property
     def serves(self) -> bool:
-        """Whether readers may ask a task in this phase."""
+        """Whether readers may read from a task in this phase."""
         return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 

@@ -19,7 +19,7 @@ _UNITS = {
 
 
 def parse_quantity(text: str | int | float) -> Decimal:
-    """`"250m"` -> 0.25, `"1Gi"` -> 1073741824. Raises ValueError for what is no quantity."""
+    """`"250m"` -> 0.25, `"1Gi"` -> 1073741824. Raises ValueError if it is not a quantity."""
     value = str(text).strip()
     number = value.rstrip("numkKMGTPEi")
     unit = _UNITS.get(value[len(number) :])

@@ -1,4 +1,4 @@
-"""Orderly end by a signal: open files are closed, temporary files are removed.
+"""Graceful termination by signals: open files are closed, temporary files are removed.
 
 The first SIGINT, SIGTERM or SIGHUP raises `Terminated` in the main thread, so that context managers
 clean up; later ones are ignored, since they would interrupt the clean-up. A signal that was ignored
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """Not an Exception, so that code which handles failures does not catch it."""
+    """Not an Exception, so that failure handling does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -52,7 +52,7 @@ class Worker:
             self._backoff.succeeded()
 
     def stop(self) -> None:
-        """Do not start the work again. A call that is under way has to return by itself."""
+        """Do not start the work again. A running call has to return by itself."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:

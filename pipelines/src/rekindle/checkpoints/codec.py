@@ -1,6 +1,6 @@
 """Manifests and entries as JSON, and the names of objects (see `rekindle.checkpoints.manifest`).
 
-Pure. Names hold all that garbage collection has to know of an object without reading it:
+Pure. Names contain all that garbage collection needs to know of an object without reading it:
 
   manifests/<seq>.json
   entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
@@ -8,8 +8,8 @@ Pure. Names hold all that garbage collection has to know of an object without re
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
   sources/<operator id>.json    the files that a source was first read from; never deleted
 
-The token is the writer's: equal content that is saved twice has two objects, so that an object that
-a new entry names is never an old one that garbage collection is about to delete.
+The token is unique for each writer: equal content that is saved twice has two objects, so that a
+new entry never refers to an old object that garbage collection is about to delete.
 
 Design: docs/design/checkpoints.md#formats.
 """
@@ -27,8 +27,8 @@ from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.objects import to_json
 
 FORMAT = 2
-"""Of manifests and entries. Raised when older releases would misread them; a field that is only
-added does not raise it. Format 1 has neither topology, definitions nor the engine's version."""
+"""Of manifests and entries. Incremented when older releases would misread them, but not for an
+additional field. Format 1 has neither topology, definitions nor the engine's version."""
 OLDEST_FORMAT = 1
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class CheckpointName:
 
     @property
     def key(self) -> str:
-        """As in Manifest.entries."""
+        """The key in Manifest.entries."""
         return f"{self.segment}/{self.partition}"
 
 
@@ -73,7 +73,7 @@ class SpilledLogName:
 
     @property
     def key(self) -> str:
-        """As in Manifest.entries."""
+        """The key in Manifest.entries."""
         return f"{self.segment}/{self.partition}"
 
     @property
@@ -153,7 +153,7 @@ def encode_entry(entry: Entry, topology: str = "") -> bytes:
 
 
 def decode_entry(data: bytes, topology: str = "") -> Entry:
-    """Raises ValueError as decode_manifest."""
+    """Raises ValueError like decode_manifest."""
     fields = _fields(data, "entry", topology)
     objects = {
         operator: {int(bucket): name for bucket, name in buckets.items()}
@@ -170,7 +170,7 @@ def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(data)
         found = int(fields["format"])
-        owner = str(fields.get("topology") or topology)  # format 1 does not say
+        owner = str(fields.get("topology") or topology)  # format 1 lacks it
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"this is not a checkpoint {what}: {data[:80]!r}") from e
     if not OLDEST_FORMAT <= found <= FORMAT:
@@ -182,6 +182,6 @@ def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
 
 
 def _make(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from the fields that it knows: a newer release may have written more."""
+    """A dataclass from its known fields: a newer release may have written more."""
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in known})

@@ -6,7 +6,7 @@ Store layout below `<store>/<topology uid>/`:
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch:012d>-<token>.arrow
                                       one bucket's table (Arrow IPC file)
 Names are opaque outside `rekindle.checkpoints.codec`; digests are canonical (of content), and a
-token is unique, so that garbage collection never meets a new use of an old object.
+token is unique, so that an object that is garbage is never used again.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class EntryRef:
-    """One partition's restore point: state after `epoch`. `object` is None for "starts empty"."""
+    """One partition's restore point: state after `epoch`. `object` is None for empty state."""
 
     epoch: int
     object: str | None
@@ -29,9 +29,10 @@ class EntryRef:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The object an EntryRef names: where each bucket of each operator is, and the watermarks.
+    """The object that an EntryRef names: the state object of each bucket of each operator, and
+    more.
 
-    `engine` and `state_format` are those of who saved it (`rekindle.engine.version`).
+    `engine` and `state_format` are those of the task that saved it (`rekindle.engine.version`).
 
     `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
     `epoch`. `operators`: ids of the chain, so that another segmentation can find its state.
@@ -51,10 +52,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class QueryStart:
-    """The first epoch that a query owes its sink. `identity`: what it reads and where it writes;
-    a query of the same name with another one is another query. `definition`: of that and of all
-    that is computed on the way, and `generation` the one that it began with: they tell its
-    outputs from those of the definition before (`rekindle.connectors.epoch_ranges`)."""
+    """The first epoch that a query writes to its sink. `identity`: its input and sink; a query of
+    the same name with another identity is a different query. `definition`: hash of that and of all
+    operators upstream, `generation`: in which it began; both distinguish its output from that of
+    the previous definition (`rekindle.connectors.epoch_ranges`)."""
 
     epoch: int
     identity: str

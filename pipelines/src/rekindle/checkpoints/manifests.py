@@ -1,8 +1,8 @@
 """Global checkpoints: reading and committing manifests, deleting what is no longer needed (I9).
 
 A manifest is committed by creating `manifests/<seq>.json`. Of two coordinators that try the same
-number one loses, and one that was suspended finds a newer number. What to delete is decided by
-`checkpoints.garbage`.
+number one fails, and one that was suspended finds a newer number. `checkpoints.garbage` decides
+what is deleted.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-is-deleted.
 """
@@ -32,7 +32,7 @@ class UnreadableObject(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How much a garbage collection deleted."""
+    """Result of a garbage collection."""
 
     objects: int
     bytes: int

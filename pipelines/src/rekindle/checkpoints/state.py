@@ -1,9 +1,9 @@
 """Saving and loading the state of one segment partition.
 
-A checkpoint costs what changed since the newest committed one: state is immutable Arrow tables by
-bucket; an unchanged bucket, or a changed one with the same digest, keeps its object. Only objects
-of the newest *committed* manifest are reused: those of an entry that was never committed may be
-deleted at any time.
+A checkpoint only writes what changed since the newest committed one: state is immutable Arrow
+tables by bucket; an unchanged bucket, or a changed one with the same digest, keeps its object. Only
+objects of the newest *committed* manifest are reused: those of an entry that was never committed
+may be deleted at any time.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -64,7 +64,7 @@ class StateStore:
     ) -> EntryRef:
         """Save the state after `epoch`; `previous` is this partition's entry in the newest
         committed manifest. `bytes` of the result is what was written. Raises StoreError; then
-        nothing that was saved before is harmed, and the same call may be made again."""
+        earlier checkpoints are unchanged, and the call may be repeated."""
         operators = tuple(operator_ids)
         digests = self._digest(state)
         objects: dict[str, dict[int, str]] = {}
@@ -120,7 +120,7 @@ class StateStore:
         return entry, self.load_state(entry)
 
     def load_state(self, entry: Entry) -> State:
-        """The state of an entry, as of one made by `assemble`."""
+        """The state of an entry, which may come from `assemble`."""
         wanted = [
             (operator, bucket, name)
             for operator, buckets in entry.objects.items()
@@ -135,7 +135,7 @@ class StateStore:
         return State(buckets)
 
     def _digest(self, state: State) -> dict[tuple[str, int], str]:
-        """The digest of every bucket; a table that is the very one of last time is not read."""
+        """The digest of every bucket; tables that are identical to the last ones are not read."""
         known: dict[tuple[str, int], tuple[pa.Table, str]] = {}
         for operator in sorted(state.buckets):
             for bucket, table in sorted(state.buckets[operator].items()):
@@ -148,7 +148,7 @@ class StateStore:
         return {key: digest for key, (_, digest) in known.items()}
 
     def _new_token(self, bucket: int) -> str:
-        """Unique for each bucket and each attempt to save, also of equal content."""
+        """Unique for each bucket and each attempt to save, even with equal content."""
         return f"{self._token}{bucket:02x}{uuid.uuid4().hex[:8]}"
 
     def _upload(self, uploads: list[tuple[str, pa.Table]]) -> int:
@@ -179,7 +179,7 @@ class StateStore:
 
 
 def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
-    """The entry of these operators, from entries of other segmentations.
+    """Builds the entry of these operators from entries of other segments.
 
     The entries are of one partition number. Operators that none of them contains start empty and
     are not in the result's `operators`; None if that is all of them. Raises ValueError if the
@@ -219,7 +219,7 @@ def encode_table(table: pa.Table, topology: str = "") -> bytes:
 
 
 def decode_table(data: bytes, topology: str = "") -> pa.Table:
-    """Raises ArrowInvalid, OSError, or ValueError for another topology's."""
+    """Raises ArrowInvalid, OSError, or ValueError if it belongs to another topology."""
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     owner = (table.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
     if topology and owner and owner != topology:
@@ -243,7 +243,7 @@ def _digest_of(name: str) -> str:
 
 
 def entry_digest(entry: Entry) -> str:
-    """The digest that an entry's name carries: of the state that its objects' names stand for."""
+    """The digest in an entry's name, computed from the digests in the names of its objects."""
     return _state_digest(entry, _digests_of(entry))
 
 
@@ -257,7 +257,7 @@ def _digests_of(entry: Entry) -> dict[tuple[str, int], str]:
 
 
 def _state_digest(entry: Entry, digests: Mapping[tuple[str, int], str]) -> str:
-    """Equal for equal states at an epoch, whichever replica saved it, and under whatever names."""
+    """Equal for equal states at an epoch, for any replica and any object names."""
     content: Any = [
         [entry.segment, entry.partition, entry.epoch, entry.watermark, list(entry.operators)],
         [[operator, bucket, digest] for (operator, bucket), digest in sorted(digests.items())],

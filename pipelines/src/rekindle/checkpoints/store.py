@@ -1,8 +1,8 @@
 """The checkpoint store: objects by name on any fsspec URL, created once and never replaced.
 
-All that is durable in Rekindle is here. The store's root gets a marker when it is first opened. If
-the root is moved away afterwards, every call fails with StoreError until it is back, and nothing is
-written into another directory in its place. Credentials come from the environment (`AWS_*`).
+All durable state of Rekindle is here. The store's root gets a marker when it is first opened. If
+the root is moved away later, every call fails with StoreError until it is back, and nothing is
+written to a directory that replaced it. Credentials come from the environment (`AWS_*`).
 
 Design: docs/design/checkpoints.md#the-store.
 """
@@ -23,13 +23,13 @@ MARKER = "_rekindle_store.json"
 
 
 class ObjectMissing(StoreError):
-    """The store holds no object of this name."""
+    """The store has no object of this name."""
 
 
 class Store:
     """See the module. Safe for many threads and many processes. Transient errors are retried with
-    back-off, about a second in all; then StoreError names the URL, and the caller, who knows how
-    long it can wait, tries again."""
+    back-off, about a second in all; then StoreError, with the URL, is raised, and the caller
+    decides how long to retry."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Store:
         **storage_options: Any,
     ) -> None:
         """Open the store. `create`: create it if it is missing; otherwise that is an error, so that
-        a process that restarts during an outage does not create an empty store. `id` is random,
-        and tells a store from another one at the same URL. `objects` replaces the file system
+        a process that restarts during an outage does not create an empty store. `id` is random, and
+        distinguishes a store from another one at the same URL. `objects` replaces the file system
         (tests)."""
         self.url = url.rstrip("/")
         self._retry = retry or Retry()
@@ -55,7 +55,7 @@ class Store:
         self.id = _store_id(found)
 
     def put(self, name: str, data: bytes) -> bool:
-        """Create `name`. False if it exists (with whatever content)."""
+        """Create `name`. False if it exists (with any content)."""
         return self._call(f"cannot write {name}", lambda: self._objects.put(name, data))
 
     def get(self, name: str) -> bytes:
@@ -71,11 +71,11 @@ class Store:
         return [info for info in found if info.name != MARKER]
 
     def delete(self, name: str) -> None:
-        """Remove `name`; nothing happens if it is absent."""
+        """Delete `name`; does nothing if it is absent."""
         self._call(f"cannot delete {name}", lambda: self._objects.delete(name))
 
     def remove_stale_temps(self, prefix: str) -> int:
-        """Remove the temporary files of dead writers below `prefix`; how many there were."""
+        """Delete old temporary files of failed writers below `prefix`. Returns their number."""
         if not isinstance(self._objects, LocalObjects):
             return 0
         local = self._objects
@@ -86,12 +86,12 @@ class Store:
             return self._retry.run(action)
         except FileNotFoundError as e:
             raise ObjectMissing(f"checkpoint store {self.url} {what}: it does not exist") from e
-        except Exception as e:  # botocore's and aiohttp's errors are no OSErrors
+        except Exception as e:  # errors of botocore and aiohttp are not OSErrors
             raise StoreError(f"checkpoint store {self.url} {what}: {e}") from e
 
 
 def _store_id(marker: bytes) -> str:
-    """The id in a marker; of a marker that cannot be decoded, its bytes: ids are only compared."""
+    """The id in a marker; if it cannot be decoded, its bytes, because ids are only compared."""
     try:
         return str(json.loads(marker)["store"])
     except (ValueError, KeyError, TypeError):
