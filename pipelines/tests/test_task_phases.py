@@ -39,7 +39,9 @@ def test_an_event_outside_the_table_changes_nothing(
     if event in TRANSITIONS[before]:
         assert machine.step(event) == (machine.phase is not before)
     else:
-        with pytest.raises(InvalidTransition, match=f"{before} cannot take the event '{event}'"):
+        with pytest.raises(
+            InvalidTransition, match=f"event '{event}' is invalid in phase {before}"
+        ):
             machine.step(event)
         assert machine.phase is before
 
@@ -75,5 +77,7 @@ def test_every_phase_can_be_reached() -> None:
 def test_an_invalid_event_quotes_the_transitions_before_it() -> None:
     machine = PhaseMachine()
     machine.step(TaskEvent.RESTORE_POINT_RECEIVED)
-    with pytest.raises(InvalidTransition, match="before that: Waiting: restore point received"):
+    with pytest.raises(
+        InvalidTransition, match="transitions before: Waiting: restore point received"
+    ):
         machine.step(TaskEvent.CAUGHT_UP)

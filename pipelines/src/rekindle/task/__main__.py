@@ -43,4 +43,4 @@ if __name__ == "__main__":
     status = main()
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(status)  # a thread stuck in a dead peer or JVM must not keep the pod
+    os._exit(status)  # a thread that waits for a dead peer or JVM must not keep the pod alive

@@ -1,7 +1,7 @@
 """Keeps pandas from being imported. Import this first.
 
-pyarrow and PySpark import pandas wherever they find it, and a task does not use it: it would cost
-each task a second of CPU at its start, and 40 MiB of memory.
+pyarrow and PySpark import pandas if it is installed, and a task does not use it: it would cost each
+task a second of CPU at its start, and 40 MiB of memory.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""The size of the call that is running, in a file that survives if the task is killed in it.
+"""Stores the size of the running call in a file, for the case that the task is killed in it.
 
-When a container's memory is used up the kernel ends all of its processes, so none is left to make
-the call smaller. A file on the task's disk, which a restart of the container finds, has the size of
-the call. It is written only for calls that are larger than all that succeeded before.
+When a container exceeds its memory limit, the kernel kills all of its processes, so none is left to
+make the call smaller. A file on the task's disk, which survives a restart of the container, has the
+size of the call. It is only written for calls that are larger than all that succeeded before.
 
 Design: docs/design/engine.md#memory.
 """
@@ -27,7 +27,7 @@ class CallSize:
 
 
 class CallSizeFile:
-    """The file of one task, in its data directory. A disk that cannot be written stops no call."""
+    """The file of one task, in its data directory. If it cannot be written, calls continue."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "attempt.json"
@@ -53,7 +53,7 @@ class CallSizeFile:
             _log.warning("the size of a call cannot be written to %s: %s", self._path, error)
 
     def end(self, succeeded: CallSize | None = None) -> None:
-        """The call is over; `succeeded`: its size, if it did."""
+        """The call has ended; `succeeded`: its size if it succeeded."""
         if succeeded is not None:
             self._largest_succeeded = max(self._largest_succeeded, succeeded.bytes)
         if self._written:

@@ -26,7 +26,7 @@ class BadEnvironment(RekindleError):
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """Who the task is, where it binds and keeps its data, and what it runs."""
+    """Identity, addresses, directories and topology of a task."""
 
     ref: TaskRef
     bind: str
@@ -45,7 +45,7 @@ class TaskConfig:
 
     @property
     def log_directory(self) -> Path:
-        """Of the task's output log."""
+        """Directory of the task's output log."""
         return self.data / "log" / self.uid / self.segment.stream / str(self.ref.partition)
 
     @property

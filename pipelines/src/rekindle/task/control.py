@@ -1,8 +1,8 @@
-"""The task's HTTP port: probes, metrics and the coordinator's polls, on a thread of their own.
+"""The task's HTTP port: probes, metrics and the coordinator's polls, in a separate thread.
 
-Answers while Spark starts and while the engine is busy: it touches only the poll handler and the
-status. Polls need the topology's token, where it has one; probes and metrics need none and hold no
-secrets. `/livez` is about this process, never its inputs; `/readyz` is whether readers may come.
+Responds while Spark starts and while the engine is busy: it only uses the poll handler and the
+status. Polls need the topology's token, if it has one; probes and metrics need none and contain no
+secrets. `/livez` is about this process, never its inputs; `/readyz`: whether readers may connect.
 
 Design: docs/design/task.md#environment.
 """

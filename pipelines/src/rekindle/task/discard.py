@@ -1,8 +1,8 @@
 """Discarding an output log that may be wrong.
 
-Replicas that disagree compute again from the committed checkpoint. The log of the boot before would
-be served, and compared with what is computed now. A marker file beside it is written before the
-process ends, so that the next boot finds it however the process ends.
+Replicas that disagree compute again from the committed checkpoint. Without this, the log of the
+previous boot would be served, and compared with new results. A marker file beside the log is
+written before the process ends, so that the next boot finds it even after a crash.
 
 Design: docs/design/task.md#failures, docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -14,20 +14,20 @@ from pathlib import Path
 
 
 def mark(log: Path) -> None:
-    """Have the log in this directory deleted before it is opened again. Raises OSError."""
+    """Mark the log in this directory, to be deleted before it is opened again. Raises OSError."""
     marker = _marker_of(log)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
 
 
 def discard_marked(log: Path) -> bool:
-    """Delete the log if it is marked; whether it was. Raises OSError."""
+    """Delete the log if it is marked. Returns whether it was. Raises OSError."""
     marker = _marker_of(log)
     if not marker.exists():
         return False
     if log.exists():
         shutil.rmtree(log)
-    marker.unlink()  # last: an interrupted deletion goes on at the next start
+    marker.unlink()  # last: an interrupted deletion continues at the next start
     return True
 
 

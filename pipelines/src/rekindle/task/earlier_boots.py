@@ -1,7 +1,7 @@
-"""What earlier boots of a task left in its output log, and how far that is trusted.
+"""Results of a task's earlier boots in its output log, and how far they are trusted.
 
 A boot may have computed an epoch wrongly and ended before any poll showed its digest; its log,
-which outlives it, does not show this. So a task with partners serves nothing of that log: the
+which survives it, does not show this. So a task with partners serves nothing of that log: the
 partners serve, and the task's epochs are served again as they are computed. Only the log's digests
 are kept and compared with what is computed now: a difference means that readers may have read a
 wrong epoch.
@@ -28,12 +28,12 @@ from rekindle.streams.log import OutputLog, Result
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
 _UNDECIDED = 2
-"""Different results of one epoch that a third one decides between."""
+"""Number of different results of an epoch between which a third one decides."""
 
 
 class EarlierBoots:
-    """Their results after the restore point. `compare_from`: the first epoch of which they may have
-    written a wrong file. `check` is called by the engine's thread."""
+    """Results of earlier boots after the restore point. `compare_from`: the first epoch of which
+    they may have written a wrong file. `check` is called by the engine's thread."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class EarlierBoots:
             raise _difference(where, results)
         self._file.unlink()
         if now == before[0]:
-            _log.warning("%s is as in the output log; it was computed wrongly once", where)
+            _log.warning("%s equals the output log again; one computation was wrong", where)
             return None
         return (
             f"{where} was wrong in the output log: two computations agree on another result, which "

@@ -1,4 +1,4 @@
-"""The chain of a task's segment, started in the background as soon as the process runs.
+"""Starts the chain of a task's segment in the background, as soon as the process runs.
 
 Spark takes seconds to start; meanwhile a new task waits for its first poll and loads its state. A
 segment without operators needs no JVM. The only module of the task that imports
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class EngineStarter:
-    """`chain`: the chain, or the error that kept it from starting. An engine that dies later is
-    restarted by the caller of `lost` and `restart`."""
+    """`chain`: the chain, or the error with which its start failed. If the engine dies later, the
+    caller of `lost` and `restart` restarts it."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.chain: Future[Chain] = Future()
@@ -47,7 +47,7 @@ class EngineStarter:
         return EngineLost(f"{describe_death(status, heap)}; it starts again", status)
 
     def restart(self, job_bytes: int) -> Chain:
-        """The chain in a new JVM, or in the one that still runs; counts of dropped rows are kept.
+        """The chain in a new JVM, or in the running one; counts of dropped rows are kept.
         Raises EngineLost."""
         before = self._running
         chain = self._make(job_bytes)

@@ -1,7 +1,8 @@
-"""The highest fence that a task has obeyed, on its disk (I9).
+"""Stores the highest fence that a task has accepted on its disk (I9).
 
-A container that restarts is the same incarnation: without this it would obey a coordinator that was
-replaced before the restart. The pod's volume outlives its containers and ends with the pod.
+A restarted container is the same incarnation: without this it would accept polls of a coordinator
+that was replaced before the restart. The pod's volume outlives its containers and ends with the
+pod.
 
 Design: docs/design/fencing.md#fences.
 """
@@ -37,7 +38,7 @@ class FenceFile:
             return NO_FENCE
 
     def write(self, fence: int) -> bool:
-        """Whether it is on the disk now; a full disk must not stop polls."""
+        """Returns whether it was written; a full disk must not stop polls."""
         temp = self._path.with_name(f".{self._path.name}.tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Where a task's epochs come from: its own source by the wall clock, or upstream partitions.
+"""The inputs of a task: its own source, released by the wall clock, or upstream partitions.
 
-Both give complete, consecutive epochs through one interface. The clock decides only when a source's
-epoch is released, never what is in it. Knows no engine, log or sink.
+Both deliver complete, consecutive epochs through one interface. The clock only decides when a
+source's epoch is released, never what is in it. Does not know engine, log or sinks.
 
 Design: docs/design/epochs.md#cuts.
 """
@@ -25,14 +25,14 @@ from rekindle.streams.sunion import Channel, SUnion
 from rekindle.topology.model import Input, Segment
 
 AHEAD_BYTES = 32 << 20
-"""Rows that readers may buffer, and as much again in complete epochs."""
+"""Bytes that readers may buffer, and the same again in complete epochs."""
 
 _DAY_US = 86_400_000_000
 LONG_GAP_US = 365 * _DAY_US
 """A gap without rows that a source reports as a problem."""
 
 MIN_CALL_BYTES = 64 << 10
-"""Of a reader among so many that their shares of the capacity are smaller."""
+"""Minimum bytes of a call, for readers that are so many that their share is smaller."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -92,7 +92,7 @@ class SourceInputs:
             except Exception:
                 if not call.epochs:
                     raise
-                break  # the next call meets it again
+                break  # the next call raises it again
             if not call.add(self._peeked):
                 break
             self._watermark, self._peeked = self._peeked.watermark, None
@@ -111,7 +111,8 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        """A gap of years usually means one row with a wrong time; the clock has to pass it."""
+        """Reports gaps of years, which usually mean a row with a wrong time: all of it must
+        pass."""
         epoch = self._source.next_change(self._next)
         gap_us = 0 if epoch is None else (epoch - self._next) * self._interval_us
         if epoch is None or gap_us < LONG_GAP_US:
@@ -231,5 +232,5 @@ class StreamInputs:
 
 
 def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
-    """The newest epoch whose time is over."""
+    """The newest epoch whose time has passed."""
     return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1

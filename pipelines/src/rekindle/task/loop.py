@@ -3,7 +3,7 @@
 One call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
 beyond a checkpoint epoch: a task that is behind runs many epochs in one Spark job, and the state
 at a checkpoint epoch is there to be saved. Once an epoch is in the log, sinks and readers may read
-it. Knows no clock, no network, no Spark.
+it. Does not know clock, network or Spark.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """
@@ -36,12 +36,13 @@ from rekindle.task.state import TaskState
 from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
-"""After larger calls Arrow releases unused memory: for small ones that would take too long."""
+"""Arrow releases unused memory after calls larger than this; for small ones it would take too
+long."""
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 
 _log = logging.getLogger(__name__)
 _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
-"""Errors that are reported, and after which the same step is tried again."""
+"""Errors after which the same step is retried; they are reported."""
 
 
 class EngineRestarter(Protocol):
@@ -57,7 +58,7 @@ class EngineRestarter(Protocol):
 
 
 class EpochLoop:
-    """`wait(seconds)` sleeps, and returns True when the task is to stop."""
+    """`wait(seconds)` sleeps, and returns True if the task has to stop."""
 
     def __init__(
         self,
@@ -87,16 +88,17 @@ class EpochLoop:
         self._engine = engine
         self._call_size_file = call_size_file
         self._earlier = earlier
-        self._taken: deque[EpochInput] = deque()  # and not yet in the log
+        self._taken: deque[EpochInput] = deque()  # taken from the inputs, not yet in the log
 
     def run(self) -> None:
-        """Run until the task is to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
+        """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
         Diverged, EngineLost."""
         while not self._wait(0):
             self.run_call(0.25)
 
     def run_call(self, timeout_s: float) -> int:
-        """One call of the chain, if epochs arrive within the timeout; how many it processed."""
+        """One call of the chain, if epochs arrive within the timeout. Returns the number of
+        epochs."""
         self._restart_dead_engine()
         if not self._taken:
             self._taken.extend(self._take(timeout_s))
@@ -128,7 +130,7 @@ class EpochLoop:
         for _ in epochs:
             self._taken.popleft()
         if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
-            pa.default_memory_pool().release_unused()  # or it stays with the process
+            pa.default_memory_pool().release_unused()  # otherwise the process keeps it
         newest = epochs[-1]
         self._status.processed(newest.epoch, time.perf_counter() - started)
         self.state = TaskState(newest.epoch, newest.watermark, result.state, chain)
@@ -155,8 +157,8 @@ class EpochLoop:
                     return ()
 
     def _process(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
-        """The chain's result; None if the same epochs have to be tried again, or the task is to
-        stop. Raises permanent errors."""
+        """The chain's result; None if the same epochs must be retried, or the task has to stop.
+        Raises permanent errors."""
         for epoch in epochs:
             self._sizes.check(epoch)
         if self._call_size_file is None:
@@ -192,7 +194,7 @@ class EpochLoop:
                 return result
 
     def _restart_dead_engine(self) -> None:
-        """Restart an engine that died while there was nothing to do."""
+        """Restart an engine that died while it was idle."""
         if self._engine is None or (error := self._engine.lost()) is None:
             return
         self._report_problem("engine", error)
@@ -218,7 +220,7 @@ class EpochLoop:
             self._status.contradicted(batch.epoch, message)
 
     def _append(self, batch: EpochBatch) -> bool:
-        """Append, retrying until it succeeds; False if the task is to stop before that."""
+        """Append, retrying until it succeeds; False if the task has to stop before that."""
         backoff = Backoff(_BACKOFF)
         while True:
             try:

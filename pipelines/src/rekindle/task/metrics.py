@@ -32,11 +32,19 @@ class TaskCollector(Collector):
         for name, text, value in (
             ("rekindle_task_stable_epoch", "Newest epoch in the output log", answer.stable_epoch),
             ("rekindle_task_head_epoch", "Newest epoch released to the task", answer.head_epoch),
-            ("rekindle_task_lag_seconds", "Age of the oldest epoch not yet out", answer.lag_s),
+            (
+                "rekindle_task_lag_seconds",
+                "Age of the oldest epoch that is not in the log",
+                answer.lag_s,
+            ),
             ("rekindle_task_epoch_p99_seconds", "Processing time, p99", answer.epoch_p99_s),
             ("rekindle_task_log_bytes", "Output log on local disk", answer.log_bytes),
             ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", answer.log_base),
-            ("rekindle_task_unreadable_peers", "Replicas out of reach", len(answer.unreadable)),
+            (
+                "rekindle_task_unreadable_peers",
+                "Upstream replicas that cannot be read",
+                len(answer.unreadable),
+            ),
             ("rekindle_task_problem", "1 while the task has a problem", int(bool(answer.problem))),
             (
                 "rekindle_task_uncommitted_checkpoints",
@@ -55,7 +63,7 @@ class TaskCollector(Collector):
 
     def _dropped_rows(self) -> Metric:
         labels = [*self._labels, "operator", "reason"]
-        text = "Rows that windows did not take since the task was restored"
+        text = "Rows that windows dropped since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
         for operator, rows in self._status.dropped.items():
             for reason, count in (("late", rows.late), ("untimed", rows.untimed)):

@@ -1,8 +1,8 @@
 """The phases of a task, and the events that lead from one to the next. Pure.
 
-The table is the whole rule: an event that it does not name for a phase is a bug, and raises with
-what happened before. Failed is final; events that were under way in other threads when the task
-failed leave it as it is. Knows nothing of the task's components.
+The table is complete: an event that it does not contain for a phase is a bug, and raises an error
+with the transitions before it. Failed is final; late events of other threads do not change it. Does
+not know the task's components.
 
 Design: docs/design/task.md#phases.
 """
@@ -18,7 +18,7 @@ from rekindle.errors import RekindleError
 from rekindle.protocol import TaskPhase
 
 STORY = 16
-"""Newest transitions that an error quotes."""
+"""Number of transitions in an error message."""
 
 
 class TaskEvent(StrEnum):
@@ -66,7 +66,8 @@ TRANSITIONS: Mapping[TaskPhase, Mapping[TaskEvent, TaskPhase]] = {
 
 
 class InvalidTransition(RekindleError):
-    """An event that cannot happen in a phase: a bug in the task. Names what happened before."""
+    """An event that cannot happen in a phase: a bug in the task. Contains the transitions before
+    it."""
 
 
 class PhaseMachine:
@@ -89,7 +90,8 @@ class PhaseMachine:
             if after is None:
                 story = "; ".join(self._story) or "nothing"
                 raise InvalidTransition(
-                    f"a task that is {before} cannot take the event '{event}'; before that: {story}"
+                    f"task: event '{event}' is invalid in phase {before}; "
+                    f"transitions before: {story}"
                 )
             self._story.append(f"{before}: {event}")
             self._phase = after

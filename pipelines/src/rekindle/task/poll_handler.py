@@ -1,10 +1,10 @@
-"""Accepts or refuses the coordinator's polls, keeps the newest, and answers.
+"""Accepts or refuses the coordinator's polls, keeps the newest, and responds.
 
-Called by the control server's thread while the engine is busy, so nothing here waits for anything.
-A poll is level-triggered: the newest full one is the task's whole desired state, and stays so until
-another one comes. Fencing (I9): refused are a fence below one that was seen, and a poll for another
-topology or another incarnation of the slot. The fence is written to the task's disk before a poll
-is answered, so that it survives a restart of the container.
+Called by the control server's thread while the engine is busy, so nothing here blocks. A poll is
+level-triggered: the newest full one is the task's whole desired state, until another one arrives.
+Fencing (I9): polls are refused if their fence is lower than the highest one seen, or if they are
+for another topology or another incarnation of the slot. The fence is written to the task's disk
+before the response, so that it survives a restart of the container.
 
 Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
 """
@@ -22,7 +22,7 @@ from rekindle.task.fence import NO_FENCE, FenceFile
 
 
 class PollRefused(RekindleError):
-    """A poll that must not be obeyed; `status` is the HTTP status for the reason."""
+    """A poll that must not be applied; `status`: the HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"poll refused: {reason}")
@@ -30,7 +30,7 @@ class PollRefused(RekindleError):
 
 
 class PollHandler:
-    """`answer` makes the task's answer for a fence."""
+    """`answer` builds the task's poll response for a fence."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PollHandler:
         self._failures_reported = 0
 
     def poll(self, poll: PollRequest) -> PollResponse:
-        """Take a poll and answer it. Raises PollRefused."""
+        """Apply a poll and return the response. Raises PollRefused."""
         with self._changed:
             if (mismatch := self._identity.mismatch(poll.topology)) is not None:
                 raise PollRefused(421, mismatch)
@@ -98,7 +98,7 @@ class PollHandler:
         return self._desired
 
     def wait_for_start(self, timeout_s: float) -> PollRequest | None:
-        """The newest poll once it names a restore point; None at the time-out."""
+        """The newest poll once it names a restore point; None at the timeout."""
 
         def may_start() -> bool:
             return self._desired is not None and self._desired.restore is not None

@@ -1,7 +1,7 @@
-"""One task from its start to its end: supervises its components.
+"""Runs one task from start to end: supervises its components.
 
 Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
-reader, each sink and the saver. The supervisor alone applies polls to the components. A task that
+reader, each sink and the saver. Only the supervisor applies polls to the components. A task that
 fails waits for a coordinator's poll before it exits, so that the failure is reported.
 
 Design: docs/design/task.md.
@@ -64,7 +64,7 @@ class TaskRuntime:
         self._config = config
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
-        self._failed_for_good = False  # a restart would change nothing
+        self._failed_for_good = False  # a restart would not help
         self._recomputes = False
         self._applied: PollRequest | None = None
         self._store = TaskStore(config)
@@ -235,7 +235,8 @@ class TaskRuntime:
         self.status.fail(problem)
 
     def _stay_failed(self) -> None:
-        """Write nothing more and report the failure: for a while, or until the task is ended."""
+        """Stop the sinks and report the failure: until it was reported, or until the task is
+        stopped."""
         if self.status.components is not None:
             self.status.components.sinks.stop()
         if not self._failed_for_good:
@@ -247,7 +248,7 @@ class TaskRuntime:
     # -- ending ----------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """Take no more epochs, finish the running call, let the sinks write the log, stop Spark."""
+        """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
         failed, components = self._failed, self.status.components
         self.status.phases.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()

@@ -1,8 +1,8 @@
-"""Saving checkpoints in the background, from states that the loop hands over.
+"""Saves checkpoints in the background, of states that the loop passes on.
 
-At most PENDING states wait for the store. When it is slow the older ones are dropped, because only
-the newest checkpoint that all partitions have is committed. A saved entry is reported until it is
-committed. Knows neither log, sinks nor engine.
+At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
+newest checkpoint that all partitions have is committed. A saved entry is reported until it is
+committed. Does not know log, sinks or engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
 """
@@ -65,7 +65,7 @@ class CheckpointSaver:
             self._changed.notify_all()
 
     def commit(self, committed: RestorePoint | None) -> None:
-        """This entry of the partition is in the newest manifest."""
+        """The partition's entry `committed` is in the newest manifest."""
         if committed is None:
             return
         with self._changed:

@@ -1,8 +1,8 @@
 """Sinks as consumers of the task's own output log: one thread for each query.
 
-The log is the queue: a sink that fails loses nothing and delays only checkpoints, until the log's
-budget is used up; a query that is added later starts like any other. Before its first write a sink
-lists its output for the last epoch that is there. Knows no engine.
+The log is the queue: a sink that fails loses nothing and only delays checkpoints, until the log's
+budget is used up; a query that is added later starts like any other. Before its first write, a sink
+lists its output to find the last epoch. Does not know the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 """
@@ -33,14 +33,14 @@ RETRY_CONFLICTS_S = 5.0
 _log = logging.getLogger(__name__)
 
 OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
-"""The sink of an assignment, for rows of a schema; raises SinkRefused."""
+"""Opens the sink of an assignment, for rows of a schema. Raises SinkRefused."""
 
 
 class SinkWriter:
     """Writes one query's epochs from `from_epoch` on. Epochs up to `restored_from` are durable,
-    because an entry is committed only after its partition's sinks have written. Bundles of an
-    earlier boot are skipped, but compared from `compare_from` on, because that boot's log may have
-    been wrong."""
+    because an entry is committed only after its partition's sinks have written. Epochs of
+    an earlier boot are skipped, but compared from `compare_from` on, because that boot's log may
+    have been wrong."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SinkWriter:
 
     @property
     def durable(self) -> int:
-        """Newest epoch whose bundle is durable."""
+        """Newest epoch that is durable in the sink."""
         return self._next - 1
 
     @property

@@ -1,7 +1,7 @@
-"""What a task needs before its first epoch: state, inputs, engine and log.
+"""Prepares what a task needs before its first epoch: state, inputs, engine and log.
 
-The task may have to wait for each: the checkpoint store may be missing, or the source's files, and
-Spark takes seconds to start. What it waits for is reported as its problem.
+The task may have to wait for each: the checkpoint store or the source's files may be missing, and
+Spark takes seconds to start. It reports what it waits for as its problem.
 
 Design: docs/design/task.md#start.
 """
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 
 class StartInterrupted(Exception):
-    """The task was asked to stop while it waited for something."""
+    """The task has to stop while it waits for something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the epoch loop begins with."""
+    """Arguments of the epoch loop after the start."""
 
     state: TaskState
     inputs: Inputs
@@ -58,7 +58,7 @@ class Started:
 
 
 class Startup:
-    """`interrupted(seconds)` waits, and returns True when the task is to stop."""
+    """`interrupted(seconds)` waits, and returns True if the task has to stop."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Startup:
         self._interrupted = interrupted
 
     def start(self, point: RestorePoint, route: Callable[[Inputs], None]) -> Started:
-        """`route` is called again and again while the engine starts, so that inputs are read ahead
-        by the newest routes. Raises StartInterrupted, or what keeps the task from starting."""
+        """`route` is called repeatedly while the engine starts, so that inputs are read ahead with
+        the newest routes. Raises StartInterrupted, or the error that prevents the start."""
         restored = self._restore(point)
         inputs = self._open_inputs(restored)
         chain = self._wait_for_chain(lambda: route(inputs))
@@ -90,7 +90,7 @@ class Startup:
         return Started(state, inputs, chain, log, earlier)
 
     def wait(self, attempt: Callable[[], T | None], policy: BackoffPolicy = _BACKOFF) -> T:
-        """Try until there is a result. Raises StartInterrupted, or why the engine did not start."""
+        """Retry until there is a result. Raises StartInterrupted, or the error of the engine."""
         backoff = Backoff(policy)
         while (result := attempt()) is None:
             chain = self._engine.chain
@@ -105,7 +105,7 @@ class Startup:
             try:
                 return self._store.restore(point)
             except ObjectMissing:
-                raise  # garbage was collected: a restarted task is given a newer restore point
+                raise  # it was garbage-collected: a restarted task gets a newer restore point
             except StoreError as error:
                 self._status.problem("restore", TaskProblem(message=str(error)))
                 return None
@@ -183,7 +183,7 @@ class Startup:
 
 
 def call_sizes(config: TaskConfig, call_size_file: CallSizeFile) -> CallSizes:
-    """How large calls may be: smaller than one in which the task was killed."""
+    """Sizes of calls: smaller than a call in which the task was killed."""
     sizes = CallSizes.of(config.memory)
     if (interrupted := call_size_file.interrupted()) is not None:
         sizes.killed_in(interrupted.epochs, interrupted.bytes)

@@ -1,6 +1,6 @@
 """The state of a task after an epoch: it is restored, updated by the loop, and saved.
 
-A reference to immutable tables: to keep one costs nothing.
+It refers to immutable tables, so keeping one is cheap.
 
 Design: docs/design/task.md#epoch-loop.
 """

@@ -1,7 +1,7 @@
-"""What a task reports of itself: its components fill it in, and poll responses are made from it.
+"""Collects the status of a task from its components, and builds poll responses from it.
 
 Written by the engine's and the supervisor's threads, read by the control server's. Reads of other
-components (log, sinks, saver) take their short locks only; nothing here waits for the engine.
+components (log, sinks, saver) only take short locks; nothing here waits for the engine.
 
 Design: docs/design/task.md#passive.
 """
@@ -23,18 +23,18 @@ from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 
 DIGESTS = 16
-"""Newest epochs whose digests are in each response."""
+"""Number of newest epochs whose digests are in each response."""
 KEPT_DIGESTS = 256
-"""Newest epochs whose digests can be asked for."""
+"""Number of newest epochs whose digests can be requested."""
 LIVE_WITHIN = 2
-"""Epochs behind the head at which a task that catches up is Live."""
+"""A task that catches up becomes Live when it is at most so many epochs behind the head."""
 BEHIND_AFTER = 10
-"""Epochs behind the head at which a Live task is catching up again."""
+"""A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
 
 @dataclass(slots=True)
 class TaskComponents:
-    """What exists once the task has started."""
+    """The components of a started task."""
 
     log: OutputLog
     inputs: Inputs
@@ -56,7 +56,7 @@ class TaskStatus:
         self.phases = PhaseMachine()
         self.restored_from: int | None = None
         self.components: TaskComponents | None = None
-        self.dropped: Mapping[str, DroppedRows] = {}  # the chain's own: it counts on in them
+        self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
         self.boot_id = boot_id
@@ -74,19 +74,19 @@ class TaskStatus:
     # -- filled in -------------------------------------------------------------------------------
 
     def problem(self, subject: str, problem: TaskProblem | None) -> None:
-        """Report what is wrong with a part of the task; None: it is in order again."""
+        """Report the problem of a part of the task; None if it has recovered."""
         if problem is None:
             self._problems.pop(subject, None)
         else:
             self._problems[subject] = problem
 
     def fail(self, problem: TaskProblem) -> None:
-        """The task cannot go on; the first failure stays."""
+        """The task cannot continue; the first failure is kept."""
         self._failure = self._failure or problem  # before the phase, which is never without it
         self.phases.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:
-        """One call of the chain, appended to the log, took so long and ended with this epoch."""
+        """One call of the chain, whose last epoch is `epoch`, took `seconds` including the log."""
         self.engine_epoch = epoch
         self._durations.append(seconds)
 
@@ -97,8 +97,8 @@ class TaskStatus:
             self._computed.pop(epoch - KEPT_DIGESTS, None)
 
     def contradicted(self, epoch: int, message: str) -> None:
-        """An earlier process may have given out another result for an epoch. The first report
-        stays until a checkpoint that has the epoch is committed."""
+        """An earlier boot may have served another result for an epoch. The first report is kept
+        until a checkpoint that contains the epoch is committed."""
         if self._contradiction is None:
             contradiction = Contradiction(epoch=epoch, message=message)
             self._contradiction = (contradiction, self._committed)
@@ -134,7 +134,7 @@ class TaskStatus:
         return self.phases.phase
 
     def lag_s(self) -> float:
-        """Age of the oldest epoch whose time is over and that is not in the log."""
+        """Age of the oldest epoch whose time has passed and that is not in the log."""
         if self.components is None and self.restored_from is None:
             return 0.0
         stable = self.components.log.last if self.components else (self.restored_from or 0)

@@ -1,4 +1,4 @@
-"""The checkpoint store as one task uses it: its restore point, its entries, spilled log files.
+"""The checkpoint store for one task: its restore point, its entries, spilled log files.
 
 The store is opened when it is first needed and never created: the coordinator has written the first
 manifest before any task starts, so a store that is missing is an outage.
@@ -41,14 +41,14 @@ class TaskStore:
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
     def restore(self, point: RestorePoint) -> TaskState:
-        """State and watermark at a restore point; empty where it has no object. Raises StoreError,
+        """State and watermark at a restore point; empty if it has no object. Raises StoreError,
         StateMismatch."""
         if point.object is None:
             return TaskState(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
         entry, saved = self._opened().load(point.object)
         if entry.engine != engine_version():
             _log.warning(
-                "state that engine %s saved is restored by engine %s",
+                "state saved by engine %s is restored by engine %s",
                 entry.engine,
                 engine_version(),
             )
@@ -72,7 +72,7 @@ class TaskStore:
         return self._opened().load_entry(name)
 
     def require_same_input(self, source: Node, found: tuple[InputFile, ...]) -> None:
-        """Record what a source reads, or compare it with what was recorded. Raises SchemaMismatch,
+        """Record the input of a source, or compare it with the recorded one. Raises SchemaMismatch,
         StoreError."""
         if not found:
             return
@@ -85,9 +85,9 @@ class TaskStore:
             raise StoreError(f"{self._objects().url}: {name}: {error}") from error
         if (changed := difference(recorded, found)) is not None:
             raise SchemaMismatch(
-                f"source {source.name}: {changed} since the topology first read its input; epochs "
-                "that were computed from it could not be computed again. Put back the files that "
-                "were there, or read the new ones by a source of another name"
+                f"source {source.name}: {changed} since the topology first read its input, so "
+                "earlier epochs could not be computed again. Restore the original files, or read "
+                "the new ones with a source of another name"
             )
 
     def put(self, name: str, data: bytes) -> None:
