@@ -302,7 +302,7 @@ def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world.rounds(40)
     assert world.store == []
     problems = world.reports[-1]["problems"]
-    assert any("holds no manifest, but task both/0/0 has started" in p for p in problems)
+    assert any("has no manifest, but task both/0/0 has started" in p for p in problems)
     world.store = held
     world.run(4)
     assert world.store[-1].fence == 2
@@ -318,7 +318,7 @@ def test_results_of_different_engines_are_not_compared() -> None:
     assert (data_plane["diverged"], data_plane["inconsistent"]) == ([], [])
     assert data_plane["problems"] == [
         "left/0: its replicas run engines e1 and e2; their results are not compared until they "
-        "run one image"
+        "run the same image"
     ]
     assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.every
     other.engine = "e1"

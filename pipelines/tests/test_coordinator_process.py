@@ -144,7 +144,7 @@ def test_no_store_is_created_in_the_place_of_another(tmp_path: Path) -> None:
     async def scenario() -> None:
         recorded = {"dataPlane": {"fence": 1, "store": "away"}}
         async with running(tmp_path / "new", incarnation=2, status=recorded) as coordinator:
-            await until(lambda: "another store" in problems(coordinator))
+            await until(lambda: "has used store" in problems(coordinator))
             assert coordinator.api.topology["status"]["dataPlane"]["store"] == "away"
             assert {t.phase for t in coordinator.fleet.tasks.values()} == {"Waiting"}
 

@@ -72,7 +72,7 @@ def test_an_ended_dispute_takes_no_event(phase: DisputePhase, event: DisputeEven
     if event in disputes.TRANSITIONS[phase]:
         assert phase in (DisputePhase.OPEN, DisputePhase.UNRESOLVED)
         return
-    with pytest.raises(InvalidTransition, match=f"'{event}' cannot happen in phase {phase}"):
+    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in phase {phase}"):
         next_state("dispute", disputes.TRANSITIONS, phase, event)
 
 
@@ -98,6 +98,6 @@ def test_an_invalid_transition_tells_what_happened_before() -> None:
     committer = Committer(fence=1)
     committer.step(None, 0.0)
     committer.store_failed("down", 0.0)
-    story = "before that: unread: read started; reading: store failed"
+    story = "transitions before: unread: read started; reading: store failed"
     with pytest.raises(InvalidTransition, match=story):
         committer.race_lost()

@@ -19,7 +19,7 @@ from rekindle.json_logs import configure_logging
 
 async def _run() -> int:
     settings = read_settings(os.environ)
-    os.environ.pop(TOKEN_VARIABLE, None)  # the child that compiles has no use for it
+    os.environ.pop(TOKEN_VARIABLE, None)  # the child process that compiles does not need it
     configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """Types that the coordinator's packages share: partitions, pods, events, effects, the report. Pure.
 
-Events are what happened (past tense), effects what the edge shall do (imperative).
+Events are what happened (past tense), effects what the edge has to do (imperative).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rekindle.topology.model import Slot, Topology
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """One partition of a segment, without saying which replica."""
+    """One partition of a segment, any replica."""
 
     segment: str
     index: int
 
     @property
     def key(self) -> str:
-        """Its name in a manifest."""
+        """Its key in a manifest."""
         return f"{self.segment}/{self.index}"
 
 
@@ -32,7 +32,7 @@ def partition_of(slot: Slot) -> Partition:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A task's pod as the API server shows it.
+    """A task's pod as in the API.
 
     `address` is None until it has an IP. `runs` is False only if no process of the pod can be
     running: it has no address yet, or it has ended. `started`: it has been ready once.
@@ -48,8 +48,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One accepted spec. `lineage`: segment id -> operator ids, of this and of all older
-    generations that are known."""
+    """One accepted spec. `lineage`: segment id -> operator ids, of this and all known older
+    generations."""
 
     number: int
     topology: Topology
@@ -105,14 +105,14 @@ class PollFailed:
 
 @dataclass(frozen=True, slots=True)
 class FenceRaised:
-    """A task, the store or the API server knows a newer coordinator (I9)."""
+    """A task, the store or the API server has seen a newer coordinator (I9)."""
 
     by: str
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRead:
-    """The store's newest manifest; None where there is none. `store`: the store's id."""
+    """The store's newest manifest; None if there is none. `store`: the store's id."""
 
     manifest: Manifest | None
     store: str | None = None
@@ -132,7 +132,7 @@ class ManifestRaceLost:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRefused:
-    """Nothing was written: the store does not hold the states of these entries."""
+    """Nothing was written: states of these entries are missing in the store."""
 
     objects: tuple[str, ...]
     message: str
@@ -152,7 +152,7 @@ class GarbageCollected:
 
 @dataclass(frozen=True, slots=True)
 class ProblemChanged:
-    """A problem of the edge, by subject; None when it is over."""
+    """A problem of the edge, by subject; None if it is solved."""
 
     subject: str
     message: str | None
@@ -185,7 +185,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Fields that are None are not known, or do not apply. `suspected_since`: RFC 3339."""
+    """Fields are None if they are unknown, or do not apply. `suspected_since`: RFC 3339."""
 
     slot: str
     incarnation: int
@@ -252,8 +252,8 @@ class ReadNewestManifest:
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the assembled entries, then the manifest with their names in it, if its number is free.
-    `fresh` are the entry objects that no manifest has named before: their states are looked for
-    first. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
+    `fresh` are the entry objects that are in no manifest yet: it is first checked that their states
+    exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
 
     manifest: Manifest
     fresh: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ class CollectGarbage:
 
 @dataclass(frozen=True, slots=True)
 class ApplyStatus:
-    """Server-side-apply `status.dataPlane`; the last one wins."""
+    """Server-side-apply `status.dataPlane`; the last report wins."""
 
     report: Report
 
@@ -283,7 +283,7 @@ class PollNow:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Another coordinator has taken over: end with exit code 3."""
+    """Another coordinator has taken over: exit with code 3."""
 
     reason: str
 

@@ -1,6 +1,6 @@
-"""Tables of the events that a state can take; any other event raises with the story. Pure.
+"""State machines as transition tables; any other event raises with the transitions so far. Pure.
 
-Knows no state of its own: `checkpoints.phases` and `agreement.disputes` have the tables.
+`checkpoints.phases` and `agreement.disputes` have the tables.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ _STORY = 16
 
 
 class InvalidTransition(RekindleError):
-    """An event that the state cannot take: a bug in the coordinator. Says what happened before."""
+    """An event that is invalid in a state: a bug in the coordinator. Contains the transitions
+    before it."""
 
 
 def next_state(
     subject: str, table: Table[S, E], state: S, event: E, story: Story = ()
 ) -> tuple[S, Story]:
-    """The state after `event`, and the story with it. `subject` is named in errors. Raises
-    InvalidTransition."""
+    """The state after `event`, and the transitions including it. `subject` is named in errors.
+    Raises InvalidTransition."""
     after = table[state].get(event)
     if after is None:
         before = "; ".join(story) or "nothing"
         raise InvalidTransition(
-            f"{subject}: '{event}' cannot happen in phase {state}; before that: {before}"
+            f"{subject}: event '{event}' is invalid in phase {state}; transitions before: {before}"
         )
     return after, (*story, f"{state}: {event}")[-_STORY:]
 

@@ -1,13 +1,13 @@
-"""Do replicas agree? Compares what different computations report about the same epochs. Pure.
+"""Compares the results that replicas report for the same epochs. Pure.
 
-The engine is deterministic, so results are equal. Where two differ, neither is trusted: the
+The engine is deterministic, so results should be equal. If two differ, neither is trusted: the
 partition is disputed (`disputes`), and one of its replicas has to compute again from the committed
-checkpoint. Two equal results of three decide; the odd one has diverged, and does not count until
-its slot has a new incarnation. A replica that only repeats its result decides nothing, since its
-node may be at fault: then the other one computes again, and if that one repeats its result too, one
+checkpoint. Two equal results of three decide; the third one has diverged, and does not count until
+its slot has a new incarnation. A replica that repeats its own result decides nothing, since its
+node may be faulty: then the other one computes again, and if that one repeats its result too, one
 of them is replaced, so that a third node decides. A replica that contradicts itself is replaced in
-the same way, if another one repeats itself. Where all contradict themselves, or a new node agrees
-with none, the operator itself is not deterministic, and the dispute stays.
+the same way, if another one repeats itself. If all contradict themselves, or a new node agrees with
+none, the operator is not deterministic, and the dispute stays open.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -25,7 +25,7 @@ from rekindle.topology.model import Slot
 
 _MAX_EPOCHS = 64
 RECOMPUTATION_TIMEOUT_S = 60.0
-"""How long a third computation may take to reach the epoch before another replica starts one."""
+"""Time for a third computation to reach the epoch, after which another replica starts one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class UntrustedOutput:
-    """Epochs of a partition after `after`: a reader of them may have read a wrong one."""
+    """Epochs of a partition after `after`, which may be wrong and may have been read."""
 
     partition: Partition
     after: int
@@ -50,7 +50,8 @@ class _Record:
 
 
 class DigestComparison:
-    """The newest digests of each replica's current boot, the disputes, and who has diverged."""
+    """The newest digests of each replica's current boot, the disputes, and the diverged
+    replicas."""
 
     def __init__(self) -> None:
         self._records: dict[Partition, dict[Slot, _Record]] = {}
@@ -62,9 +63,9 @@ class DigestComparison:
         self._untrusted: list[UntrustedOutput] = []
         self._retracted: dict[Slot, Computation] = {}
         self._inherited: dict[Slot, Computation] = {}
-        self._replicas: Mapping[Partition, int] | None = None  # as configured; None: not known
+        self._replicas: Mapping[Partition, int] | None = None  # as configured; None: unknown
 
-    # --- what others may rely on ---
+    # --- queries ---
 
     @property
     def diverged(self) -> Mapping[Slot, Divergence]:
@@ -76,7 +77,7 @@ class DigestComparison:
         return self._disputes
 
     def is_untrusted(self, slot: Slot) -> bool:
-        """Whether nobody may read it: diverged, disputed, or about to compute again."""
+        """Whether it must not be read: diverged, disputed, or about to compute again."""
         disputed = partition_of(slot) in self._disputes
         return disputed or slot in self._diverged or slot in self._restarts
 
@@ -90,15 +91,15 @@ class DigestComparison:
         return self._agreed.get(partition, NO_EPOCH)
 
     def take_untrusted(self) -> list[UntrustedOutput]:
-        """What was found since the last call."""
+        """Untrusted output that was found since the last call."""
         found, self._untrusted = self._untrusted, []
         return found
 
     # --- events ---
 
     def configured(self, replicas: Mapping[Partition, int]) -> None:
-        """How many replicas each partition is to have. A single replica is not compared, and its
-        dispute cannot be decided: its results are taken as they are."""
+        """The configured number of replicas of each partition. A single replica is not compared,
+        and its dispute cannot be decided: its results are accepted."""
         self._replicas = replicas
         for records in self._records.values():
             for slot in [slot for slot in records if not self._is_compared(slot)]:
@@ -109,7 +110,7 @@ class DigestComparison:
     def observed(
         self, by: Computation, digests: Mapping[int, EpochDigests], restored_from: int | None = None
     ) -> bool:
-        """Take in what a computation reports; True if this changed what is known of any replica."""
+        """Process the digests of a computation; True if the state of any replica changed."""
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(by.slot) == by:
             return False  # it is about to end
@@ -125,7 +126,7 @@ class DigestComparison:
         return before != (self._diverged, self._disputes, self._restarts)
 
     def _record(self, by: Computation, digests: Mapping[int, EpochDigests]) -> list[int]:
-        """Keep the newest digests of each boot; returns the epochs that are new, or changed."""
+        """Keep the newest digests of each boot. Returns the epochs that are new or changed."""
         replicas = self._records.setdefault(partition_of(by.slot), {})
         record = replicas.get(by.slot)
         if record is None or record.by != by:
@@ -141,7 +142,7 @@ class DigestComparison:
 
     def result_retracted(self, by: Computation, epoch: int) -> bool:
         """A replica computed another result than an earlier boot of it had in its log, which
-        readers may have used. True if it is news."""
+        readers may have used. True if this is new."""
         if self._retracted.get(by.slot) == by:
             return False
         self._retracted[by.slot] = by
@@ -174,7 +175,8 @@ class DigestComparison:
         self._mark_diverged(slot, incarnation, message)
 
     def discard(self, computations: Iterable[Computation]) -> None:
-        """These may have read a wrong epoch: they compute again, and their results are void."""
+        """These may have read a wrong epoch: they compute again, and their results are
+        discarded."""
         for by in computations:
             partition = partition_of(by.slot)
             self._restarts[by.slot] = by
@@ -201,8 +203,8 @@ class DigestComparison:
     def request_recomputation(
         self, partition: Partition, alive: Sequence[Computation], now: float
     ) -> None:
-        """Let one of `alive` (the tasks that are heard) compute a disputed partition again, unless
-        one does so already. The highest index first, since the lowest one saves checkpoints."""
+        """Let one of `alive` (tasks that respond) compute a disputed partition again, unless one
+        does so already. The highest index first, since the lowest one saves checkpoints."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
@@ -223,14 +225,14 @@ class DigestComparison:
             what = "replicas repeat different results; it is replaced, so that a third decides"
             self._mark_diverged(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
 
-    # --- inside ---
+    # --- private ---
 
     def _has_partners(self, slot: Slot) -> bool:
         replicas = 2 if self._replicas is None else self._replicas.get(partition_of(slot), 0)
         return slot.replica < replicas and replicas > 1
 
     def _is_compared(self, slot: Slot) -> bool:
-        """Whether it is one of the replicas that its partition is to have."""
+        """Whether it is one of the configured replicas of its partition."""
         return self._replicas is None or slot.replica < self._replicas.get(partition_of(slot), 0)
 
     def _compare(self, partition: Partition, epoch: int) -> None:
@@ -258,7 +260,7 @@ class DigestComparison:
         self._requested_at.pop(partition, None)
 
     def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
-        """Let a computation that is no party to its partition's dispute decide it."""
+        """Decide the partition's dispute by a computation that is not a party to it."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.is_party(by):
             return
@@ -288,8 +290,9 @@ class DigestComparison:
         self._disputes.pop(partition).step(event)
 
     def _continue(self, dispute: Dispute) -> None:
-        """With one more result that decides nothing. A replica that contradicts itself is replaced
-        once another one has repeated itself: if none does, the operator is at fault."""
+        """Continue a dispute after a result that does not decide it. A replica that contradicts
+        itself is replaced when another one has repeated itself: if none does, the operator is
+        faulty."""
         self._disputes[dispute.partition] = dispute
         self._requested_at.pop(dispute.partition, None)
         if dispute.unresolved or not dispute.repeated - dispute.contradicted:
@@ -320,7 +323,7 @@ def _is_same_replica(one: Computation, two: Computation) -> bool:
 
 
 def _equal_results(results: Sequence[Result]) -> list[list[Result]]:
-    """Groups of results that do not differ in anything that can be compared."""
+    """Groups of results without comparable differences."""
     groups: list[list[Result]] = []
     for by, digests in results:
         alike = (g for g in groups if all(digests.difference(d) is None for _, d in g))
@@ -333,7 +336,7 @@ def _equal_results(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def _has_agreement(digests: Sequence[EpochDigests]) -> bool:
-    """Whether two of them could be compared, by all output or by that of the epoch."""
+    """Whether two of them agree, in the chained digest or in that of the epoch."""
     return any(
         one.agrees(two, kind)
         for at, one in enumerate(digests)

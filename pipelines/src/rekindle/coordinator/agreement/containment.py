@@ -1,8 +1,9 @@
 """Contains wrong results: holds back reads, sinks and checkpoints while replicas disagree. Pure.
 
-Nobody reads a disputed partition. Its sinks, and those of all that read it, write nothing after the
-last epoch on which its replicas agreed, and no checkpoint passes that epoch. Tasks that may have
-read a wrong epoch compute again from the committed checkpoint, as one of the replicas does.
+A disputed partition is not read. Its sinks, and those of all partitions downstream, write nothing
+after the last epoch on which its replicas agreed, and checkpoints after that epoch are not
+committed. Tasks that may have read a wrong epoch compute again from the committed checkpoint, like
+one of the replicas.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -52,7 +53,7 @@ class Containment:
     # --- events ---
 
     def configured(self, generation: Generation) -> None:
-        """A new generation: its partitions and replicas may differ."""
+        """A new generation, with other partitions and replicas."""
         segments = generation.topology.segments
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
@@ -74,7 +75,7 @@ class Containment:
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
-        """Compare what a task reports; True if this changed what is known of any replica."""
+        """Compare the digests of a response; True if the state of any replica changed."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
         changed = self.comparison.observed(by, epoch_digests(response), response.restored_from)
         if response.contradiction is not None:
@@ -114,7 +115,7 @@ class Containment:
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:
-        """Let disputed partitions be computed once more."""
+        """Let disputed partitions be computed again."""
         for partition in self.comparison.disputes:
             alive = [
                 by
@@ -131,8 +132,8 @@ class Containment:
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
-        """Which of a task's entries may be committed: none of an untrusted replica, and none that
-        another Live replica has not agreed with yet, unless that replica is far behind."""
+        """The entries of a task that may be committed: none of an untrusted replica, and only those
+        that each other Live replica agrees with, unless that replica is far behind."""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
@@ -151,7 +152,7 @@ class Containment:
             if d.epoch <= agreed or all(other < d.epoch - _WAIT_EPOCHS for other in others)
         ]
 
-    # --- what is reported ---
+    # --- report ---
 
     def problems(self, generation: Generation | None) -> list[str]:
         found = [f"{d.slot.key}: {d.message}" for d in self.comparison.diverged.values()]
@@ -175,10 +176,10 @@ class Containment:
         }
         return (*disputes, *sorted(conflicts))
 
-    # --- inside ---
+    # --- private ---
 
     def _contain(self, tasks: Membership, graph: Graph | None, committer: Committer) -> None:
-        """Hold back what comes after untrusted epochs."""
+        """Hold back all that depends on untrusted epochs."""
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
@@ -189,13 +190,14 @@ class Containment:
             self.comparison.discard(
                 by
                 for task in tasks
-                if task.partition in readers  # all: they read ahead, and have logs of earlier boots
+                if task.partition
+                in readers  # all replicas: they read ahead, and have logs of earlier boots
                 for by in _computation(task)
             )
         self.update(graph)
 
     def update(self, graph: Graph | None) -> None:
-        """Derive from the disputes how far sinks may write."""
+        """Compute from the disputes up to which epoch sinks may write."""
         self._sinks_through = {}
         if graph is None:
             return

@@ -1,6 +1,7 @@
-"""Disputes: computations of a partition that differ at one epoch, until one of them is decided.
+"""Disputes: computations of a partition that differ at one epoch, until it is decided which is
+right.
 
-The table is the whole rule; an event that it does not name raises with the dispute's story. Pure.
+The table is complete; an event that it does not contain raises with the transitions so far. Pure.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -21,9 +22,9 @@ Result = tuple[Computation, EpochDigests]
 
 class DisputePhase(StrEnum):
     OPEN = "open"  # one replica after another computes the epoch again
-    UNRESOLVED = "unresolved"  # each computation gives another result: not deterministic
+    UNRESOLVED = "unresolved"  # every computation gives a different result: not deterministic
     DECIDED = "decided"  # two computations agree: the others are wrong
-    DISSOLVED = "dissolved"  # there is nothing left to decide
+    DISSOLVED = "dissolved"  # nothing is left to decide
 
 
 class DisputeEvent(StrEnum):
@@ -72,9 +73,9 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 @dataclass(frozen=True, slots=True)
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `kind` of EpochDigests; all
-    agree through `after`. One that an older coordinator opened begins with the result of one party.
-    `repeated`: replicas that computed the same again; `contradicted`: those that computed something
-    else. `story`: the transitions so far."""
+    agree through `after`. A dispute that an older coordinator opened begins with the result of one
+    party. `repeated`: replicas that computed the same again; `contradicted`: those that computed
+    something else. `history`: the transitions so far."""
 
     partition: Partition
     after: int
@@ -107,7 +108,7 @@ class Dispute:
     def with_difference(
         self, by: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
     ) -> Dispute:
-        """With a result that agrees with none. `own`: what the same replica computed before."""
+        """Add a result that agrees with none. `own`: earlier results of the same replica."""
         contradicted = self.contradicted | ({by.slot} if own else frozenset())
         steady = bool(own) and any(other.slot not in contradicted for other, _ in self.results)
         event = DisputeEvent.CONTRADICTED if steady else DisputeEvent.MATCHED_NONE

@@ -1,7 +1,8 @@
-"""What one computation of a partition reports about its epochs. Pure.
+"""The results that a computation of a partition reports for its epochs. Pure.
 
-Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is seen
-at any later epoch. Chains of different bases cannot be compared; then the epoch's own digest is.
+Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is
+visible at any later epoch. Chains with different bases cannot be compared; then the epoch's digest
+is.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -26,20 +27,20 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class EpochDigests:
-    """Of one epoch: the chained digest of all output through it, the digest of its own output, and
-    of the state after it where that was saved."""
+    """Digests of one epoch: the chained digest of all output through it, the digest of its own
+    output, and of the state after it if that was saved."""
 
     chain: str | None = None
     digest: str | None = None
     state: str | None = None
 
     def difference(self, other: EpochDigests) -> str | None:
-        """The field in which two results of one epoch differ; None if none that can be compared."""
+        """The field in which two results of an epoch differ; None if no comparable one does."""
         kinds = ("digest", "state") if self.agrees(other, "chain") is None else ("chain", "state")
         return next((kind for kind in kinds if self.agrees(other, kind) is False), None)
 
     def agrees(self, other: EpochDigests, kind: str) -> bool | None:
-        """Whether they agree in one field; None if that cannot be compared."""
+        """Whether they agree in one field; None if it cannot be compared."""
         mine, yours = getattr(self, kind), getattr(other, kind)
         if mine is None or yours is None or (kind == "chain" and not same_base(mine, yours)):
             return None

@@ -1,13 +1,13 @@
-"""When a global checkpoint is complete, and who may write the next manifest.
+"""Decides when a global checkpoint is complete, and who may write the next manifest.
 
-Pure. One manifest is written at a time, put-if-absent under the next number (`phases`). The first
-manifest of each coordinator carries its fence: from then on a fenced coordinator loses the race for
-the next number, reads the higher fence and ends (I9).
+Pure. One manifest is written at a time, put-if-absent with the next number (`phases`). The first
+manifest of each coordinator contains its fence: from then on a fenced coordinator loses the race
+for the next number, reads the higher fence and exits (I9).
 
 A checkpoint is complete at epoch c when every running partition has an entry at c or newer. For
 partitions that do not run, are catching up, or have saved nothing for three intervals while others
-did, the manifest keeps the entries that it has: one waiting query never stops checkpoints. The set
-of partitions comes from the spec.
+did, the manifest keeps their old entries: a waiting query never stops checkpoints. The set of
+partitions comes from the spec.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#checkpoints.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
@@ -41,21 +41,21 @@ from rekindle.topology.model import Slot
 _BACKOFF = BackoffPolicy(first_s=0.5, longest_s=8.0)
 _STALLED_S = 30.0
 _GARBAGE_INTERVAL_S = 10.0  # it lists the whole store
-_MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries also while none can be committed
+_MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries even while none can be committed
 _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
-_ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, since the chosen one does not seem to
+_ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
 
 
 _NO_MANIFEST = (
-    "it holds no manifest, but task {task} has started from one: this is not the store that the "
-    "topology has run with, or it was emptied; nothing is written until that store is back"
+    "it has no manifest, but task {task} has started from one: this is not the store of the "
+    "topology, or it was emptied; nothing is written until that store is back"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CommitInputs:
-    """What a proposal is made from. `running`: partitions that a checkpoint waits for; `started`:
-    tasks that have been given a restore point."""
+    """Inputs of a proposal. `running`: partitions that a checkpoint waits for; `started`: tasks
+    that were given a restore point."""
 
     generation: Generation
     graph: Graph
@@ -67,7 +67,7 @@ class CommitInputs:
 
 @dataclass(frozen=True, slots=True)
 class SavedEntry:
-    """An entry that is saved and not yet committed, and the replica that reported it."""
+    """An entry that is saved but not committed, and the replica that reported it."""
 
     slot: Slot
     ref: EntryRef
@@ -91,7 +91,7 @@ class Committer:
         self.store_id: str | None = None
         self.duration_s: float | None = None
 
-    # --- what others may rely on ---
+    # --- queries ---
 
     @property
     def phase(self) -> CommitPhase:
@@ -99,13 +99,13 @@ class Committer:
 
     @property
     def own_manifest(self) -> Manifest | None:
-        """The newest manifest that this coordinator knows of, once one carries its fence."""
+        """The newest known manifest, if it has this coordinator's fence."""
         newest = self.newest
         return newest if newest is not None and newest.fence == self._fence else None
 
     @property
     def restorable_manifest(self) -> Manifest | None:
-        """The manifest to restore from; None while a newer one may be under way."""
+        """The manifest to restore from; None while a newer one may be in flight."""
         return self.own_manifest if self.phase is CommitPhase.READY else None
 
     def problems(self, inputs: CommitInputs | None, now: float) -> list[str]:
@@ -150,7 +150,7 @@ class Committer:
         return [ReadNewestManifest()]
 
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
-        """Their replicas have to save again; the partitions keep what they have until then."""
+        """Their replicas have to save again; until then, the partitions keep their old entries."""
         self._refused |= set(objects)
         for partition, known in self._saved.items():
             kept = {e: r for e, r in known.items() if r.ref.object not in self._refused}
@@ -170,7 +170,7 @@ class Committer:
         self._garbage_problem = f"checkpoint store: clean-up: {problem}" if problem else None
 
     def entries_saved(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
-        """Entries that a replica has saved. They stay known when that replica dies."""
+        """Entries that a replica has saved. They are kept when that replica dies."""
         partition = partition_of(slot)
         least = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
@@ -180,17 +180,17 @@ class Committer:
                 known.setdefault(entry.epoch, SavedEntry(slot, ref))
 
     def distrust(self, slot: Slot) -> None:
-        """Do not commit what a diverged replica has saved."""
+        """Do not commit entries of a diverged replica."""
         known = self._saved.get(partition_of(slot), {})
         self._saved[partition_of(slot)] = {e: r for e, r in known.items() if r.slot != slot}
 
     def withhold(self, partition: Partition, after: int) -> None:
-        """Forget entries that were saved after an epoch from which on replicas disagree."""
+        """Drop saved entries after `after`, the last epoch on which replicas agree."""
         known = self._saved.get(partition, {})
         self._saved[partition] = {e: r for e, r in known.items() if e <= after}
 
     def contradicts(self, slot: Slot, done: CheckpointDone) -> bool:
-        """Whether a replica has saved another state than the committed one of that epoch."""
+        """Whether a replica saved a state that differs from the committed one of that epoch."""
         refs = self.newest.entries.get(partition_of(slot).key, ()) if self.newest else ()
         committed = next((r for r in refs if r.epoch == done.epoch and r.object), None)
         return committed is not None and committed.digest != done.digest
@@ -198,7 +198,8 @@ class Committer:
     # --- proposals ---
 
     def step(self, inputs: CommitInputs | None, now: float) -> list[Effect]:
-        """Read or write what is due. `inputs` is None while too little is known to write."""
+        """Start a read or write that is due. `inputs` is None while too little is known to
+        write."""
         if self.phase is CommitPhase.UNREAD and now >= self._retry_at:
             self._machine.step(CommitEvent.READ_STARTED)
             return [ReadNewestManifest()]
@@ -223,7 +224,7 @@ class Committer:
         return [CollectGarbage(retain)]
 
     def covers(self, generation: Generation) -> bool:
-        """Whether the start of this generation is written down, so that its tasks may begin."""
+        """Whether the start of this generation is committed, so that its tasks may begin."""
         return self.own_manifest is not None and self.own_manifest.generation == generation.number
 
     def _propose(self, inputs: CommitInputs, now: float) -> WriteManifest | None:
@@ -264,15 +265,15 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
-        """A partition that is starved, or whose sink refuses, is waited for only for a while: it
-        reports Live as long as it hears of no newer epoch."""
+        """A partition that gets no input, or whose sink fails, is only waited for `patience`
+        epochs: it reports Live as long as it knows no newer epoch."""
         best = [self._newest_entry(p) for p in inputs.running]
         patience = _WAIT_INTERVALS * inputs.generation.checkpoint_every
         leader = max(best, default=NO_EPOCH)
         return min((epoch for epoch in best if epoch >= leader - patience), default=NO_EPOCH)
 
     def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
-        """Whether a partition that has reached `epoch` has saved no entry for long."""
+        """Whether a partition that has reached `epoch` has not saved an entry for too long."""
         return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * every
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
@@ -302,7 +303,7 @@ class Committer:
         if advanced or self._last_commit is None or self._progressed(manifest):
             self._last_commit = now
         if self.newest is not None and manifest.generation != self.newest.generation:
-            self._saved = {}  # another generation's sinks have other epochs
+            self._saved = {}  # sinks of another generation have other epochs
         self.newest = manifest
         for partition, known in self._saved.items():
             least = self._newest_committed(partition)

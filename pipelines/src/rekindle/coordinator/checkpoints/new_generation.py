@@ -1,8 +1,8 @@
 """The first manifest of a generation: where its new partitions and queries start. Pure.
 
-It is written before any task gets its start, so that all replicas and all later coordinators use
-the same. Operators whose id stays keep their state, also in another segmentation; new ones start
-empty at a checkpoint boundary that no task has reached.
+It is committed before any task gets its restore point, so that all replicas and all later
+coordinators use the same one. Operators with the same id keep their state, even if segments are cut
+differently; new ones start empty at a checkpoint epoch that no task has reached.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -25,7 +25,7 @@ from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
 _NOTICE_S = 2.0
-"""Time to write the first manifest and to poll the tasks that go on."""
+"""Time to write the first manifest and to poll the tasks that continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ def boundary_at_or_after(epoch: int, every: int) -> int:
 
 
 def empty_entry(epoch: int) -> EntryRef:
-    """Start empty after `epoch`."""
+    """The entry of empty state after `epoch`."""
     return EntryRef(epoch=epoch, object=None, digest=EMPTY_DIGEST)
 
 
 def definition_of(query: QuerySpec, segment: Segment) -> str:
-    """Differs if the query computes, reads or writes something else."""
+    """A hash that changes if the query computes, reads or writes something else."""
     text = to_json([query.identity, segment.stream])
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -60,7 +60,7 @@ def query_start(query: QuerySpec, generation: Generation, epoch: int) -> QuerySt
 def start_generation(
     previous: Manifest | None, generation: Generation, graph: Graph, head_epoch: int
 ) -> GenerationStart:
-    """`head_epoch`: the newest epoch that any task has heard of."""
+    """`head_epoch`: the newest epoch that any task knows."""
     if previous is None:
         return GenerationStart(
             entries={p.key: (empty_entry(NO_EPOCH),) for p in graph.partitions},
@@ -71,7 +71,7 @@ def start_generation(
             migrations=(),
             problems=(),
         )
-    # Ahead of all tasks, so that a sink that is to be given up does not get beyond it before.
+    # Ahead of all tasks, so that a sink that is taken from a task has not written beyond it.
     ahead = max(head_epoch, previous.epoch) + math.ceil(_NOTICE_S / generation.interval_s)
     start = boundary_at_or_after(ahead, generation.checkpoint_every)
     return _Starter(previous, generation, graph, start).run()
@@ -113,7 +113,7 @@ class _Starter:
                 return refs
             names = ", ".join(ancestors)
             self._problems.append(
-                f"{partition.key} starts empty at epoch {self._start + 1}: {names}, which held the "
+                f"{partition.key} starts empty at epoch {self._start + 1}: {names}, which have the "
                 "state of its operators, have no checkpoint epoch in common"
             )
         elif not self._graph.inputs[partition]:
@@ -126,7 +126,8 @@ class _Starter:
         return (empty_entry(max(self._start, *above) if above else self._start),)
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
-        """Only entries from which its inputs can still be read, also if they were re-cut."""
+        """Only entries from which its inputs can still be read, even if these were cut
+        differently."""
         bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
         base = max(bases, default=NO_EPOCH)
         kept = tuple(ref for ref in refs if ref.epoch >= base)
@@ -134,13 +135,13 @@ class _Starter:
             return kept
         self._problems.append(
             f"{partition.key} loses its state and starts empty at epoch {base + 1}: its inputs "
-            f"were re-cut and cannot give what follows epoch {refs[0].epoch}; if it stalls, "
-            "delete its pods"
+            f"are cut into segments differently and do not have the epochs after {refs[0].epoch}; "
+            "if it stalls, delete its pods"
         )
         return (empty_entry(base),)
 
     def _ancestors(self, partition: Partition) -> dict[str, Refs]:
-        """Entries of partitions that had some of its operators in an older segmentation."""
+        """Entries of partitions of older segments that had some of its operators."""
         lineage = self._generation.lineage
         mine = set(lineage.get(partition.segment, ()))
         found: dict[str, Refs] = {}
@@ -152,12 +153,12 @@ class _Starter:
 
     def _migrate(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
         operators = self._generation.lineage[partition.segment]
-        # One that has never begun has no state, whatever the epoch.
+        # One that has never started has no state at any epoch.
         begun = [refs for refs in ancestors.values() if any(ref.object for ref in refs)]
         by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or ancestors.values()]
         common = set.intersection(*(set(refs) for refs in by_epoch))
         for refs in ancestors.values():
-            if refs not in begun:  # empty up to its start; it has to write all that follows
+            if refs not in begun:  # empty up to its start; it has to write all epochs after it
                 common = {epoch for epoch in common if epoch <= refs[0].epoch}
         kept: list[EntryRef] = []
         for epoch in sorted(common, reverse=True):

@@ -1,9 +1,9 @@
 """The checkpoint in flight: from reading the newest manifest to committing the next one. Pure.
 
 One manifest is in flight at a time. Its entries were saved by the tasks before it is proposed, so
-the checkpoint is complete when its manifest is written; the coordinator that puts its number first
-commits it. After a failure it is not known what was written, so the newest manifest is read before
-the next proposal.
+the checkpoint is complete when its manifest is written; the coordinator that is first to put its
+number commits it. After a failure it is not known what was written, so the newest manifest is read
+before the next proposal.
 
 Design: docs/design/checkpoints.md#who-commits.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
@@ -29,8 +29,8 @@ class CommitEvent(StrEnum):
     PROPOSED = "proposed"  # a complete checkpoint: its manifest is to be written
     COMMITTED = "committed"
     RACE_LOST = "race lost"  # abandoned: another coordinator wrote this number
-    ENTRIES_REFUSED = "entries refused"  # abandoned: the store does not hold the states
-    STORE_FAILED = "store failed"  # abandoned, or committed: only a read tells
+    ENTRIES_REFUSED = "entries refused"  # abandoned: states are missing in the store
+    STORE_FAILED = "store failed"  # abandoned, or committed: a read will show
     STORE_REFUSED = "store refused"  # this is not the store that the topology has run with
 
 

@@ -1,10 +1,10 @@
-"""Holds and floors: what streams may forget, and what a manifest must keep (I5).
+"""Holds and floors: which epochs streams may drop, and what a manifest must keep (I5).
 
 A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that the
 newest manifest keeps for it, or the position of one of its incarnations, if that is further back. A
-stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides its newest entry,
-for every point that a consumer holds the newest entry at or before it: from there the partition can
-regenerate what the consumer needs. Pure.
+stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides the newest entry
+of a partition, for every hold of a consumer the newest entry at or before it: from there the
+partition can compute again what the consumer needs. Pure.
 
 Design: docs/design/coordinator.md#retention.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
@@ -27,7 +27,7 @@ Refs = tuple[EntryRef, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of each partition: positions of its incarnations, epochs of entries that they load, and
+    """For each partition: positions of its incarnations, epochs of entries that they load, and
     whether one may run with unknown progress."""
 
     positions: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def oldest(refs: Refs) -> EntryRef:
 
 
 def hold(partition: Partition, manifest: Manifest, progress: Progress) -> int | None:
-    """None: not known, so that its inputs have to keep everything."""
+    """The epoch, or None if it is unknown: then its inputs have to keep everything."""
     refs = manifest.entries.get(partition.key)
     if not refs or partition in progress.unknown:
         return None
@@ -63,11 +63,11 @@ def hold(partition: Partition, manifest: Manifest, progress: Progress) -> int | 
 
 
 def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partition, int]:
-    """The floor of each partition's stream; absent where everything must stay."""
+    """The floor of each partition's stream; absent if everything must be kept."""
     holds = {p: hold(p, manifest, progress) for p in graph.partitions}
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
-        # A stream that only sinks read is held by its own entry: sinks have all epochs up to it.
+        # A stream that only sinks read has its own entry as hold: sinks have all epochs up to it.
         wanted = [holds[r] for r in graph.readers[partition]] or [holds[partition]]
         known = [h for h in wanted if h is not None]
         if len(known) == len(wanted):
@@ -78,10 +78,11 @@ def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partiti
 def keep_entries(
     graph: Graph, available: Mapping[Partition, Refs], previous: Mapping[str, Refs], at: Progress
 ) -> dict[str, Refs]:
-    """Choose what the next manifest keeps out of `available` (newest first, `previous` included).
+    """Choose the entries of the next manifest from `available` (newest first, with `previous`).
 
-    Consumers come first, so that what they keep pins what their inputs keep, up to the sources.
-    If an incarnation of a consumer may run unheard, its inputs keep all their entries.
+    Consumers are processed first, so that their entries pin entries of their inputs, up to the
+    sources. If an incarnation of a consumer may run with unknown progress, its inputs keep all
+    their entries.
     """
     kept: dict[str, Refs] = {}
     for partition in reversed(graph.partitions):

@@ -1,7 +1,7 @@
-"""Which sinks a partition has to write, and which entries they allow to commit. Pure.
+"""Which sinks a partition has to write, and which entries may be committed. Pure.
 
-An entry may be committed only if all sinks of its partition have all epochs up to it: a task that
-is restored from it writes none of them again. The manifest names the sinks; a task may not know a
+An entry may only be committed if all sinks of its partition have all epochs up to it: a task that
+is restored from it does not write them again. The manifest names the sinks; a task may not know a
 new one yet.
 
 Design: docs/design/coordinator.md#checkpoints, docs/design/exactly-once.md#sinks.
@@ -18,7 +18,7 @@ from rekindle.topology.spec import QuerySpec
 
 
 def assigned_sinks(graph: Graph, manifest: Manifest, segment: str) -> tuple[SinkAssignment, ...]:
-    """The same for each partition of a segment. `manifest` is of the graph's generation."""
+    """Equal for all partitions of a segment. `manifest` is of the graph's generation."""
     return tuple(
         _assignment(query, manifest.queries[query.name]) for query in graph.queries.get(segment, ())
     )
@@ -35,8 +35,8 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
 
 
 def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
-    """The newest epoch that is written. Nothing is written for an assignment that the task does not
-    know, even if it knows another one of the same query."""
+    """The newest durable epoch. For an assignment that the task does not know yet, nothing is
+    written, even if it knows another one of the same query."""
     found = (s.durable for s in response.sinks if s.assigned == assigned)
     return next(found, assigned.from_epoch - 1)
 

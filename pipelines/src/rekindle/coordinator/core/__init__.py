@@ -1,6 +1,5 @@
 """The coordinator as one state machine: events in, effects and the tasks' desired state out.
 
-Puts `agreement`, `checkpoints` and `tasks` together. Pure: must not know how an event came to be or
-how an effect is performed (Kubernetes, HTTP, the store, asyncio), nor what time it is: `now` is
-passed in.
+Combines `agreement`, `checkpoints` and `tasks`. Pure: must not know where events come from or how
+effects are performed (Kubernetes, HTTP, the store, asyncio), or the time: `now` is passed in.
 """

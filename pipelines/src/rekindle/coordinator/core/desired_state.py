@@ -19,7 +19,7 @@ from rekindle.protocol import PollRequest, RestorePoint, TaskPhase, TaskRef
 
 
 def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequest:
-    """A poll without desired state: it changes nothing and asks for the task's progress."""
+    """A poll without desired state: it only requests the task's progress."""
     ref = TaskRef(
         segment=task.slot.segment,
         partition=task.slot.partition,
@@ -33,8 +33,8 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequ
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What the desired state of all tasks is made from: this coordinator's newest manifest, the
-    serving replicas, the floors of streams, and what is contained."""
+    """Inputs of the desired state of all tasks: this coordinator's newest manifest, the serving
+    replicas, the floors of streams, and the containment."""
 
     graph: Graph
     manifest: Manifest
@@ -50,7 +50,7 @@ class DesiredState:
         replicas = self.replicas.get(task.partition, [])
         return {
             "ask_only": False,
-            # Only while it waits: its next boot must not get an old one in a late poll.
+            # Only while it waits: its next boot must not get an old restore point from a late poll.
             "restore": task.assigned if task.phase == TaskPhase.WAITING else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
@@ -65,7 +65,7 @@ class DesiredState:
         }
 
     def _floor(self, task: Task) -> int | None:
-        """The stream's floor, but never beyond what this task's own sinks still have to write."""
+        """The stream's floor, but not above the epochs that this task's own sinks have written."""
         floor = self.floors.get(task.partition)
         if floor is None or task.response is None:
             return None

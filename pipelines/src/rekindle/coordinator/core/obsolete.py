@@ -1,7 +1,7 @@
 """Tasks of partitions that the newest generation does not have, until their pods are gone. Pure.
 
-They have to give up their sinks before the start of their successors is chosen: a file that they
-write beyond that start would stay, since files are never replaced. They keep routes and logs.
+Their sinks have to stop before the start epoch of their successors is chosen: a file that they
+write after that epoch would stay, since files are never replaced. They keep routes and logs.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -14,7 +14,7 @@ from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
 
 STOP_TIMEOUT_S = 3.0
-"""How long the first manifest waits for tasks that respond and go on writing."""
+"""How long the first manifest waits for tasks that respond and still write."""
 
 
 def is_obsolete(task: Task, graph: Graph) -> bool:
@@ -22,7 +22,7 @@ def is_obsolete(task: Task, graph: Graph) -> bool:
 
 
 def still_writing(tasks: Iterable[Task], graph: Graph) -> bool:
-    """Whether some that are heard still have sinks. A task that stops takes no new epochs."""
+    """Whether obsolete tasks that respond still have sinks. A stopping task takes no new epochs."""
     return any(
         task.response is not None
         and task.response.sinks

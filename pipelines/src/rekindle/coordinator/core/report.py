@@ -1,7 +1,7 @@
 """The report: what the coordinator writes to `status.dataPlane`, and when. Pure.
 
-Written at once when a task is suspected, heard again, changes phase or diverges, or a checkpoint is
-committed; otherwise at most every two seconds. The status is for people and the operator; figures
+Written at once when a task is suspected, responds again, changes phase or diverges, or a checkpoint
+is committed; otherwise at most every two seconds. The status is for users and the operator; values
 that change fast are metrics.
 
 Design: docs/design/coordinator.md#report.
@@ -35,7 +35,7 @@ _PROBLEMS = 32
 
 
 class HeadHistory:
-    """When sources released each epoch, so that a lag is an age and not a count."""
+    """When sources released each epoch, to compute lags as times, not as numbers of epochs."""
 
     def __init__(self) -> None:
         self._released: deque[tuple[int, float]] = deque(maxlen=_HEADS)
@@ -61,7 +61,7 @@ class HeadHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """What a report is made from. `wall_s` is the Unix time when `now` was zero."""
+    """Inputs of a report. `wall_s` is the Unix time when `now` was zero."""
 
     fence: int
     wall_s: float
@@ -88,7 +88,8 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
         problems=tuple(_bounded(text) for text in inputs.problems[:_PROBLEMS]),
         generation=generation.number if generation is not None else None,
         head_epoch=head if head != NO_EPOCH else None,
-        # The next coordinator expects this store, so it is named once something was written there.
+        # The next coordinator expects this store, so it is reported once something was written
+        # there.
         store=inputs.store_id if inputs.manifest is not None else None,
         checkpoint=_checkpoint(inputs.manifest),
     )
@@ -150,8 +151,8 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
 
 
 def _stable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
-    """What is durable in every partition, by whichever replica wrote it. A checkpoint covers what
-    sinks have (I2), so that a partition without tasks is as far as its newest entry."""
+    """The newest epoch that is durable in every partition, written by any replica. Sinks have all
+    epochs of a checkpoint (I2), so a partition without tasks counts with its newest entry."""
     best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]
     for task in inputs.membership:
         where = task.partition
@@ -162,8 +163,8 @@ def _stable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
 
 
 def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
-    """The epoch of a partition's newest entry; one of another generation may be of a query that
-    did not exist yet, or read something else."""
+    """The epoch of a partition's newest entry. Entries of another generation do not count: the
+    query may not have existed, or had another input."""
     manifest, generation = inputs.manifest, inputs.generation
     if manifest is None or generation is None or manifest.generation != generation.number:
         return NO_EPOCH
@@ -172,7 +173,7 @@ def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
 
 
 class ReportPacer:
-    """Decides when a report is worth an API call."""
+    """Decides when a report is written."""
 
     def __init__(self) -> None:
         self._reported: Report | None = None
@@ -194,6 +195,6 @@ class ReportPacer:
 
 
 def rfc3339(wall_s: float) -> str:
-    """A report time: UTC, milliseconds."""
+    """Formats a time for the report: UTC, milliseconds."""
     text = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

@@ -1,9 +1,9 @@
 """The coordinator as one pure state machine: `step(event, now) -> effects`, `poll_for(slot)`.
 
-Puts the parts together: membership, routes, restore points, floors, checkpoint commit, digest
-comparison and report. Nothing is stored: a new coordinator rebuilds its state from pods, poll
-responses and the newest manifest. Until it has done so, its polls carry no desired state; except to
-obsolete tasks, whose sinks have to stop first.
+Combines membership, routes, restore points, floors, checkpoint commit, digest comparison and
+report. Nothing is stored: a new coordinator rebuilds its state from pods, poll responses and the
+newest manifest. Until then, its polls contain no desired state, except to obsolete tasks, whose
+sinks have to stop first.
 
 Design: docs/design/coordinator.md.
 """
@@ -65,7 +65,7 @@ from rekindle.topology.model import Slot
 DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not respond."""
 _PROOF_MARGIN_S = 0.5
-"""A reader must be this far beyond the last response of a silent task to prove that it lives."""
+"""A reader must be this far beyond the last response of a silent task to prove that it is alive."""
 
 
 class Coordinator:
@@ -84,13 +84,13 @@ class Coordinator:
         self._pods_are_known = False
         self._polling_since: float | None = None
         self._settled = False
-        self._obsolete_since = 0.0  # since when obsolete tasks can be asked to stop
+        self._obsolete_since = 0.0  # since when obsolete tasks can be told to stop by polls
         self._isolated = False
         self._fenced = False
         self._heads = HeadHistory()
         self._pacer = ReportPacer()
         self._problems: dict[str, str] = {}
-        # Derived once a tick, not for each of the polls.
+        # Derived once for each tick, not for each poll.
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
 
@@ -102,12 +102,12 @@ class Coordinator:
 
     @property
     def ready(self) -> bool:
-        """Whether polls carry desired state."""
+        """Whether polls contain desired state."""
         generation = self._generation
         return self._settled and generation is not None and self.committer.covers(generation)
 
     def is_suspected(self, task: Task) -> bool:
-        """A coordinator whose own network is at fault suspects nobody."""
+        """False for all tasks if the coordinator's own network is faulty."""
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:
@@ -115,8 +115,8 @@ class Coordinator:
         if self._isolated:
             silent = sum(t.suspected for t in self.membership)
             found.append(
-                f"the coordinator does not hear {silent} of {len(list(self.membership))} tasks, "
-                "though their peers read them: its own network seems to be at fault"
+                f"{silent} of {len(list(self.membership))} tasks do not respond to the coordinator "
+                "though their peers read them: its own network seems to be faulty"
             )
         found += self.committer.problems(self._commit_inputs(), now)
         found += self.containment.problems(self._generation)
@@ -135,7 +135,7 @@ class Coordinator:
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
             effects += [self._with_time(e, now) for e in self.committer.step(inputs, now)]
-        # Also reports what keeps it from settling, such as a generation that cannot be read.
+        # Also reports what prevents discovery, such as a generation that cannot be read.
         if (self._settled or self._problems) and self._pacer.due(now):
             effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
         return effects
@@ -232,10 +232,10 @@ class Coordinator:
             self.committer.entries_saved(slot, committable_entries)
 
     def _assign_restore(self, task: Task) -> list[Effect]:
-        """Give a restore point to a task that has just reported that it has none, and to no other.
+        """Assign a restore point to a task that has just reported that it has none, and only then.
 
-        It is the oldest entry kept for its partition, so that the task can regenerate all that its
-        readers may need. It stays the same for this boot.
+        It is the oldest entry kept for its partition, so that the task can compute all that its
+        readers may need. It does not change during this boot.
         """
         manifest = self.committer.restorable_manifest
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
@@ -288,10 +288,10 @@ class Coordinator:
             self._problems[subject] = message
         return []
 
-    # --- what is derived ---
+    # --- derived state ---
 
     def _settle(self, now: float) -> None:
-        """Discovery ends when all tasks that may run have responded, or at its timeout."""
+        """End discovery when all tasks that may run have responded, or at its timeout."""
         if self._settled or self._polling_since is None:
             return
         waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S

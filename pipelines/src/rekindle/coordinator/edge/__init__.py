@@ -1,5 +1,5 @@
 """The I/O around the core: Kubernetes, polls, the checkpoint store, probes, and the process itself.
 
-Turns what it sees into events and performs effects. Must not decide anything: no rule about tasks,
+Turns observations into events and performs effects. Must not decide anything: no rule about tasks,
 epochs or checkpoints belongs here.
 """

@@ -1,7 +1,7 @@
-"""Compiles topologies in a child process, which ends when it has done so.
+"""Compiles topologies in a child process that exits afterwards.
 
-The SQL parser costs some 30 MB and a second of CPU; a coordinator needs it only at the moment in
-which a generation appears, and must not miss heartbeats in that moment.
+The SQL parser costs some 30 MB and a second of CPU; a coordinator only needs it when a generation
+appears, and must not miss heartbeats at that time.
 
 Run as a module (`python -m rekindle.coordinator.edge.compiling`) it is that child: it reads JSON
 `[[name, spec], ...]` from standard input and writes a pickled list to standard output, with a
@@ -30,7 +30,7 @@ class CompilationFailed(RekindleError):
 
 
 async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology | str]:
-    """For each its topology, or why it does not compile. Raises CompilationFailed."""
+    """The topology of each spec, or why it does not compile. Raises CompilationFailed."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -2,7 +2,7 @@
 
 Not the official client: that costs some 25 MB, and a coordinator reads pods and ConfigMaps, renews
 one Lease and patches one status. Knows the API's conventions (resourceVersion, watch events,
-Status objects), nothing of topologies.
+Status objects), but not topologies.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rekindle.errors import RekindleError
 Json = dict[str, Any]
 
 _CALL = aiohttp.ClientTimeout(total=5.0)
-# The server ends a watch soon, so that a dead connection is noticed soon: in a burst, when an API
-# server may die with its zone, new pods must not be missed.
+# Watches are short, so that a dead connection is noticed soon: in a burst, when an API server may
+# fail with its zone, new pods must not be missed.
 _WATCH_S = 10
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
 _LINE = 8 * 1024 * 1024
 
 
 class ApiError(RekindleError):
-    """The API server refused; `status` is HTTP's."""
+    """The API server returned the HTTP error `status`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -37,7 +37,7 @@ class ApiError(RekindleError):
 
 
 UNREACHABLE = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
-"""Errors of calls while the API server is away, starting or restarting."""
+"""Errors of calls while the API server is unreachable, starting or restarting."""
 
 # With jitter, so that coordinators do not all retry at the same time.
 API_BACKOFF = BackoffPolicy(first_s=0.3, longest_s=6.0, jitter=0.5)

@@ -50,7 +50,7 @@ class Access:
 
 
 def find_access(environment: Mapping[str, str]) -> Access:
-    """The pod's service account, or KUBECONFIG where that is set."""
+    """The pod's service account, or KUBECONFIG if that is set."""
     if environment.get("KUBECONFIG"):
         return _from_kubeconfig(Path(environment["KUBECONFIG"]))
     host = environment.get("KUBERNETES_SERVICE_HOST")

@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 
 class ObjectError(RekindleError):
-    """An object in the cluster is not as the operator writes it; names the object."""
+    """An object in the cluster is not as written by the operator; names the object."""
 
 
 def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
-    """None for a pod whose labels name no slot, and for a pod of another topology: pods of an older
-    topology of the same name may still be ending."""
+    """None for a pod without a slot in its labels, and for a pod of another topology: pods of an
+    older topology of the same name may still be terminating."""
     meta, status = document["metadata"], document.get("status") or {}
     if uid not in (owner.get("uid") for owner in meta.get("ownerReferences") or ()):
         return None
@@ -84,7 +84,7 @@ def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
 
 
 def data_plane_document(report: Report) -> Json:
-    """`status.dataPlane`, without what is not known."""
+    """`status.dataPlane`, without unknown fields."""
     document = {
         "fence": report.fence,
         "tasks": [_task(task) for task in report.tasks],

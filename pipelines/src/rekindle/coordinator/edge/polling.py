@@ -1,4 +1,4 @@
-"""Polls each task in a loop of its own, so that a frozen task delays no other.
+"""Polls each task in a separate loop, so that a frozen task does not delay others.
 
 Design: docs/design/coordinator.md#suspicion.
 """
@@ -23,13 +23,13 @@ from rekindle.topology.model import Slot
 _log = logging.getLogger(__name__)
 _NEWER_COORDINATOR = 409
 _REFUSED = frozenset({401, 421, 426})
-"""Token, topology or protocol version do not match: reported, since trying again does not help."""
+"""Token, topology or protocol version do not match: reported, because a retry does not help."""
 _MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An HTTP status other than 200, and the reason that the task gave."""
+    """An HTTP status other than 200, and the task's reason."""
 
     status: int
     text: str

@@ -1,6 +1,7 @@
 """The coordinator's process: feeds events into the state machine and performs its effects.
 
-All in one event loop, so that the state machine is never entered twice; the store has a thread.
+All in one event loop, so that the state machine is never called concurrently; the store has a
+thread.
 
 Design: docs/design/coordinator.md#structure.
 """
@@ -64,7 +65,7 @@ class Process:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until `stop`, or until another coordinator is in charge; returns the exit code."""
+        """Run until `stop`, or until another coordinator has taken over. Returns the exit code."""
         await self._pollers.open()
         server = await serve(self._settings.bind, self._metrics, lambda: self.core.ready)
         for work in (

@@ -1,7 +1,7 @@
 """Writes to the cluster: `status.dataPlane` by server-side apply, and the coordinator's Lease.
 
 The API server refuses both writes of a coordinator that was replaced: the fence in the status never
-falls (a CEL rule), and the Lease names a later holder. So it notices even if no task tells it.
+decreases (a CEL rule), and the Lease has a later holder. So it notices even without tasks.
 
 Design: docs/design/coordinator.md#report.
 """
@@ -29,9 +29,9 @@ _REFUSED = (409, 422)
 
 
 async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
-    """The id of the checkpoint store that the topology has run with, from its status; None: it
-    has not written yet. Raises StoreError while the status cannot be read: a new store must not be
-    created in the place of one that is only away."""
+    """The id of the topology's checkpoint store, from its status; None if it has not written yet.
+    Raises StoreError while the status cannot be read: a new store must not replace one that is
+    only unreachable."""
     path = (
         f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
         f"{settings.topology}"
@@ -48,7 +48,7 @@ async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
 
 
 class StatusWriter:
-    """One write at a time; while one is under way only the latest report is kept."""
+    """One write at a time; during a write only the latest report is kept."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._settings, self._feed = api, settings, feed
@@ -96,7 +96,7 @@ class StatusWriter:
         settings = self._settings
         if not await self._in_charge():
             return
-        # Numbered, so that the Lease can say which report still holds.
+        # Numbered, so that the Lease can name the report that is still valid.
         document = {**data_plane_document(desired), "report": self.writes + 1}
         if self._store is not None:
             document.setdefault("store", self._store)  # this coordinator may not know it yet
@@ -112,7 +112,8 @@ class StatusWriter:
         self._feed(ProblemChanged("status", None))
 
     async def _in_charge(self) -> bool:
-        """Whether uid and fence in the cluster are still ours; otherwise feeds FenceRaised."""
+        """Whether uid and fence in the cluster are still those of this process; otherwise feeds
+        FenceRaised."""
         settings = self._settings
         try:
             found = await self._api.get(self._path)
@@ -134,10 +135,10 @@ class StatusWriter:
 
 
 class LeaseKeeper:
-    """Renews `<topology>-coordinator`; the operator replaces a coordinator that does not.
+    """Renews the Lease `<topology>-coordinator`; otherwise the operator replaces the coordinator.
 
-    Each renewal names the report that still holds (`current`, None: the newest is not written yet):
-    without that, a report would be as old as its last change. `suspecting`: some task is silent.
+    Each renewal names the report that is still valid (`current`, None: the newest is not written
+    yet): otherwise a report would be as old as its last change. `suspecting`: a task is silent.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class LeaseKeeper:
             except UNREACHABLE as error:
                 self._held = None
                 _log.warning("lease: %r", error)
-            # A failed call must not cost the next renewal's time as well.
+            # A failed call must not delay the next renewal.
             spent = time.monotonic() - began
             settings = self._settings
             pace_s = settings.lease_renew_s

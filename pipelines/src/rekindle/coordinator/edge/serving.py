@@ -29,7 +29,7 @@ class Metrics:
         )
         self.poll_s = Histogram(
             "rekindle_coordinator_poll_seconds",
-            "Time to an answer",
+            "Time to a response",
             buckets=_BUCKETS,
             registry=self.registry,
         )
@@ -49,7 +49,7 @@ class _CoreCollector(Collector):
         core, now = self._core, time.monotonic()
         yield _gauge("rekindle_coordinator_fence", "Incarnation of this coordinator", core.fence)
         problems = len(core.problems(now))
-        yield _gauge("rekindle_coordinator_problems", "Problems that status names", problems)
+        yield _gauge("rekindle_coordinator_problems", "Problems in the status", problems)
         comparison = core.containment.comparison
         disputes, diverged = len(comparison.disputes), len(comparison.diverged)
         what = "Partitions whose replicas disagree, until a further result decides"
@@ -62,7 +62,7 @@ class _CoreCollector(Collector):
     def _tasks(self, core: Coordinator, now: float) -> Iterator[Metric]:
         silence = GaugeMetricFamily(
             "rekindle_coordinator_heartbeat_age_seconds",
-            "Since a task's last answer",
+            "Time since a task's last response",
             labels=["slot"],
         )
         suspected = GaugeMetricFamily(

@@ -1,6 +1,6 @@
-"""The checkpoint store as the coordinator uses it: one thread, and a deadline for each call.
+"""The checkpoint store of the coordinator: one thread, and a deadline for each call.
 
-One thread keeps the order of calls: a read after a write that timed out sees its outcome. Garbage
+One thread keeps the order of calls: a read after a write that timed out sees its result. Garbage
 collection, which may take long, has another thread.
 
 Design: docs/design/checkpoints.md#the-store.
@@ -22,12 +22,12 @@ from rekindle.errors import StoreError
 
 T = TypeVar("T")
 
-# Instead of a writer's token: coordinators that migrate the same entry make the same object.
+# Instead of a unique token: coordinators that migrate the same entry create the same object.
 _MIGRATED = "a55e3b1ed000"
 
 
 class CheckpointStore:
-    """Raises StoreError for each failure, also for a store that does not respond."""
+    """Raises StoreError for each failure, even if the store does not respond."""
 
     def __init__(self, uid: str, deadline_s: float) -> None:
         self._uid = uid
@@ -42,8 +42,7 @@ class CheckpointStore:
         self._url = url
 
     def expect(self, store_id: str | None) -> None:
-        """The store that the topology has run with: no other one is created or used. None: it
-        has not run yet."""
+        """Only use the store with this id, and create none. None: the topology has not run yet."""
         self._expected = store_id
 
     @property
@@ -101,8 +100,8 @@ class CheckpointStore:
             store = Store(self._url, create=self._expected is None)
             if self._expected not in (None, store.id):
                 raise StoreError(
-                    f"{self._url}: another store ({store.id}) is there than the one that this "
-                    f"topology has run with ({self._expected}); mount or move the old one back"
+                    f"{self._url}: this is store {store.id}, but the topology has used store "
+                    f"{self._expected}; mount or move that one back"
                 )
             self._opened = (self._url, store, ManifestStore(store, self._uid))
         return self._opened[1], self._opened[2]

@@ -1,7 +1,7 @@
 """Reads the cluster: pods by a watch, the newest generation by a list every second.
 
-Turns what it sees into events; decides nothing. While the API server is away it logs that and keeps
-trying; the state machine goes on with what was seen last.
+Turns observations into events; decides nothing. While the API server is unreachable it logs that
+and retries; the state machine continues with the last observations.
 
 Design: docs/design/coordinator.md#environment.
 """
@@ -33,7 +33,7 @@ _GONE = 410
 
 
 class PodWatcher:
-    """Lists the task pods, then watches them; lists again when the watch's start is too old."""
+    """Lists the task pods, then watches them; lists again if the resourceVersion is too old."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
         self._api, self._feed, self._uid = api, feed, settings.uid
@@ -55,7 +55,7 @@ class PodWatcher:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
                 _log.warning("pods: %r", error)
-            # Also after a watch that the server ended, which may happen at once.
+            # Also after a watch that the server ended, which may happen immediately.
             await asyncio.sleep(backoff.failed())
 
     async def _list(self) -> None:
@@ -138,5 +138,5 @@ class GenerationReader:
                 self._compiled[number] = topology
             elif number == newest:
                 raise CompilationFailed(topology)
-            else:  # accepted by a less strict release: only its lineage is lost
+            else:  # accepted by a less strict release: only its lineage is missing
                 _log.warning("generation %d does not compile any more: %s", number, topology)

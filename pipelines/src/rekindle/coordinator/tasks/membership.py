@@ -1,7 +1,7 @@
-"""Which tasks there are, when each was last heard, and which are suspected.
+"""Which tasks exist, when each responded last, and which are suspected.
 
-Pure. Suspicion only changes the order of routes and the report; it creates and ends nothing. The
-operator decides whether a task is lost.
+Pure. Suspicion only changes the order of routes and the report; it does not start or stop tasks.
+The operator decides whether a task is lost.
 
 Design: docs/design/coordinator.md#suspicion.
 """
@@ -19,15 +19,15 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 MIN_SILENCE_S = 1.5
-"""No task is suspected before this."""
+"""No task is suspected before this time."""
 MAX_SILENCE_S = 5.0
-"""A task that is silent for this long is suspected, whatever its history."""
+"""A task that is silent for this long is suspected, regardless of its history."""
 START_TIMEOUT_S = 60.0
-"""How long a container may take to its first response before nothing is kept for it."""
+"""Time for a container's first response, after which nothing is kept for it."""
 MAX_TICK_GAP_S = 0.5
 """A longer gap between two ticks is the coordinator's own pause, not the tasks' silence."""
 _MAX_REGULAR_GAP_S = 3.0
-"""A longer silence was a failure, and does not count in a task's history."""
+"""A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
 _NOT_RESTORED = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
 _DEVIATIONS = 6.0
@@ -35,12 +35,12 @@ _DEVIATIONS = 6.0
 
 @dataclass(slots=True)
 class Task:
-    """What is known of the highest incarnation of one slot.
+    """What is known about the highest incarnation of one slot.
 
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
     while it has no restore point. `first_stable` is the newest epoch in its log when this boot
-    first reported one. `failed_to_start`: its container does not come up (no image, or it crashes
-    at once), so that other tasks have to keep nothing for it.
+    first reported one. `failed_to_start`: its container does not start (no image, or it crashes
+    at once), so that other tasks do not have to keep anything for it.
     """
 
     pod: Pod
@@ -72,7 +72,7 @@ class Task:
 
     @property
     def silence_s(self) -> float:
-        """How long it had been silent when it was suspected. Does not change afterwards."""
+        """How long it had been silent when it was suspected; then it does not change."""
         if self.suspected_since is None:
             return 0.0
         heard = self.known_since if self.last_heard is None else self.last_heard
@@ -142,7 +142,7 @@ class Membership:
         return task
 
     def answered(self, task: Task, response: PollResponse, now: float) -> bool:
-        """Take in a response; True for news that cannot wait (heard again, new phase)."""
+        """Process a response; True if it must be reported at once (responds again, new phase)."""
         previous = task.response
         rebooted = previous is not None and previous.boot_id != response.boot_id
         news = task.suspected or rebooted or previous is None or previous.phase != response.phase
@@ -162,7 +162,7 @@ class Membership:
         return news
 
     def poll_failed(self, event: PollFailed) -> bool:
-        """Remember a refusal; True when it is news."""
+        """Keep a refusal; True if it is new."""
         task = self.find(event.slot, event.incarnation)
         if task is None or not event.refused or task.refusal == event.message:
             return False
@@ -179,13 +179,12 @@ class Membership:
         )
 
     def newest_epoch(self) -> int:
-        """The newest epoch that any task has heard of: after a restart a log may be ahead of the
-        head."""
+        """The newest epoch that any task knows: after a restart a log may be ahead of the head."""
         responses = [task.response for task in self if task.response is not None]
         return max((max(r.head_epoch, r.stable_epoch) for r in responses), default=NO_EPOCH)
 
     def polling_started(self, now: float) -> None:
-        """The first polls go out now."""
+        """The first polls are sent now."""
         self._last_tick = now
         for task in self:
             task.known_since = now
@@ -227,9 +226,9 @@ def _is_silent(task: Task, now: float) -> bool:
 def _position(task: Task, response: PollResponse) -> int | None:
     """The epoch at or below which the task certainly needs no input.
 
-    That is what it was restored from, or has saved since. The end of its log counts only once the
-    log has grown: until then it may have been written by an earlier boot, whose epochs the engine
-    still replays from their inputs.
+    That is the epoch that it was restored from, or has saved since. The end of its log only counts
+    when the log has grown: until then it may have been written by an earlier boot, and the engine
+    computes its epochs again from their inputs.
     """
     start = response.restored_from
     if start is None:
@@ -247,11 +246,11 @@ def _position(task: Task, response: PollResponse) -> int | None:
 def coordinator_is_isolated(
     membership: Membership, inputs: Mapping[Slot, tuple[Slot, ...]], margin: int
 ) -> bool:
-    """Whether most tasks do not respond to us while their readers still read them.
+    """Whether most tasks do not respond to the coordinator while their readers still read them.
 
-    The proof is progress: a task that responds has got more than `margin` epochs beyond the last
+    The proof is progress: a task that responds has more than `margin` epochs beyond the last
     response of a silent task whose stream it reads, and does not report it as unreadable. A silent
-    replica with a partner that is heard proves nothing: the reader may have the partner's epochs.
+    replica with a partner that responds proves nothing: the reader may have the partner's epochs.
     `inputs` names, for each slot, the replicas that it can read from.
     """
     running = [t for t in membership if t.pod.runs and t.last_heard is not None]

@@ -1,7 +1,7 @@
 """From which replicas a task reads each of its inputs, preferred first.
 
-Pure. Only trusted replicas that serve (CatchingUp, Live) are named; suspected ones come last,
-because suspicion may be wrong. Among equals, replica i prefers replica i, which spreads the
+Pure. Only trusted replicas that serve (CatchingUp, Live) are listed; suspected ones are last,
+because suspicion may be wrong. Among equals, replica i prefers replica i, which distributes the
 readers. A replica that lags behind a Live one is marked, so that readers leave it.
 
 Design: docs/design/streams.md#reader, docs/design/replication.md#take-over.
@@ -19,7 +19,7 @@ from rekindle.protocol import Endpoint, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
-"""Lag orders replicas only by these steps, so that readers do not switch between equals."""
+"""Lags are only compared by these steps, so that readers do not switch between similar ones."""
 _LAGGING_S = _LAG_STEPS_S[0]
 _LAGGING_EPOCHS = 2
 """A replica lags when it is this far behind another one, in seconds and in epochs. These are
@@ -28,7 +28,8 @@ long epoch."""
 
 
 def serves(task: Task) -> bool:
-    """Whether readers may ask it; presumed of a task that was once ready and has not responded."""
+    """Whether readers may read from it; assumed for a task that was once ready and has not
+    responded yet."""
     if not task.pod.runs or task.pod.address is None:
         return False
     return task.phase.serves if task.response is not None else task.pod.started
@@ -80,7 +81,7 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
             names = " and ".join(sorted(engine or "unknown" for engine in engines))
             found[partition] = (
                 f"{partition.key}: its replicas run engines {names}; their results are not "
-                "compared until they run one image"
+                "compared until they run the same image"
             )
     return found
 
@@ -102,8 +103,8 @@ def running(
 
 
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
-    """The replica that saves a partition's checkpoints: the lowest index that is Live, else that
-    catches up; None while no replica serves."""
+    """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
+    CatchingUp; None while no replica serves."""
     heard = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(heard, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot.replica), default=None)
     return best.slot if best else None
