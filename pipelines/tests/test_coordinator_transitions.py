@@ -98,6 +98,6 @@ def test_an_invalid_transition_tells_what_happened_before() -> None:
     committer = Committer(fence=1)
     committer.step(None, 0.0)
     committer.store_failed("down", 0.0)
-    story = "transitions before: unread: read started; reading: store failed"
-    with pytest.raises(InvalidTransition, match=story):
+    history = "transitions before: unread: read started; reading: store failed"
+    with pytest.raises(InvalidTransition, match=history):
         committer.race_lost()

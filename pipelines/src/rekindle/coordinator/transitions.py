@@ -14,9 +14,9 @@ from rekindle.errors import RekindleError
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 Table = Mapping[S, Mapping[E, S]]
-Story = tuple[str, ...]
+History = tuple[str, ...]
 
-_STORY = 16
+_HISTORY_LENGTH = 16
 
 
 class InvalidTransition(RekindleError):
@@ -25,17 +25,17 @@ class InvalidTransition(RekindleError):
 
 
 def next_state(
-    subject: str, table: Table[S, E], state: S, event: E, story: Story = ()
-) -> tuple[S, Story]:
+    subject: str, table: Table[S, E], state: S, event: E, history: History = ()
+) -> tuple[S, History]:
     """The state after `event`, and the transitions including it. `subject` is named in errors.
     Raises InvalidTransition."""
     after = table[state].get(event)
     if after is None:
-        before = "; ".join(story) or "nothing"
+        before = "; ".join(history) or "nothing"
         raise InvalidTransition(
             f"{subject}: event '{event}' is invalid in phase {state}; transitions before: {before}"
         )
-    return after, (*story, f"{state}: {event}")[-_STORY:]
+    return after, (*history, f"{state}: {event}")[-_HISTORY_LENGTH:]
 
 
 class StateMachine(Generic[S, E]):
@@ -43,10 +43,10 @@ class StateMachine(Generic[S, E]):
         self.state = state
         self._subject = subject
         self._table = table
-        self._story: Story = ()
+        self._history: History = ()
 
     def step(self, event: E) -> None:
         """Raises InvalidTransition."""
-        self.state, self._story = next_state(
-            self._subject, self._table, self.state, event, self._story
+        self.state, self._history = next_state(
+            self._subject, self._table, self.state, event, self._history
         )

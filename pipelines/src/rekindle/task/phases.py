@@ -17,7 +17,7 @@ from enum import StrEnum
 from rekindle.errors import RekindleError
 from rekindle.protocol import TaskPhase
 
-STORY = 16
+HISTORY_LENGTH = 16
 """Number of transitions in an error message."""
 
 
@@ -76,7 +76,7 @@ class PhaseMachine:
     def __init__(self) -> None:
         self._phase = TaskPhase.WAITING
         self._lock = threading.Lock()
-        self._story: deque[str] = deque(maxlen=STORY)
+        self._history: deque[str] = deque(maxlen=HISTORY_LENGTH)
 
     @property
     def phase(self) -> TaskPhase:
@@ -88,11 +88,11 @@ class PhaseMachine:
             before = self._phase
             after = TRANSITIONS[before].get(event)
             if after is None:
-                story = "; ".join(self._story) or "nothing"
+                history = "; ".join(self._history) or "nothing"
                 raise InvalidTransition(
                     f"task: event '{event}' is invalid in phase {before}; "
-                    f"transitions before: {story}"
+                    f"transitions before: {history}"
                 )
-            self._story.append(f"{before}: {event}")
+            self._history.append(f"{before}: {event}")
             self._phase = after
             return after is not before

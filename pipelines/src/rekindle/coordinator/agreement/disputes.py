@@ -85,7 +85,7 @@ class Dispute:
     repeated: frozenset[Slot] = frozenset()
     contradicted: frozenset[Slot] = frozenset()
     phase: DisputePhase = DisputePhase.OPEN
-    story: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
 
     @property
     def unresolved(self) -> bool:
@@ -97,8 +97,8 @@ class Dispute:
     def step(self, event: DisputeEvent) -> Dispute:
         """Raises InvalidTransition."""
         subject = f"dispute of {self.partition.key}, epoch {self.epoch}"
-        phase, story = next_state(subject, TRANSITIONS, self.phase, event, self.story)
-        return replace(self, phase=phase, story=story)
+        phase, history = next_state(subject, TRANSITIONS, self.phase, event, self.history)
+        return replace(self, phase=phase, history=history)
 
     def with_repetition(self, by: Computation, digests: EpochDigests) -> Dispute:
         repeated = self.repeated | {by.slot}
