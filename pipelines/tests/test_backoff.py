@@ -22,7 +22,7 @@ def test_jitter_takes_at_most_its_share(failures: int, draw: float) -> None:
     assert 0.5 * longest_s <= POLICY.wait_s(failures, draw) <= longest_s
 
 
-def test_a_success_begins_anew() -> None:
+def test_a_success_resets_the_back_off() -> None:
     backoff = Backoff(POLICY, draw=lambda: 1.0)
     assert [backoff.failed(), backoff.failed()] == pytest.approx([0.5, 1.0])
     backoff.succeeded()

@@ -67,7 +67,7 @@ def test_the_same_manifest_may_be_written_twice(store: Store) -> None:
     assert not ManifestStore(store, "u").write(manifest(1, fence=2))
 
 
-def test_a_suspended_coordinator_does_not_commit_a_deleted_number(
+def test_a_suspended_coordinator_commits_no_deleted_number(
     store: Store,
 ) -> None:
     manifests = ManifestStore(store, "u")
@@ -111,7 +111,7 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     assert manifests.collect_garbage(retain=2).objects == 0
 
 
-def test_unusable_names_what_an_entry_lacks(store: Store) -> None:
+def test_unusable_entries_name_what_is_missing(store: Store) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     ref = states.save("s", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
     assert ref.object is not None
@@ -120,9 +120,7 @@ def test_unusable_names_what_an_entry_lacks(store: Store) -> None:
     assert manifests.unusable([ref.object]) == {ref.object: f"state object {name} is missing"}
 
 
-def test_an_entry_that_cannot_be_read_is_refused_and_stops_no_clean_up(
-    store: Store, tmp_path: Path
-) -> None:
+def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     for seq in range(3):
         tables = {"op": {0: pa.table({"x": [seq]})}}
@@ -140,9 +138,7 @@ def test_an_entry_that_cannot_be_read_is_refused_and_stops_no_clean_up(
     assert len(store.list("u/state/")) == held, "what it needs is not known"
 
 
-def test_an_entry_that_a_manifest_needs_stays_though_it_cannot_be_read(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_needed_unreadable_entry_is_kept(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     ref = states.save("seg", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
     assert manifests.write(manifest(0, 9, seg__0=ref))
@@ -154,7 +150,7 @@ def test_an_entry_that_a_manifest_needs_stays_though_it_cannot_be_read(
     assert [info.name for info in store.list("u/entries/")] == [f"u/{ref.object}"]
 
 
-def test_a_clean_up_reads_an_entry_once_and_keeps_those_in_use(
+def test_garbage_collection_reads_an_entry_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
@@ -256,7 +252,7 @@ def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
     assert late not in garbage
 
 
-def test_manifests_go_first_then_entries_then_state() -> None:
+def test_manifests_are_deleted_before_entries_and_state() -> None:
     ref = EntryRef(500, None, "")
     saved = CheckpointName("s", 0, 9, "aa")
     objects = [

@@ -161,7 +161,7 @@ rows = st.fixed_dictionaries(
 
 @given(st.dictionaries(st.integers(0, 63), st.lists(rows, max_size=4), max_size=4))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_loaded_is_what_was_saved(
+def test_loaded_state_equals_saved_state(
     tmp_path: Path, content: dict[int, list[dict[str, Any]]]
 ) -> None:
     store = Store(f"file://{tmp_path}/store")
@@ -210,9 +210,7 @@ def test_an_entry_of_the_first_format_is_read() -> None:
     assert (read.engine, read.state_format, read.epoch) == ("", 1, 9)
 
 
-def test_state_of_another_format_is_refused_in_words(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_of_another_format_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "STATE_FORMAT", 1)
     monkeypatch.setattr(state_module, "engine_version", lambda: "9+spark0")
     ref = save(StateStore(store, "u"), 9, State({"op": {0: table("a")}}))
@@ -236,7 +234,7 @@ def test_states_of_different_formats_are_not_assembled() -> None:
         assemble([first, second], ["a", "c"])
 
 
-def test_another_segmentation_finds_its_operators() -> None:
+def test_other_segments_find_the_state_of_operators() -> None:
     first = Entry("ab", 0, 9, 90, ("a", "b"), {"b": {1: "x"}})
     second = Entry("cd", 0, 9, 80, ("c", "d"), {"c": {2: "y"}, "d": {3: "z"}})
     merged = assemble([first, second], ["b", "new", "c"])
@@ -248,7 +246,7 @@ def test_another_segmentation_finds_its_operators() -> None:
         assemble([first, later], ["a", "c"])
 
 
-def test_names_say_where_an_object_belongs(store: Store) -> None:
+def test_names_contain_what_an_object_belongs_to(store: Store) -> None:
     states = StateStore(store, "u")
     ref = states.save("delays-0af1", 3, 129, 0, ("op",), State({"op": {1: table("a")}}), None)
     name = states.load_entry(ref.object).objects["op"][1]

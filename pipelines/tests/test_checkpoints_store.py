@@ -173,7 +173,7 @@ def test_transient_errors_are_retried_with_back_off(tmp_path: Path) -> None:
     assert slept == [0.05, 0.2]
 
 
-def test_errors_that_stay_end_after_bounded_tries(tmp_path: Path) -> None:
+def test_permanent_errors_end_after_bounded_attempts(tmp_path: Path) -> None:
     def fault(operation: str, name: str) -> None:
         if operation == "put":
             raise OSError(28, "No space left on device")

@@ -55,13 +55,13 @@ def test_a_local_run_needs_no_volume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["graph", str(file)]) == 0
 
 
-def test_a_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "/nowhere/at/all.yaml"]) == 1
     assert "No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["validate", "graph", "run"])
-def test_a_manifest_that_is_not_utf8_is_said(
+def test_a_topology_file_that_is_not_utf8_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     file = tmp_path / "latin.yaml"
@@ -72,7 +72,7 @@ def test_a_manifest_that_is_not_utf8_is_said(
     assert "(write it in UTF-8)" in said
 
 
-def test_a_damaged_input_of_a_run_is_said(
+def test_a_damaged_input_of_a_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"k,v\na,1\n")[:-9])

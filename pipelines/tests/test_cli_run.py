@@ -81,7 +81,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     assert re.search(r"epoch +50/100 49,000 rows 0:00:\d\d about 4.9 s left", printed)
 
 
-def test_the_time_left_follows_from_the_epochs() -> None:
+def test_the_time_left_is_estimated_from_the_epochs() -> None:
     assert time_left_s(Progress(24, 99, 0, 10.0)) == 30.0
     assert time_left_s(Progress(99, 99, 0, 10.0)) == 0.0
     assert time_left_s(Progress(-1, 99, 0, 0.0)) is None
@@ -128,7 +128,7 @@ def test_a_job_has_as_many_epochs_as_the_reference_has() -> None:
     assert parser.parse_args(["t.yaml"]).epochs_per_job == EPOCHS_PER_JOB
 
 
-def test_of_old_logs_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     directory = tmp_path / "rekindle"
     directory.mkdir()
@@ -176,7 +176,7 @@ def test_the_warm_up_says_where_the_archive_is(
     assert capsys.readouterr().out == f"{tmp_path}/appcds/s.jsa\n"
 
 
-def test_amounts_are_short() -> None:
+def test_sizes_and_durations_are_short() -> None:
     assert [readable_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == [
         "0 B",
         "1023 B",

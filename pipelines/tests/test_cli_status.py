@@ -39,7 +39,7 @@ def text_of(observed: Observed, *, compiled: bool = True, live_tasks: int = LIVE
 # --- the view ------------------------------------------------------------------
 
 
-def test_queries_stand_by_priority_with_what_they_need() -> None:
+def test_queries_are_listed_by_priority_with_their_segments() -> None:
     view = view_of(Observed("lost"))
     assert [q.name for q in view.queries] == ["delay-alarms", "storm-watch", "route-report"]
     assert [s.name for s in view.queries[2].segments] == ["flown", "routes"]
@@ -62,7 +62,7 @@ def test_the_recovery_has_its_plan_and_the_reason_for_it() -> None:
     assert recovery.why.startswith("storm-watch waits for capacity (profit density 132)")
 
 
-def test_a_plan_of_an_older_recovery_is_no_reason() -> None:
+def test_a_plan_of_an_older_recovery_is_not_shown() -> None:
     observed = Observed("lost")
     for event in observed.events:
         event["eventTime"] = "2026-11-22T12:00:00.000000Z"
@@ -77,12 +77,12 @@ def test_a_finished_recovery_is_not_shown() -> None:
     assert view_of(observed).recovery is None
 
 
-def test_conditions_that_are_as_they_should_be_are_left_out() -> None:
+def test_healthy_conditions_are_not_shown() -> None:
     assert view_of(Observed("running")).conditions == ()
     assert [c.type for c in view_of(Observed("lost")).conditions] == ["Available", "Redundant"]
 
 
-def test_a_report_of_an_older_incarnation_says_nothing_of_the_new_pod() -> None:
+def test_reports_of_older_incarnations_are_ignored() -> None:
     observed = Observed("running")
     pod = next(p for p in observed.pods if p["metadata"]["name"] == "flights-storms-0-0-2")
     pod["metadata"]["labels"]["rekindle.dev/incarnation"] = "3"
@@ -108,7 +108,7 @@ def test_a_topology_without_a_status_shows_its_spec() -> None:
     assert {t.phase for q in view.queries for s in q.segments for t in s.tasks} == {""}
 
 
-def test_a_spec_that_does_not_compile_hides_no_task() -> None:
+def test_tasks_are_shown_if_the_spec_does_not_compile() -> None:
     view = view_of(Observed("lost"), compiled=False)
     assert [q.segments for q in view.queries] == [(), (), ()]
     assert sorted(s.name for s in view.others) == ["alarms", "flown", "routes", "storms"]
@@ -135,7 +135,7 @@ def older(status: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_status_of_another_release_is_read_as_far_as_it_goes() -> None:
+def test_a_status_of_another_release_is_partly_read() -> None:
     observed = Observed("running")
     observed.topology["status"] = older(observed.status)
     observed.pods, observed.events = [], []
@@ -154,7 +154,7 @@ def test_the_documentation_shows_what_is_printed() -> None:
     assert text_of(Observed("recovering")) in DOCS.read_text()
 
 
-def test_nothing_is_wrong_with_a_running_topology() -> None:
+def test_a_running_topology_shows_no_problem() -> None:
     text = text_of(Observed("running"))
     assert text.startswith("flights  Running  namespace default, generation 1\n")
     assert "last checkpoint  epoch 229, 11 s ago, 1.5 KiB\n" in text
@@ -168,7 +168,7 @@ def test_a_segment_that_two_queries_need_is_drawn_once() -> None:
     assert text.count("flights-flown-0-0-2") == 1
 
 
-def test_of_many_live_tasks_some_are_counted() -> None:
+def test_many_live_tasks_are_only_counted() -> None:
     observed = Observed("running")
     observed.pods = []
     tasks = [
@@ -183,7 +183,7 @@ def test_of_many_live_tasks_some_are_counted() -> None:
     assert "49/0    Live" in text_of(observed, live_tasks=100)
 
 
-def test_without_live_tasks_those_in_trouble_stay() -> None:
+def test_tasks_that_are_not_live_are_always_shown() -> None:
     text = text_of(Observed("lost"), live_tasks=0)
     assert "Live         epoch" not in text
     assert text.count("its pod is not scheduled yet") == 5
@@ -196,14 +196,14 @@ def test_a_clock_behind_the_clusters_shows_no_negative_age() -> None:
     assert "epoch 229, 0.0 s ago" in text_of(observed)
 
 
-def test_what_the_cluster_says_is_not_read_as_markup() -> None:
+def test_text_of_the_cluster_is_not_parsed_as_markup() -> None:
     observed = Observed("lost")
     problem = "source s: '[/tmp/a]' is not a DOUBLE, in s3://b/[a-z]*.csv :100:"
     observed.status["dataPlane"]["problems"] = [problem]
     assert problem in text_of(observed)
 
 
-def test_an_edit_that_the_operator_has_not_seen_is_shown() -> None:
+def test_an_edit_that_is_not_observed_yet_is_shown() -> None:
     observed = Observed("running")
     observed.topology["metadata"]["generation"] = 2
     assert "generation 2 (the operator has observed 1)" in text_of(observed)
@@ -242,7 +242,7 @@ def test_the_namespace_is_the_contexts(
     assert err.startswith("rekindle status: there is no StreamTopology flights in namespace s (")
 
 
-def test_what_one_may_not_list_is_left_out(
+def test_a_forbidden_list_counts_as_empty(
     api: FakeApiServer, config: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for what in ("pods", "events"):
@@ -251,7 +251,7 @@ def test_what_one_may_not_list_is_left_out(
     assert "profit density" not in capsys.readouterr().out
 
 
-def test_a_refusal_has_the_servers_message(
+def test_an_api_error_has_the_servers_message(
     api: FakeApiServer, config: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refuses[f"{TOPOLOGIES}/flights"] = 403
@@ -262,7 +262,7 @@ def test_a_refusal_has_the_servers_message(
     )
 
 
-def test_an_api_server_that_is_away_is_named(
+def test_an_unreachable_api_server_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = kubeconfig(tmp_path, "http://127.0.0.1:1")

@@ -51,7 +51,7 @@ def test_seconds_count_from_creation_while_events_reach_back_to_it() -> None:
     assert timeline.began.isoformat() == "2026-11-22T12:25:13+00:00"
 
 
-def test_the_end_is_what_the_status_says_now() -> None:
+def test_the_last_state_is_the_current_status() -> None:
     observed = Observed("running")
     observed.status["queries"][0]["state"] = "Unknown"
     query = observed.status["queries"][0]["name"]
@@ -64,7 +64,7 @@ def test_catching_up_is_drawn_as_restoring() -> None:
     assert changes_of(timeline_of(observed), "storm-watch")[-1][0] == "Restoring"
 
 
-def test_a_part_of_the_past_begins_with_the_state_of_then() -> None:
+def test_a_drawing_of_the_past_begins_with_that_state() -> None:
     observed = Observed("running")
     lost = datetime(2026, 11, 22, 12, 27, 25, tzinfo=UTC)
     timeline = timeline_of(observed, since=lost)
@@ -73,7 +73,7 @@ def test_a_part_of_the_past_begins_with_the_state_of_then() -> None:
     assert timeline.axis == "seconds since 2026-11-22 12:27:25 UTC"
 
 
-def test_without_events_the_record_of_recoveries_is_drawn() -> None:
+def test_without_events_the_recovery_history_is_drawn() -> None:
     observed = Observed("running")
     observed.events = []
     entry = observed.status["recovery"]["history"][0]
@@ -113,7 +113,7 @@ def test_the_command_writes_the_picture(
     assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
 
 
-def test_how_far_back_is_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_since_is_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     observed = Observed("running")
     out = str(tmp_path / "t.svg")
     with served(FakeApiServer(observed), tmp_path) as config:

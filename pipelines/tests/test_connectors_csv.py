@@ -85,7 +85,7 @@ def test_an_option_reads_what_its_files_hold(
         ("a,b\nx,1\n", {}, "column a, row 1: 'x' is not a INT"),
     ],
 )
-def test_a_file_of_another_form_is_refused_with_the_option_to_set(
+def test_another_csv_dialect_is_refused_with_the_option(
     tmp_path: Path, data: str | bytes, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=said):

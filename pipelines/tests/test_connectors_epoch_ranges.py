@@ -59,7 +59,7 @@ def ranges_in(place: Path) -> list[str]:
     return sorted(path.name for path in (place / FOLDER / "q").iterdir())
 
 
-def test_a_new_definition_begins_after_all_that_the_old_one_wrote(place: Path) -> None:
+def test_a_new_definition_begins_after_the_old_one(place: Path) -> None:
     write(place, OLD, 0, range(40))
     write(place, OLD, 1, range(31))
     write(place, OLD, 2, range(0))
@@ -75,7 +75,7 @@ def test_where_a_definition_begins_never_changes(place: Path) -> None:
     assert sink(place, NEW, partition=1).last_epoch() == 39
 
 
-def test_a_task_of_the_old_definition_writes_nothing_beyond(place: Path) -> None:
+def test_an_old_task_writes_nothing_after_its_range(place: Path) -> None:
     late = write(place, OLD, 1, range(31))
     write(place, OLD, 0, range(38))
     sink(place, NEW).last_epoch()
@@ -93,7 +93,7 @@ def test_an_old_task_that_restarts_is_refused(place: Path) -> None:
         sink(place, OLD).last_epoch()
 
 
-def test_the_same_definition_comes_back_as_a_newer_one(place: Path) -> None:
+def test_a_definition_that_returns_is_a_newer_one(place: Path) -> None:
     zombie = write(place, OLD, 0, range(10))
     write(place, NEW, 0, range(12, 18))
     again = sink(place, Definition("old", 3, 14, SPAN))
@@ -103,7 +103,7 @@ def test_the_same_definition_comes_back_as_a_newer_one(place: Path) -> None:
         zombie.write(batch(12))
 
 
-def test_a_definition_that_owes_later_epochs_begins_with_them(place: Path) -> None:
+def test_a_definition_begins_with_its_first_epoch(place: Path) -> None:
     write(place, OLD, 0, range(10))
     assert sink(place, Definition("new", 2, 40, SPAN)).last_epoch() == 39
 
@@ -134,12 +134,12 @@ def test_a_pause_without_rows_costs_one_range(place: Path) -> None:
     assert sink(place, NEW).last_epoch() == 100_003
 
 
-def test_old_ranges_are_cleared_away(place: Path) -> None:
+def test_old_ranges_are_deleted(place: Path) -> None:
     write(place, OLD, 0, range(100))
     assert len(ranges_in(place)) == KEPT
 
 
-def test_who_may_not_delete_writes_all_the_same() -> None:
+def test_sinks_without_the_right_to_delete_still_write() -> None:
     class Forbidden(Interrupted):
         def delete(self, name: str) -> None:
             raise PermissionError(name)
@@ -215,7 +215,7 @@ def ranges(objects: Interrupted, definition: Definition) -> EpochRanges:
     return EpochRanges(objects, Retry(attempts=1), "q", definition)
 
 
-def test_a_range_behind_the_newest_one_is_nobodys() -> None:
+def test_a_range_before_the_newest_one_is_not_acquired() -> None:
     """It looked, slept while others went on and cleared away, and creates what was free then."""
     held: dict[str, bytes] = {}
     new = ranges(Interrupted(held, lambda: None), NEW)

@@ -112,13 +112,13 @@ def times(tmp: Path, schema: str, expression: str, *rows: str, **files: Any) -> 
         ("t STRING", "to_utc_timestamp(t, '+05:30')", "2020-01-01 00:00:00", "2019-12-31T18:30:00"),
     ],
 )
-def test_a_form_of_time_becomes_event_time(
+def test_time_formats_become_event_time(
     tmp_path: Path, schema: str, expression: str, value: str, time: str
 ) -> None:
     assert times(tmp_path, schema, expression, value) == [time]
 
 
-def test_an_hour_that_is_there_twice_is_the_first_and_a_missing_one_is_later(
+def test_a_repeated_local_time_is_the_first_one(
     tmp_path: Path,
 ) -> None:
     rows = ["2020-10-25 02:30:00", "2020-03-29 02:30:00"]
@@ -156,7 +156,7 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
         ("t DOUBLE", "timestamp_seconds(t)", "NaN", "outside the range of TIMESTAMP"),
     ],
 )
-def test_a_value_that_is_no_time_is_named_with_its_row(
+def test_an_invalid_time_is_named_with_its_row(
     tmp_path: Path, schema: str, expression: str, bad: str, said: str
 ) -> None:
     good = {"t BIGINT": "1", "t DOUBLE": "1"}.get(schema, "01/02/2020")
@@ -166,7 +166,7 @@ def test_a_value_that_is_no_time_is_named_with_its_row(
         times(tmp_path, schema, expression, *rows)
 
 
-def test_made_event_time_paces_and_orders_the_source(tmp_path: Path) -> None:
+def test_computed_event_time_orders_the_source(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("ms\n7200000\n0\n3600000\n")
     url = f"file://{tmp_path}/in.csv"
     pace = {"rowsPerSecond": None, "speedup": 3600, "orderBy": "at"}
@@ -190,13 +190,13 @@ def test_the_file_name_is_a_column_that_an_expression_can_use(tmp_path: Path) ->
     assert below.cut(0).rows["file"].to_pylist() == ["log-2020-01-02.csv"]
 
 
-def test_a_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")).write_text("n\n1\n")
     with pytest.raises(SchemaMismatch, match=r"the name of caf\\udce9\.csv is not UTF-8"):
         opened(tmp_path, f"file://{tmp_path}/*.csv", "n INT", None, fileNameColumn="file")
 
 
-def test_what_is_not_given_is_not_in_the_operator_id() -> None:
+def test_unset_options_are_not_in_the_operator_id() -> None:
     plain = node_of("file:///in/a.csv", "t TIMESTAMP", None)
     defaults = {"delimiter": ",", "header": True, "quote": '"', "encoding": "UTF-8"}
     assert node_of("file:///in/a.csv", "t TIMESTAMP", None, **defaults).id == plain.id

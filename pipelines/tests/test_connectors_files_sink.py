@@ -52,7 +52,7 @@ def sink_at(url: str, format: str = "parquet", partition: int = 0, uid: str = "u
 
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
-def test_an_epoch_is_written_once_and_the_outside_knows_the_last(url: str, format: str) -> None:
+def test_an_epoch_is_written_once_and_listed_as_the_last(url: str, format: str) -> None:
     sink = sink_at(url, format)
     assert sink.last_epoch() == NO_EPOCH
     assert sink.write(batch(3, rows("a", "b")))
@@ -66,7 +66,7 @@ def test_an_epoch_is_written_once_and_the_outside_knows_the_last(url: str, forma
     assert got.column("k").to_pylist() == ["a", "b", "d"]
 
 
-def test_queries_may_share_a_place_when_one_is_a_prefix_of_the_other(url: str) -> None:
+def test_queries_may_share_a_url_if_one_name_is_a_prefix(url: str) -> None:
     one = open_sink("q", query(url).sink, 0, "uid", SCHEMA)
     other = open_sink("q-p000-e000000000009.x", query(url).sink, 0, "uid", SCHEMA)
     assert other.write(batch(5, rows("a")))
@@ -79,7 +79,7 @@ def test_another_topology_is_refused(url: str) -> None:
         sink_at(url, uid="second")
 
 
-def test_a_marker_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_marker_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_rekindle.json").write_text("[]")
     with pytest.raises(SinkRefused, match="was not written by Rekindle"):
         sink_at(f"file://{tmp_path}")
@@ -90,7 +90,7 @@ def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:
         sink_at(url).write(batch(1, rows("a"), Kind.TENTATIVE))
 
 
-def test_sinks_that_are_not_built_say_so() -> None:
+def test_unsupported_sinks_are_refused() -> None:
     kafka = SinkSpec.model_validate({"kafka": {}})
     with pytest.raises(SinkRefused, match="kafka are not supported yet"):
         open_sink("q", kafka, 0, "uid", SCHEMA)
@@ -125,7 +125,7 @@ def test_replicas_that_race_write_one_file_that_readers_see_whole(tmp_path: Path
     assert names == ["_rekindle.json", *(file_name("q", 0, e, "parquet") for e in range(10))]
 
 
-def test_a_sink_whose_place_is_gone_refuses_until_it_is_back(tmp_path: Path) -> None:
+def test_a_sink_without_its_directory_fails_until_it_is_back(tmp_path: Path) -> None:
     sink = sink_at(f"file://{tmp_path}/o")
     (tmp_path / "o").rename(tmp_path / "away")
     with pytest.raises(SinkRefused, match=r"cannot write epoch 1.*is gone"):
@@ -185,7 +185,7 @@ def test_json_times_are_not_bound_to_pythons_years() -> None:
     ]
 
 
-def test_json_has_what_python_says_of_ordinary_values_however_deep() -> None:
+def test_nested_json_equals_pythons_json() -> None:
     deep = pa.struct([("t", pa.timestamp("us")), ("l", pa.list_(UTC)), ("b", pa.binary())])
     schema = pa.schema([("s", deep), ("m", pa.map_(pa.string(), pa.date32())), ("n", pa.int32())])
     value = {"t": AT.replace(tzinfo=None), "l": [AT, None], "b": b"xyz"}
@@ -206,7 +206,7 @@ def test_json_texts_that_are_not_utf8_are_replaced() -> None:
     assert lines == ['{"k":"a\ufffdb"}', '{"k":null}', '{"k":"\u00e4"}']
 
 
-def test_rows_that_a_file_cannot_hold_are_refused_by_column(tmp_path: Path) -> None:
+def test_unencodable_rows_are_refused_by_column(tmp_path: Path) -> None:
     sink = sink_at(f"file://{tmp_path}/o", "json")
     impossible = rows("a").set_column(2, "at", micros(-(2**63)))
     with pytest.raises(SinkRefused, match="cannot store the rows of epoch 4: column at"):
@@ -270,14 +270,14 @@ def test_texts_with_any_line_break_are_compared(tmp_path: Path, format: str) -> 
     assert compare_sinks(expected, other).differing == 1
 
 
-def test_an_empty_place_reads_as_no_rows(tmp_path: Path) -> None:
+def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
     sink = sink_at(f"file://{tmp_path}/o")
     assert isinstance(sink, FilesSink)
     assert read_sink(query(f"file://{tmp_path}/o")).num_rows == 0
 
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
-def test_a_file_that_is_there_with_other_rows_is_named(url: str, format: str) -> None:
+def test_a_file_with_different_rows_is_named(url: str, format: str) -> None:
     mine, yours = sink_at(url, format), sink_at(url, format)
     yours.write(batch(3, rows("wrong")))
     assert not mine.write(batch(3, rows("right")))
@@ -286,7 +286,7 @@ def test_a_file_that_is_there_with_other_rows_is_named(url: str, format: str) ->
 
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
-def test_a_file_that_is_there_with_the_same_rows_is_no_conflict(url: str, format: str) -> None:
+def test_a_file_with_the_same_rows_is_no_conflict(url: str, format: str) -> None:
     mine, yours = sink_at(url, format), sink_at(url, format)
     yours.write(batch(3, rows("a", "b")))
     assert not mine.write(batch(3, pa.concat_tables([rows("a"), rows("b")])))
@@ -343,7 +343,7 @@ def test_a_wrong_file_that_is_deleted_is_written_again(tmp_path: Path) -> None:
     assert read_sink(query(url))["k"].to_pylist() == ["right"]
 
 
-def test_a_file_that_was_put_right_is_no_conflict_any_more(tmp_path: Path) -> None:
+def test_a_corrected_file_is_no_conflict_any_more(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/o"
     sink = other_rows(url, 3)
     (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
@@ -352,7 +352,7 @@ def test_a_file_that_was_put_right_is_no_conflict_any_more(tmp_path: Path) -> No
     assert sink.conflict is None
 
 
-def test_each_of_several_wrong_files_is_a_conflict_of_its_own(tmp_path: Path) -> None:
+def test_several_wrong_files_are_separate_conflicts(tmp_path: Path) -> None:
     sink = other_rows(f"file://{tmp_path}/o", 3, 4)
     assert "(and 1 more)" in str(sink.conflict)
     (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
@@ -360,7 +360,7 @@ def test_each_of_several_wrong_files_is_a_conflict_of_its_own(tmp_path: Path) ->
     assert file_name("q", 0, 4, "parquet") in str(sink.conflict)
 
 
-def test_what_is_kept_for_a_wrong_file_is_bounded(
+def test_bytes_kept_for_wrong_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_BYTES", 10)
@@ -370,7 +370,7 @@ def test_what_is_kept_for_a_wrong_file_is_bounded(
     assert sink.conflict is not None
 
 
-def test_the_number_of_files_that_are_looked_at_again_is_bounded(
+def test_the_number_of_rechecked_files_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_FILES", 2)

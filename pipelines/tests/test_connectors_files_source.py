@@ -88,7 +88,7 @@ def found(url: str) -> list[str]:
     return [f.path.rpartition("/")[2] for f in find_files(url, "s")[1]]
 
 
-def test_what_is_hidden_or_below_something_hidden_is_not_read(tmp_path: Path) -> None:
+def test_hidden_files_and_directories_are_not_read(tmp_path: Path) -> None:
     root = tmp_path / "_own" / "data"
     for directory in ("", "day=1", "_temporary/0", ".spark-staging", "day=1/_x/y"):
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def damaged(data: bytes) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "data",
 )
-def test_a_damaged_file_is_named_and_read_once_it_is_mended(
+def test_a_damaged_file_is_named_and_read_when_repaired(
     tmp_path: Path, name: str, data: bytes, said: str
 ) -> None:
     path, format = tmp_path / name, name.split(".")[1]
@@ -194,7 +194,7 @@ def test_a_damaged_file_is_named_and_read_once_it_is_mended(
 
 
 @pytest.mark.parametrize("refuses", ["info", "_open"])
-def test_a_store_out_of_reach_is_said(
+def test_an_unreachable_store_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
 @pytest.mark.parametrize("format", ["csv", "json"])
@@ -233,7 +233,7 @@ def test_a_bad_json_line_is_named(tmp_path: Path) -> None:
         source_of(tmp_path, f"file://{tmp_path}/in.json", format="json")
 
 
-def test_a_json_field_may_lack_in_rows_but_not_in_all(tmp_path: Path) -> None:
+def test_a_json_field_may_be_missing_in_some_rows(tmp_path: Path) -> None:
     path = tmp_path / "in.json"
     url = f"file://{path}"
     path.write_text('{"k": "a", "t": "2013-01-01"}\n\n{"t": "2013-01-01", "v": null}\n')
@@ -247,7 +247,7 @@ def test_a_json_field_may_lack_in_rows_but_not_in_all(tmp_path: Path) -> None:
         source_of(tmp_path, url, format="json")
 
 
-def test_a_missing_file_a_missing_pace_and_an_unknown_order_are_said(tmp_path: Path) -> None:
+def test_wrong_options_of_a_files_source_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed, match="no file at"):
         source_of(tmp_path, f"file://{tmp_path}/nothing.csv")
     url = csv(tmp_path, "a,1,2013-01-01")
@@ -259,7 +259,7 @@ def test_a_missing_file_a_missing_pace_and_an_unknown_order_are_said(tmp_path: P
         source_of(tmp_path, url, pa.schema([("k", pa.string())]), orderBy=None)
 
 
-def test_a_restart_reuses_what_was_prepared_and_a_changed_file_is_prepared_anew(
+def test_prepared_files_are_reused_until_the_input_changes(
     tmp_path: Path,
 ) -> None:
     url = csv(tmp_path, "a,1,2013-01-01")
@@ -274,7 +274,7 @@ def test_a_restart_reuses_what_was_prepared_and_a_changed_file_is_prepared_anew(
     assert not names & before.keys()
 
 
-def test_what_a_killed_preparation_left_is_removed_before_the_next(
+def test_leftovers_of_a_killed_preparation_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = csv(tmp_path, "a,1,2013-01-01")
@@ -305,7 +305,7 @@ def test_what_a_killed_preparation_left_is_removed_before_the_next(
 
 
 @pytest.mark.parametrize("name", ["in-1.csv", "in-2.csv"])
-def test_an_input_that_grows_while_it_is_read_is_refused_and_then_read_whole(
+def test_an_input_that_grows_during_a_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     csv(tmp_path, "a,1,2013-01-01", name="in-1.csv")

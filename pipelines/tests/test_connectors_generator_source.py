@@ -62,7 +62,7 @@ def generator(schema: pa.Schema = SCHEMA, columns: Any = None, **more: Any) -> R
     return open_source(source, node, SECOND, Path("/nonexistent"))
 
 
-def test_an_epoch_is_made_alone_and_epochs_continue_each_other() -> None:
+def test_epochs_are_independent_and_consecutive() -> None:
     fine = generator(rowsPerSecond=333.3)
     coarse = generator(rowsPerSecond=333.3)
     forward = [fine.cut(e).rows for e in range(20)]
@@ -84,7 +84,7 @@ def test_rows_do_not_depend_on_where_epochs_begin(epoch: int, span: int, rate: f
         assert parts.equals(wide.cut(epoch // span).rows)
 
 
-def test_seeds_and_columns_have_draws_of_their_own() -> None:
+def test_seeds_and_columns_have_their_own_random_numbers() -> None:
     rows = generator().cut(0).rows
     assert not rows.equals(generator(seed=1).cut(0).rows)
     twice = {"a": "uniform(0, 1)", "b": "uniform(0, 1)"}
@@ -93,7 +93,7 @@ def test_seeds_and_columns_have_draws_of_their_own() -> None:
     assert not both.column("a").equals(both.column("b"))
 
 
-def test_values_are_what_the_expressions_say() -> None:
+def test_values_follow_the_expressions() -> None:
     rows = pa.concat_tables([generator().cut(e).rows for e in range(20)])
     low_high = pc.min_max(rows.column("i")).as_py()
     assert low_high == {"min": -5, "max": 50}
@@ -214,7 +214,7 @@ def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -
         assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)
 
 
-def test_an_epoch_that_no_task_could_hold_is_refused_before_it_is_made() -> None:
+def test_a_too_large_epoch_is_refused_before_it_is_made() -> None:
     spec = {
         "name": "s",
         "schema": "-",

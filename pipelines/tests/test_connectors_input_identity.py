@@ -128,7 +128,7 @@ def test_another_input_is_refused_wherever_it_is_opened(
         Node(shared, place).open()
 
 
-def test_files_that_are_put_back_are_the_same_input(shared: Path) -> None:
+def test_restored_files_are_the_same_input(shared: Path) -> None:
     rows = Node(shared, "one").open()
     add_before(shared)
     (shared / "in/a.json").unlink()
@@ -137,13 +137,13 @@ def test_files_that_are_put_back_are_the_same_input(shared: Path) -> None:
     assert Node(shared, "another").open() == rows
 
 
-def test_another_topology_reads_what_is_there_now(shared: Path) -> None:
+def test_another_topology_reads_the_current_files(shared: Path) -> None:
     Node(shared, "one").open()
     add_before(shared)
     assert Node(shared, "other", uid="another").open() != []
 
 
-def test_no_row_is_given_while_the_record_cannot_be_read(shared: Path) -> None:
+def test_no_row_is_read_while_the_record_is_unreadable(shared: Path) -> None:
     task = Node(shared, "one")
     (shared / "store").rename(shared / "away")
     with pytest.raises(StoreError):
@@ -163,7 +163,7 @@ def test_the_order_of_files_is_part_of_the_input() -> None:
     assert difference((A, B), (B, A)) == "its files are read in a different order"
 
 
-def test_an_object_stores_own_tag_stands_for_the_bytes() -> None:
+def test_an_etag_replaces_a_hash_of_the_bytes() -> None:
     class Remote:
         def info(self, path: str) -> dict[str, Any]:
             return {"size": 3, "ETag": '"abc"'}

@@ -43,13 +43,13 @@ def damage(tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b"ARROW1", b"x" * 1000])
-def test_a_torn_index_is_made_again(tmp_path: Path, left: bytes) -> None:
+def test_a_torn_index_is_prepared_again(tmp_path: Path, left: bytes) -> None:
     opened(tmp_path)
     files(tmp_path, ".index").write_bytes(left)
     assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
 
 
-def test_an_index_with_another_value_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_index_is_prepared_again(tmp_path: Path) -> None:
     opened(tmp_path)
     index = files(tmp_path, ".index")
     marks = prepared.open_memory_mapped(index)
@@ -80,16 +80,14 @@ def test_damage_under_an_open_source_is_found(tmp_path: Path) -> None:
     assert source.cut(3).rows.column("v").to_pylist() == [3.5]
 
 
-def test_a_disk_that_damages_all_it_is_given_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(tmp_path)
     monkeypatch.setattr(files_source, "checksum_table", lambda _: -1)
     with pytest.raises(SourceFailed, match="epoch 3 are damaged on the local disk, even after"):
         source.cut(3)
 
 
-def test_files_reach_the_disk_before_their_names(
+def test_files_are_flushed_before_they_are_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -113,9 +111,7 @@ def test_files_reach_the_disk_before_their_names(
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 500, 1 << 20])
-def test_rows_are_put_in_order_piece_by_piece(
-    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
-) -> None:
+def test_rows_are_reordered_in_batches(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     monkeypatch.setattr(prepared, "PIECE_BYTES", piece_bytes)
     rows = pa.table({"n": range(100), "s": [None if n % 7 == 0 else "x" * n for n in range(100)]})
     table = pa.Table.from_batches(rows.to_batches(max_chunksize=13))
@@ -144,7 +140,7 @@ def test_a_row_group_that_arrow_cannot_hold_is_named(
         source_of(tmp_path, f"file://{path}", schema, speedup=None, **options)
 
 
-def test_a_full_disk_while_preparing_is_said_and_leaves_nothing(
+def test_a_full_disk_while_preparing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> list[int]:

@@ -225,7 +225,7 @@ def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:
     assert world.gave_up
 
 
-def test_an_unreachable_store_is_reported_and_loses_nothing() -> None:
+def test_an_unreachable_store_loses_no_checkpoint() -> None:
     world = started()
     committed = world.store[-1].epoch
     world.store_up = False

@@ -160,7 +160,7 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     digests = [f"d{e}" for e in range(30)]
     comparison.observed(life(0), newest(chained(digests)))
     comparison.observed(life(1), newest(chained([*digests[:20], "other", *digests[21:]])))
-    again = chained(digests[11:], 10)  # from an entry of another segmentation
+    again = chained(digests[11:], 10)  # from an entry whose segments are cut differently
     comparison.observed(life(1, boot="b"), again, 10)
     assert LEFT in comparison.disputes
     comparison.observed(life(0, boot="b"), again, 10)
@@ -168,7 +168,7 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     assert comparison.agreed(LEFT) == 29
 
 
-def test_an_unresolved_dispute_ends_with_all_that_were_in_it() -> None:
+def test_an_unresolved_dispute_ends_with_its_parties() -> None:
     comparison = unresolved()
     comparison.forget(REPLICAS[0])
     assert LEFT in comparison.disputes
@@ -318,7 +318,7 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
-def test_a_node_that_becomes_wrong_stops_nothing_for_ever(corrupt: int) -> None:
+def test_a_node_that_becomes_wrong_is_replaced(corrupt: int) -> None:
     world = started()
     world.tasks[
         REPLICAS[corrupt]

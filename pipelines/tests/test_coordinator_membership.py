@@ -158,7 +158,7 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
     assert suspected(world) == dead
 
 
-def test_the_highest_incarnation_of_a_slot_wins_and_never_goes_back() -> None:
+def test_the_highest_incarnation_of_a_slot_wins() -> None:
     membership = Membership()
     old, new = (Pod(f"p{i}", SRC, i, "10.0.0.1", True, True) for i in (1, 2))
     membership.pods_listed([new, old], 0.0)

@@ -214,7 +214,7 @@ def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
     assert "r/0 loses its state" in found.problems[0]
 
 
-def test_operators_in_another_segmentation_keep_their_state() -> None:
+def test_operators_in_other_segments_keep_their_state() -> None:
     world = started()
     committed = world.store[-1].epoch
     parts = tuple(
@@ -248,7 +248,7 @@ def definitions(world: World) -> dict[str, tuple[str, int]]:
     return {n: (q.definition, q.generation) for n, q in world.store[-1].queries.items()}
 
 
-def test_a_changed_definition_is_told_apart_from_the_one_before() -> None:
+def test_a_changed_definition_has_another_identity() -> None:
     world = started()
     before = definitions(world)
     assert {generation for _, generation in before.values()} == {1}
@@ -280,7 +280,7 @@ def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
     assert found.queries["q-an"].epoch > 35
 
 
-def test_a_query_of_a_release_without_definitions_goes_on() -> None:
+def test_a_query_of_an_old_release_continues() -> None:
     generation = make_generation([Part("src", query=True)], 4)
     first = start_generation(None, generation, build_graph(generation.topology), head_epoch=-1)
     unnamed = {n: replace(q, definition="", generation=0) for n, q in first.queries.items()}
@@ -297,7 +297,7 @@ def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
     return FilesSink(given.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
 
 
-def test_sinks_that_ran_past_the_checkpoints_are_not_written_again(tmp_path: Path) -> None:
+def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     """Checkpoints stall, sinks go on; all is stopped, and the definition changes meanwhile."""
     world = started()
     old = place_of(world, tmp_path, Slot("both", 0, 0))

@@ -95,7 +95,7 @@ def test_the_status_is_applied_to_the_uid_and_by_its_own_manager(tmp_path: Path)
     asyncio.run(scenario())
 
 
-def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
+def test_the_lease_names_the_valid_report(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:
             await all_live(coordinator)
@@ -117,7 +117,7 @@ def test_the_lease_names_the_report_that_still_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["uid", "fence"])
-def test_a_coordinator_that_is_not_in_charge_ends_with_code_3(tmp_path: Path, change: str) -> None:
+def test_a_replaced_coordinator_exits_with_code_3(tmp_path: Path, change: str) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:
             await all_live(coordinator)

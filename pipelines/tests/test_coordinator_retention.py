@@ -104,7 +104,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
-def test_after_any_history_all_runs_and_is_checkpointed(
+def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],
 ) -> None:
     world = World(DIAMOND)
@@ -175,7 +175,7 @@ def test_a_floor_is_the_least_of_its_readers_holds() -> None:
     assert Partition("left", 0) not in found, "its reader `both` is not in the manifest"
 
 
-def test_no_floor_while_a_reader_may_run_unheard() -> None:
+def test_no_floor_while_a_reader_has_unknown_progress() -> None:
     graph = build_graph(make_topology(DIAMOND))
     manifest = manifest_of({p.key: [7] for p in graph.partitions})
     found = floors(graph, manifest, Progress(unknown=frozenset({Partition("left", 1)})))

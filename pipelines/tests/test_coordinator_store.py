@@ -52,7 +52,7 @@ def test_an_empty_store_has_no_manifest(store: CheckpointStore) -> None:
     assert run(store.newest()) is None
 
 
-def test_a_store_that_is_away_is_not_replaced_by_another(
+def test_an_unreachable_store_is_not_replaced(
     store: CheckpointStore, url: str, tmp_path: Path
 ) -> None:
     run(store.write(WriteManifest(manifest(0, {}))))
@@ -69,7 +69,7 @@ def test_a_store_that_is_away_is_not_replaced_by_another(
     assert found.seq == 0
 
 
-def test_another_store_at_the_place_is_refused(store: CheckpointStore, url: str) -> None:
+def test_another_store_at_the_url_is_refused(store: CheckpointStore, url: str) -> None:
     store.expect("of another")
     Store(url)
     with pytest.raises(StoreError, match="has used store of another"):
@@ -109,7 +109,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert run(store.unusable([ref.object])) == {}
 
 
-def test_nothing_is_kept_of_the_checkpoints_that_pass(store: CheckpointStore, url: str) -> None:
+def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
     for seq in range(10):
         ref = save(url, "a", "op-a", seq)
         assert ref.object is not None

@@ -58,7 +58,7 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(EVENTS, max_size=40))
-def test_a_dispute_takes_no_event_outside_its_table(history: list[tuple[object, ...]]) -> None:
+def test_a_dispute_refuses_events_outside_its_table(history: list[tuple[object, ...]]) -> None:
     comparison = DigestComparison()
     for event in history:
         apply(comparison, event)  # raises InvalidTransition
@@ -68,7 +68,7 @@ def test_a_dispute_takes_no_event_outside_its_table(history: list[tuple[object, 
 
 @pytest.mark.parametrize("phase", DisputePhase)
 @pytest.mark.parametrize("event", DisputeEvent)
-def test_an_ended_dispute_takes_no_event(phase: DisputePhase, event: DisputeEvent) -> None:
+def test_an_ended_dispute_refuses_all_events(phase: DisputePhase, event: DisputeEvent) -> None:
     if event in disputes.TRANSITIONS[phase]:
         assert phase in (DisputePhase.OPEN, DisputePhase.UNRESOLVED)
         return
@@ -94,7 +94,7 @@ def test_a_checkpoint_in_flight_is_read_before_it_is_written(events: list[Commit
         assert known or machine.state in (CommitPhase.UNREAD, CommitPhase.READING)
 
 
-def test_an_invalid_transition_tells_what_happened_before() -> None:
+def test_an_invalid_transition_shows_the_ones_before() -> None:
     committer = Committer(fence=1)
     committer.step(None, 0.0)
     committer.store_failed("down", 0.0)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a PID namespace")
 @pytest.mark.parametrize("program", ["rekindle.task", "rekindle.coordinator", "rekindle_operator"])
-def test_sigterm_ends_process_1_while_it_imports(program: str) -> None:
+def test_sigterm_ends_process_1_during_imports(program: str) -> None:
     """Process 1 ignores a signal without a handler; unheard, it ends by itself: no settings.
 
     What comes before Python runs its first line is lost even so: hence again and again.

@@ -148,6 +148,6 @@ def test_aggregates_are_those_of_spark(spark: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "aggregate"), REFUSED)
-def test_what_has_no_result_is_refused(spark: Any, kind: str, aggregate: str) -> None:
+def test_aggregates_without_result_are_refused(spark: Any, kind: str, aggregate: str) -> None:
     with pytest.raises((InvalidTopology, OperatorRefused), match=r"spec\.operators|operator w: "):
         chain_of(spark, kind, f"{aggregate} AS a")

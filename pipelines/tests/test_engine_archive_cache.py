@@ -56,16 +56,14 @@ def test_an_archive_is_made_once(tmp_path: Path, training: Training) -> None:
     assert training.made == [first]
 
 
-def test_an_archive_of_an_interrupted_training_is_made_anew(
-    tmp_path: Path, training: Training
-) -> None:
+def test_an_interrupted_archive_is_created_again(tmp_path: Path, training: Training) -> None:
     first = archive_cache.ensure_archive(tmp_path)
     first.with_name(first.name + ".key").unlink()
     assert archive_cache.ensure_archive(tmp_path) == first
     assert training.made == [first, first]
 
 
-def test_a_failed_training_says_why(tmp_path: Path, training: Training) -> None:
+def test_a_failed_training_is_reported(tmp_path: Path, training: Training) -> None:
     training.fails = True
     with pytest.raises(EngineLost, match="no room"):
         archive_cache.ensure_archive(tmp_path)
@@ -78,14 +76,14 @@ def test_no_archive_is_used_before_it_is_made(tmp_path: Path, training: Training
     assert archive_cache.cached_archive(tmp_path, spec) == made
 
 
-def test_a_jvm_that_no_archive_can_serve_starts_without(tmp_path: Path, training: Training) -> None:
+def test_a_jvm_without_a_possible_archive_starts(tmp_path: Path, training: Training) -> None:
     spec = archive_cache.session.jvm_spec()
-    wild = replace(spec, jars=(tmp_path / "*",))
-    assert archive_cache.cached_archive(tmp_path, wild) is None
+    wildcard = replace(spec, jars=(tmp_path / "*",))
+    assert archive_cache.cached_archive(tmp_path, wildcard) is None
     assert archive_cache.cached_archive(tmp_path, replace(spec, heap="2gb")) is None
 
 
-def test_archives_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+def test_unused_archives_are_removed_after_a_month(tmp_path: Path) -> None:
     old, used = tmp_path / "spark-0a.jsa", tmp_path / "spark-0b.jsa"
     for archive, age_s in ((old, MONTH_S), (used, 86400)):
         make(archive)
@@ -98,7 +96,7 @@ def test_archives_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> No
     assert used.exists()
 
 
-def test_directories_follow_the_xdg_rules() -> None:
+def test_directories_follow_the_xdg_specification() -> None:
     home = {"HOME": "/home/u"}
     assert cache_root(home) == Path("/home/u/.cache/rekindle")
     assert cache_root({**home, "XDG_CACHE_HOME": "/x"}) == Path("/x/rekindle")

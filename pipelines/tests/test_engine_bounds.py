@@ -73,7 +73,7 @@ def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None
     assert problem is None if said is None else said in str(problem)
 
 
-def test_a_source_reads_no_further_than_a_call_has_room() -> None:
+def test_a_source_stops_when_a_call_is_full() -> None:
     source = WideSource()
     inputs = SourceInputs(source, 0, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
     taken = inputs.take(CallBounds(max_bytes=4 * wide(0, 1000).nbytes), 0)
@@ -103,13 +103,13 @@ def test_the_heap_grows_with_the_pods_memory() -> None:
     assert heaps == [512, 921, 1740]
 
 
-def test_what_a_refused_epoch_needs_is_enough_and_no_more() -> None:
+def test_the_memory_named_in_a_refusal_is_sufficient() -> None:
     limit = needed_bytes(300 * MIB)
     assert plan_memory(limit).epoch_bytes >= 300 * MIB
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB
 
 
-def test_many_readers_share_the_room_of_a_task() -> None:
+def test_many_readers_share_the_capacity_of_a_task() -> None:
     windows = "{size: 1m, groupBy: [k], aggregate: 'count(*) AS n'}"
     operators = f"""
 - {{name: many, inputs: [rows], keyBy: [k], partitions: 16, window: {windows}}}

@@ -80,7 +80,7 @@ def window(size: str, keys: str = "k, g") -> str:
         ("size: 6m, slide: 2m", 6, 2),
     ],
 )
-def test_windows_hold_what_an_oracle_says(spark: Spark, size: str, length: int, slide: int) -> None:
+def test_windows_equal_those_of_an_oracle(spark: Spark, size: str, length: int, slide: int) -> None:
     epochs = nasty_epochs(1, 12, 300, quiet=[5])
     last = epochs[-1]
     epochs.append(EpochInput(12, last.watermark, END_OF_INPUT, (last.inputs[0].slice(0, 0),)))
@@ -98,7 +98,7 @@ def test_windows_hold_what_an_oracle_says(spark: Spark, size: str, length: int, 
     assert not buckets
 
 
-def test_saved_state_goes_on_whatever_the_order_of_its_columns(spark: Spark) -> None:
+def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     epochs = nasty_epochs(1, 6, 100, quiet=[])
     chain = chain_of(window("size: 5m"), "w", spark)
     half = chain.process(State(), epochs[:3]).state
@@ -184,7 +184,7 @@ LONG = """
 """
 
 
-def test_epochs_in_which_nothing_happens_may_be_left_out(spark: Spark) -> None:
+def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
     epochs = nasty_epochs(3, 12, 200, quiet=[0, 4, 5, 6, 11])
     changes = [e for e in epochs if e.inputs[0].num_rows or e.watermark != e.watermark_before]
     assert len(changes) == len(epochs) - 5
@@ -232,7 +232,7 @@ ADAPTIVE = {"spark.sql.adaptive.enabled": "true"}
         pytest.param(f"SELECT v, t, i {EXPLODED}", 1, ADAPTIVE, False, id="an unknown plan"),
     ],
 )
-def test_bits_do_not_depend_on_what_fits_into_memory(
+def test_bits_do_not_depend_on_memory(
     spark: Spark, sql: str, repeated: int, conf: dict[str, str], hashes: bool
 ) -> None:
     values = [v for v in LOST_ONES for _ in range(repeated)]
@@ -283,7 +283,7 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
 
 @pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["planned", "once"])
 @pytest.mark.parametrize("method", [Aggregation.SORTED, None], ids=["sorted", "hashed"])
-def test_python_holds_on_to_nothing_in_the_jvm(
+def test_python_keeps_no_objects_in_the_jvm(
     spark: Spark, rows: int, method: Aggregation | None
 ) -> None:
     spec = "{size: 1h, groupBy: [g], aggregate: 'sum(v) AS s'}"  # none closes

@@ -48,7 +48,7 @@ def test_no_values_have_no_sum() -> None:
         (22, "CAST('0.01' AS DECIMAL(2, 2))"),
     ],
 )
-def test_the_digits_are_parted_at_the_twentieth(scale: int, unit: str) -> None:
+def test_digits_are_split_at_the_twentieth(scale: int, unit: str) -> None:
     high, low = split(Partial("p0", "SUM(x) FILTER(WHERE y > 1)", "sum"), scale)
     assert (high.name, low.name) == ("p0__h", "p0__l")
     assert high.sql == f"SUM(CAST((x) DIV {unit} AS DECIMAL(18, 0))) FILTER(WHERE y > 1)"

@@ -55,7 +55,7 @@ def test_only_a_plain_select_is_run_in_parts(sql: str, divisible: bool) -> None:
     assert is_divisible(step, ["rows"]) is divisible
 
 
-def test_a_stage_that_folds_rows_is_never_run_in_parts() -> None:
+def test_an_aggregation_is_never_run_in_parts() -> None:
     window = "- {name: w, inputs: [rows], window: {size: 1m, aggregate: 'count(*) AS n'}}"
     compiled = topology(window, "w", schema=WIDE)
     first, last = plan_steps(compiled.segments[-1], compiled)
@@ -84,7 +84,7 @@ def test_jobs_of_some_rows_each_give_the_same_result(session: Any) -> None:
 
 
 @pytest.mark.spark
-def test_a_result_that_grows_too_large_is_given_up(session: Any) -> None:
+def test_a_too_large_result_is_an_error(session: Any) -> None:
     chain = chain_of(FILTERED, session, job_bytes=20_000, result_bytes=30_000)
     with pytest.raises(OutOfMemory, match="operator a, epochs 0 to 2: the result has more than"):
         chain.process(State(), wide_epochs(3, 1000, 100))
@@ -116,7 +116,7 @@ def test_a_full_disk_is_no_failure_of_the_operator(
 
 
 @pytest.mark.spark
-def test_a_jvm_without_memory_is_said_to_have_none(tmp_path: Path, cds_archive: Path) -> None:
+def test_a_jvm_without_memory_is_reported(tmp_path: Path, cds_archive: Path) -> None:
     sql = "SELECT n, size(sequence(1, n + 200000000)) AS s, t FROM rows"
     spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
     epochs = wide_epochs(1, 1000, 10)

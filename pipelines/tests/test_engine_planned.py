@@ -81,7 +81,7 @@ def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> p
 
 
 @pytest.mark.parametrize("sql", FLOWING)
-def test_gives_the_rows_of_a_plan_of_their_own(session: SparkSession, sql: str) -> None:
+def test_a_planned_query_equals_an_unplanned_one(session: SparkSession, sql: str) -> None:
     query = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
     assert query is not None
     chunks = pa.concat_tables([rows(50, 4), rows(60, 5)])
@@ -107,16 +107,14 @@ def test_gives_the_rows_of_a_plan_of_their_own(session: SparkSession, sql: str) 
         "SELECT n FROM a ORDER BY n LIMIT 3",
     ],
 )
-def test_what_would_keep_rows_of_an_earlier_run_is_planned_anew(
-    session: SparkSession, sql: str
-) -> None:
+def test_plans_with_state_are_planned_again(session: SparkSession, sql: str) -> None:
     assert Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}) is None
     query = Query(session.newSession())
     for views in ({"a": rows(0, 9), "b": rows(5, 3)}, {"a": rows(2, 4), "b": rows(3, 3)}):
         assert query.run(sql, views, "test").equals(at_once(session, sql, views))
 
 
-def test_a_schema_that_spark_would_change_is_planned_anew(session: SparkSession) -> None:
+def test_a_schema_that_spark_would_change_is_planned_again(session: SparkSession) -> None:
     naive = pa.schema([pa.field("t", pa.timestamp("us"))])
     assert Planner(session).plan("SELECT t FROM a", {"a": naive}) is None
     dated = pa.table([pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))], schema=naive)
@@ -124,7 +122,7 @@ def test_a_schema_that_spark_would_change_is_planned_anew(session: SparkSession)
     assert found.column("t").to_pylist() == [NOON]
 
 
-def test_more_than_a_batch_is_planned_anew(session: SparkSession) -> None:
+def test_more_than_a_batch_is_planned_again(session: SparkSession) -> None:
     many = pa.table({"n": pa.array(range(BATCH_ROWS + 1), pa.int64())})
     query = Query(session.newSession())
     sql = "SELECT n, spark_partition_id() AS p FROM a"
@@ -160,7 +158,7 @@ def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
         assert query.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
 
 
-def test_a_setting_by_which_rows_travel_otherwise_is_heeded(session: SparkSession) -> None:
+def test_settings_for_other_transfers_are_respected(session: SparkSession) -> None:
     other = session.newSession()
     other.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     assert Planner(other).plan(ROW_WISE, {"a": SCHEMA}) is None
@@ -168,7 +166,7 @@ def test_a_setting_by_which_rows_travel_otherwise_is_heeded(session: SparkSessio
     assert found.column("k").to_pylist() == rows(1, 3).column("k").to_pylist()
 
 
-def test_a_jvm_that_dies_while_it_sends_is_lost_instead_of_an_epoch_without_rows(
+def test_a_jvm_that_dies_while_sending_is_an_error(
     session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test: it kills the module's JVM."""

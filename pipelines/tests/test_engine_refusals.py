@@ -62,7 +62,7 @@ def rows_of(spark: Any, items: str, texts: list[str | None]) -> list[dict[str, A
     ],
 )
 @pytest.mark.parametrize("text", ["5:17", "12:34:56", "T09:00:00", " 1:02", "x", None])
-def test_a_text_without_a_date_is_null(spark: Any, read: str, text: str | None) -> None:
+def test_a_string_without_a_date_is_null(spark: Any, read: str, text: str | None) -> None:
     assert rows_of(spark, f"SELECT {read} AS x FROM rows", [text]) == [{"x": "None"}]
 
 
@@ -75,11 +75,11 @@ def test_a_text_without_a_date_is_null(spark: Any, read: str, text: str | None) 
         ("+2021-3", "2021-03-01 00:00:00+00:00"),
     ],
 )
-def test_a_text_with_a_date_is_read_as_spark_does(spark: Any, text: str, said: str) -> None:
+def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any, text: str, said: str) -> None:
     assert rows_of(spark, "SELECT CAST(s AS TIMESTAMP) AS x FROM rows", [text]) == [{"x": said}]
 
 
-def test_other_types_are_cast_to_a_timestamp_as_ever(spark: Any) -> None:
+def test_other_types_are_cast_to_timestamp_as_in_spark(spark: Any) -> None:
     items = "SELECT CAST(n AS TIMESTAMP) AS x, t > '2020-01-01' AS y, hour(t) AS h FROM rows"
     expected = {"x": "1970-01-01 00:00:05+00:00", "y": "False", "h": "0"}
     assert rows_of(spark, items, ["x"]) == [expected]
@@ -95,7 +95,7 @@ def test_other_types_are_cast_to_a_timestamp_as_ever(spark: Any) -> None:
         "to_utc_timestamp(s, 'Asia/Tokyo')",
     ],
 )
-def test_a_text_taken_for_a_timestamp_is_refused(spark: Any, item: str) -> None:
+def test_implicit_casts_to_timestamp_are_refused(spark: Any, item: str) -> None:
     with pytest.raises(
         OperatorRefused, match=r"operator op: .*gets the current date if it has none"
     ):
@@ -116,7 +116,7 @@ def test_a_text_taken_for_a_timestamp_is_refused(spark: Any, item: str) -> None:
         ("nullif(NULL, 1)", r"void.*CAST\(NULL AS STRING\)"),
     ],
 )
-def test_a_type_that_no_file_holds_is_refused(spark: Any, item: str, said: str) -> None:
+def test_an_unsupported_type_is_refused(spark: Any, item: str, said: str) -> None:
     with pytest.raises(OperatorRefused, match=f"operator op: .*{said}"):
         chain_of(spark, f"SELECT {item} AS x FROM rows")
 

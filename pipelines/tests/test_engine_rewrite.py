@@ -34,7 +34,7 @@ M = "`__e`, `__late`"
         ("SELECT 'ü😀' AS x, * FROM v", f"SELECT {M}, 'ü😀' AS x, * EXCEPT ({M}) FROM v"),
     ],
 )
-def test_system_columns_are_carried(sql: str, expected: str) -> None:
+def test_system_columns_are_added_to_sql(sql: str, expected: str) -> None:
     assert carry(sql, ["v", "w-1"], ["__e", "__late"]) == expected
 
 

@@ -56,7 +56,7 @@ def test_saved_columns_are_matched_by_name() -> None:
     assert conform(SHAPE, {3: turned}, "op") == {3: saved}
 
 
-def test_saved_state_that_fits_is_the_very_same_table() -> None:
+def test_compatible_saved_state_keeps_its_table() -> None:
     saved = state_table()
     assert conform(SHAPE, {3: saved}, "op")[3] is saved
 
@@ -72,7 +72,7 @@ def test_saved_state_that_fits_is_the_very_same_table() -> None:
         (state_table(p9=[1]), "column p9 is int64 in the state and missing in this release"),
     ],
 )
-def test_saved_state_that_does_not_fit_is_refused(saved: pa.Table, said: str) -> None:
+def test_incompatible_saved_state_is_refused(saved: pa.Table, said: str) -> None:
     with pytest.raises(StateMismatch, match=f"operator op: .*{said}"):
         conform(SHAPE, {0: saved}, "op")
 
@@ -131,9 +131,7 @@ def play(
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
 @settings(max_examples=150, deadline=None)
-def test_one_call_for_many_epochs_leaves_the_bits_of_one_call_each(
-    drawn: list[Any], sizes: list[int]
-) -> None:
+def test_one_call_for_many_epochs_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     one, one_closed = play(steps, [1])
     for calls in (sizes, [len(steps)]):

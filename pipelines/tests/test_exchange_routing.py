@@ -21,7 +21,7 @@ def test_forward_reads_the_partition_of_the_same_number() -> None:
     assert share_read(forward, 3, 1) is None
 
 
-def test_gather_reads_every_partition_whole() -> None:
+def test_gather_reads_all_rows_of_every_partition() -> None:
     gather = _input(Exchange.GATHER)
     assert list(partitions_read(gather, 0)) == [0, 1, 2]
     assert share_read(gather, 1, 0) is None

@@ -91,7 +91,9 @@ def test_a_poll_may_name_eight_thousand_replicas(control: ControlServer) -> None
 
 
 @pytest.mark.parametrize("token", [None, "", "token-b", "token-\u00e9"])
-def test_a_poll_without_the_token_learns_nothing(control: ControlServer, token: str | None) -> None:
+def test_a_poll_without_the_token_gets_no_details(
+    control: ControlServer, token: str | None
+) -> None:
     status, text = post(control, poll(fence=10**12), token)
     assert status == 401
     assert "uid-a" not in text
@@ -129,7 +131,7 @@ def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:
         ({"protocol": 1, "oldest_protocol": 1}, "protocol 1 (understands 1"),
     ],
 )
-def test_a_poll_of_a_foreign_version_is_refused(
+def test_a_poll_of_an_incompatible_version_is_refused(
     control: ControlServer, changes: dict[str, object], theirs: str
 ) -> None:
     status, text = post(control, poll(**changes), "token-a")
@@ -153,13 +155,13 @@ def test_a_poll_without_a_version_is_of_the_first(control: ControlServer) -> Non
     assert "it speaks protocol 1" in text
 
 
-def test_neighbouring_versions_work_both_ways() -> None:
+def test_compatible_versions_work_both_ways() -> None:
     old, new = Versions(2, 2), Versions(3, 2)
     assert incompatible(new, old) is None
     assert incompatible(old, new) is None
 
 
-def test_versions_apart_are_refused_both_ways() -> None:
+def test_incompatible_versions_are_refused_both_ways() -> None:
     old, new = Versions(2, 2), Versions(4, 3)
     for one, other in ((old, new), (new, old)):
         reason = incompatible(one, other) or ""
@@ -215,13 +217,13 @@ def test_a_reader_of_another_topology_is_refused(server: StreamServer) -> None:
         read(server, Identity("uid-b", "token-a"))
 
 
-def test_a_reader_that_means_another_incarnation_is_refused(server: StreamServer) -> None:
+def test_a_ticket_for_another_incarnation_is_refused(server: StreamServer) -> None:
     with pytest.raises(StreamUnavailable, match="for incarnation 4, this is 3"):
         read(server, OWN, incarnation=4)
 
 
 @pytest.mark.parametrize("version", [1, 9])
-def test_a_ticket_of_a_foreign_version_is_refused(
+def test_a_ticket_of_an_incompatible_version_is_refused(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     ticket = json.loads(ReadRequest("s", 0, 0, 1).to_ticket(OWN).ticket)
@@ -253,7 +255,7 @@ def test_fields_of_a_newer_ticket_are_ignored(
     assert read(server, OWN) == [1]
 
 
-def test_an_answer_of_another_topology_is_refused(tmp_path: Path) -> None:
+def test_a_response_of_another_topology_is_refused(tmp_path: Path) -> None:
     class Careless(StreamServer):
         def _admit(self, stamp: object) -> None:
             """Serves whoever asks."""

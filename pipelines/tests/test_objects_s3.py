@@ -61,7 +61,7 @@ def test_of_many_writers_one_wins(bucket: str) -> None:
     assert not places[2].exists("a/x")
 
 
-def test_what_goes_up_in_parts_is_conditional_too(bucket: str) -> None:
+def test_multipart_uploads_are_conditional_too(bucket: str) -> None:
     place = open_objects(f"{bucket}/place")
     place.open_root("_marker.json", b"{}")
     big = b"x" * (60 * MIB)

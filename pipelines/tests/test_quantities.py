@@ -34,6 +34,6 @@ def test_a_quantity_is_read_exactly(text: str | float, value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "Gi", "1 kg", "1kk", "1mi", "inf", "Infinity", "nan"])
-def test_what_is_no_quantity_is_refused_by_its_text(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"'{text}' is not a quantity; write it like"):
         parse_quantity(text)

@@ -156,7 +156,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
     assert all(e.inputs[0].schema == hashed for e in last.seen)
 
 
-def test_it_stops_after_until_epoch_and_tells_of_its_progress(tmp_path: Path) -> None:
+def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     told: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)
     opened, *progress = told
@@ -239,7 +239,7 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
     assert result.rows == {"q": of_a + min(until // 10_000 + 1, 5)}
 
 
-def test_an_endless_source_needs_an_end(tmp_path: Path) -> None:
+def test_an_unbounded_source_needs_until_epoch(tmp_path: Path) -> None:
     name, spec = manifest(MANIFEST.replace("rows: 95, ", ""))
     with pytest.raises(RekindleError, match="source a is unbounded; give --until-epoch"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
@@ -264,7 +264,7 @@ def test_an_earlier_output_is_refused_before_any_chain_is_made(tmp_path: Path) -
         run_reference(spec, name, output=tmp_path, make_chain=never)
 
 
-def test_places_are_rewritten_by_name() -> None:
+def test_urls_are_rewritten_by_name() -> None:
     text = (Path(__file__).parents[2] / "examples/flights/topology.yaml").read_text()
     _, spec = load_topology(text)
     other = redirect(spec, input=Path("/in"), output=Path("/out"))
@@ -305,11 +305,13 @@ def test_a_source_of_no_kind_is_left_to_validation(tmp_path: Path) -> None:
         (["s3://b/x/events/", "s3://b/y/events"], ["x/events", "y/events"]),
     ],
 )
-def test_files_of_one_name_keep_their_folders(urls: list[str], places: list[str]) -> None:
+def test_files_with_the_same_name_keep_their_directories(
+    urls: list[str], places: list[str]
+) -> None:
     assert [relative_paths(urls)[url] for url in urls] == places
 
 
-def test_files_that_no_folder_tells_apart_are_refused() -> None:
+def test_files_with_ambiguous_names_are_refused() -> None:
     with pytest.raises(RekindleError, match=r"cannot distinguish gs://b/f\.csv and s3://b/f\.csv"):
         relative_paths(["s3://b/f.csv", "gs://b/f.csv"])
 
@@ -323,7 +325,7 @@ def test_a_master_that_is_not_local_is_refused_at_once(tmp_path: Path, master: s
 @pytest.mark.parametrize(
     "words", [("--until-epoch", "-3"), ("--until-epoch", "x"), ("--epochs-per-job", "0")]
 )
-def test_numbers_that_are_none_are_refused(
+def test_invalid_numbers_are_refused(
     words: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -332,7 +334,7 @@ def test_numbers_that_are_none_are_refused(
     assert f"{words[0]}: {words[1]} is not a whole number of at least" in capsys.readouterr().err
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.yaml"
     assert main(["run", str(path)]) == 1
     assert "No such file" in capsys.readouterr().err

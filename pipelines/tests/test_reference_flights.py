@@ -125,6 +125,6 @@ def test_results_do_not_depend_on_how_many_epochs_a_job_takes(
         assert not difference, str(difference)
 
 
-def test_files_carry_partitions_and_epochs(output: Path) -> None:
+def test_file_names_contain_partitions_and_epochs(output: Path) -> None:
     names = [parse_name(p.name) for p in (output / "delay-alarms").glob("*.parquet")]
     assert {n[1] for n in names if n} == {0, 1}

@@ -67,7 +67,7 @@ def rows_in_time() -> dict[int, int]:
     return counts
 
 
-def test_late_rows_are_judged_by_their_own_epoch_in_jobs_of_any_size(tmp_path: Path) -> None:
+def test_late_rows_do_not_depend_on_the_size_of_jobs(tmp_path: Path) -> None:
     name, spec = load_topology(MANIFEST)
     large = run_reference(spec, name, output=tmp_path / "large")
     small = run_reference(spec, name, output=tmp_path / "small", epochs_per_job=2)

@@ -145,7 +145,7 @@ def test_a_signal_ends_a_run_whose_jvm_starts(start: Callable[[str], Run]) -> No
 
 
 @pytest.mark.spark
-def test_a_good_run_ends_without_a_word_of_the_jvm(tmp_path: Path) -> None:
+def test_a_successful_run_prints_nothing_of_the_jvm(tmp_path: Path) -> None:
     file = tmp_path / "topology.yaml"
     file.write_text(FILTERED)
     command = [sys.executable, "-m", "rekindle.cli", "run", str(file), "--until-epoch", "3"]

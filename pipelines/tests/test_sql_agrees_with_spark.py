@@ -85,7 +85,7 @@ def arrow(frame: Any) -> pa.Schema:
     return to_arrow_schema(frame.schema, timezone="UTC")
 
 
-def test_ddl_means_the_same(spark: Any) -> None:
+def test_ddl_has_the_same_types_in_spark(spark: Any) -> None:
     theirs = arrow(spark.table("rows"))
     assert ddl_to_schema(DDL).names == theirs.names
     assert [f.type for f in ddl_to_schema(DDL)] == [f.type for f in theirs]

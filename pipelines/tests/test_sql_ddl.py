@@ -60,14 +60,14 @@ def test_columns_keep_their_order_and_spelling() -> None:
         ("a INT, A STRING", "column A occurs twice"),
     ],
 )
-def test_what_is_no_ddl_is_refused_with_its_place(ddl: str, said: str) -> None:
+def test_invalid_ddl_is_refused_with_its_position(ddl: str, said: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         ddl_to_schema(ddl)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["ARRAY<", "STRUCT<a: "])
-def test_types_stand_in_each_other_as_deep_as_parquet_can_be_read(kind: str) -> None:
+def test_types_are_nested_as_deep_as_parquet_allows(kind: str) -> None:
     schema = ddl_to_schema(f"a ARRAY<INT>, x {kind * 32}INT{'>' * 32}")
     written = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), written)

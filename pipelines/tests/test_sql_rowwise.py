@@ -52,7 +52,7 @@ def test_the_names_of_the_output_are_those_that_spark_gives(sql: str, columns: l
     assert names(sql) == columns
 
 
-def test_types_are_told_where_they_can_be_and_marked_where_not() -> None:
+def test_unknown_types_are_marked() -> None:
     report = judge(
         "SELECT n, ts, s.g, n / 2 AS half, date_trunc('DAY', ts) AS day, n > 1 AS many, "
         "upper(s.f) AS f, CAST(n AS STRING) AS t, transform(tags, t -> t.k) AS ks FROM rows"
@@ -105,7 +105,7 @@ def test_types_are_told_where_they_can_be_and_marked_where_not() -> None:
         ("VALUES (1)", "VALUES"),
     ],
 )
-def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
+def test_sql_that_needs_several_rows_is_refused(sql: str, said: str) -> None:
     found = [f for f in judge(sql).problems if f.reason == "NotRowWise"]
     assert any(said in f.message for f in found), judge(sql).problems
 
@@ -152,7 +152,7 @@ def test_what_looks_at_more_than_a_row_is_refused(sql: str, said: str) -> None:
         "java_method('java.lang.System', 'nanoTime')",
     ],
 )
-def test_what_answers_differently_when_asked_again_is_refused(expression: str) -> None:
+def test_non_deterministic_functions_are_refused(expression: str) -> None:
     found = judge(f"SELECT {expression} AS x FROM rows").problems
     assert [f.reason for f in found] == ["NonDeterministic"], found
 
@@ -168,7 +168,7 @@ def test_what_answers_differently_when_asked_again_is_refused(expression: str) -
         "s.f LIKE lower('NOW')",
     ],
 )
-def test_words_that_also_name_times_are_words(expression: str) -> None:
+def test_clock_words_in_other_strings_are_accepted(expression: str) -> None:
     assert judge(f"SELECT {expression} AS x FROM rows").problems == ()
 
 
@@ -199,7 +199,7 @@ def test_a_column_named_like_a_clock_is_a_column() -> None:
         ("", "SqlDoesNotParse"),
     ],
 )
-def test_other_mistakes_have_reasons_of_their_own(sql: str, reason: str) -> None:
+def test_other_mistakes_have_their_own_reasons(sql: str, reason: str) -> None:
     assert reason in [f.reason for f in judge(sql).problems], judge(sql).problems
 
 
@@ -211,7 +211,7 @@ def test_every_input_has_to_be_read() -> None:
     assert (both.problems, both.reads) == ((), ("b", "a"))
 
 
-def test_an_input_that_is_not_known_is_not_judged() -> None:
+def test_an_unknown_input_is_not_checked() -> None:
     report = check_sql("SELECT anything FROM a", {"a": None})
     assert (report.problems, report.schema) == ((), None)
 
@@ -221,12 +221,12 @@ def test_an_input_that_is_not_known_is_not_judged() -> None:
     [("(", ")"), ("abs(", ")"), ("NOT ", ""), ("- ", ""), ("CASE WHEN true THEN ", " END")],
 )
 @pytest.mark.parametrize("depth", [150, 1500])
-def test_what_stands_too_deep_to_be_walked_is_refused(opens: str, closes: str, depth: int) -> None:
+def test_too_deep_expressions_are_refused(opens: str, closes: str, depth: int) -> None:
     report = judge(f"SELECT {opens * depth}n{closes * depth} AS x FROM rows")
     assert [f.reason for f in report.problems] == ["TooDeep"]
 
 
-def test_a_cast_to_a_type_too_deep_to_be_walked_is_refused() -> None:
+def test_a_cast_to_a_too_deep_type_is_refused() -> None:
     cast = f"SELECT CAST(n AS {'ARRAY<' * 120}INT{'>' * 120}) AS x FROM rows"
     assert [f.reason for f in judge(cast).problems] == ["TooDeep"]
 

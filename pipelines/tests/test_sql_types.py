@@ -47,7 +47,7 @@ def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> Non
         "map_entries(map('a', 1))",
     ],
 )
-def test_such_types_may_stand_inside_an_expression(item: str) -> None:
+def test_such_types_may_be_inside_an_expression(item: str) -> None:
     assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems == ()
 
 
@@ -66,7 +66,7 @@ def test_such_types_may_stand_inside_an_expression(item: str) -> None:
         ("date_trunc('DAY', t)", pa.timestamp("us", "UTC")),
     ],
 )
-def test_a_type_that_is_doubtful_counts_as_unknown(item: str, kind: pa.DataType | None) -> None:
+def test_a_doubtful_type_is_unknown(item: str, kind: pa.DataType | None) -> None:
     schema = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).schema
     assert schema is not None
     assert known_type(schema.field("x")) == kind
@@ -116,7 +116,7 @@ def test_other_aggregates_are_not_refused(item: str) -> None:
         "t BETWEEN '2020-01-01' AND s",
     ],
 )
-def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
+def test_a_cast_that_needs_the_current_date_is_refused(item: str) -> None:
     found = check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems
     assert [f.reason for f in found] == ["NonDeterministic"]
 
@@ -137,11 +137,11 @@ def test_a_read_that_takes_the_date_of_today_is_refused(item: str) -> None:
         "t BETWEEN '2020-01-01' AND b",
     ],
 )
-def test_a_read_with_a_date_or_a_format_is_not_refused(item: str) -> None:
+def test_a_cast_with_a_date_or_a_format_is_accepted(item: str) -> None:
     assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems == ()
 
 
-def test_only_what_is_read_as_a_timestamp_is_guarded() -> None:
+def test_only_casts_to_timestamp_are_guarded() -> None:
     sql = "SELECT CAST(s AS DATE), to_timestamp(s, 'HH'), struct(1 AS timestamp), 'cast(s as x)'"
     assert undated_as_null(sql) == sql
 
@@ -172,7 +172,7 @@ def test_a_cast_by_colons_guards_its_operand(item: str, text: str) -> None:
     assert before + text == f"SELECT {item}"[: len(before) + len(text)]
 
 
-def test_casts_inside_each_other_are_each_guarded() -> None:
+def test_nested_casts_are_each_guarded() -> None:
     guarded = undated_as_null("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
     assert guarded.count("typeof(s)") == 3, "what is around it has it three times"
 
@@ -183,6 +183,6 @@ def test_an_alias_names_the_column_of_an_outer_generator() -> None:
         assert (report.problems, report.schema and report.schema.names) == ((), ["x"])
 
 
-def test_a_generator_without_names_is_told_how_to_give_them() -> None:
+def test_a_generator_without_names_gets_a_hint() -> None:
     (found,) = check_sql("SELECT stack(2, 1, 2) FROM rows", {"rows": SCHEMA}).problems
     assert found.hint.startswith("write STACK(2, 1, 2) AS (name, ...)")

@@ -160,7 +160,7 @@ def test_checksums_hold_for_every_type(served: OutputLog, address: str) -> None:
     assert [digest_table(e.rows) for e in epochs] == [e.digest for e in served]
 
 
-def test_rows_that_change_on_their_way_are_refused(
+def test_rows_damaged_in_transit_are_refused(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight, "checksum_batch", lambda b: checksum_batch(b) + 1)
@@ -176,7 +176,7 @@ def test_rows_that_change_on_their_way_are_refused(
         get_all(address)
 
 
-def test_an_answer_without_checksums_is_taken(
+def test_a_response_without_checksums_is_accepted(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = flight._json
@@ -188,7 +188,7 @@ def test_an_answer_without_checksums_is_taken(
     assert len(get_all(address)) == 4
 
 
-def test_a_large_epoch_comes_in_parts(
+def test_a_large_epoch_is_sent_in_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)
@@ -205,7 +205,7 @@ def test_a_large_epoch_comes_in_parts(
     assert max(parts) > 1
 
 
-def test_an_epoch_with_parts_missing_is_not_taken() -> None:
+def test_an_incomplete_epoch_is_not_accepted() -> None:
     (rows,) = TYPES.to_batches()
     said = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
 

@@ -100,7 +100,7 @@ def test_shares_are_disjoint_whole_and_in_order(log: OutputLog, client: StreamCl
     assert {s.digest for s in shares} == {batch(0, rows=50).digest}
 
 
-def test_below_the_floor_the_error_names_it(log: OutputLog, client: StreamClient) -> None:
+def test_an_epoch_below_the_floor_is_an_error(log: OutputLog, client: StreamClient) -> None:
     for epoch in range(9):
         log.append(batch(epoch))
     log.truncate(6)
@@ -113,7 +113,7 @@ def test_an_unknown_stream_is_an_error(client: StreamClient) -> None:
         client.read(ReadRequest("other", 0, 0, 1), 2)
 
 
-def test_an_absent_server_is_noticed_at_once() -> None:
+def test_an_absent_server_is_an_error_at_once() -> None:
     client = StreamClient(f"{ADDRESS}:1")
     started = time.monotonic()
     with pytest.raises(StreamUnavailable):
@@ -155,7 +155,7 @@ def test_epochs_received_before_the_deadline_are_kept(log: OutputLog, whole: int
     server.stop()
 
 
-def test_no_more_is_read_for_shares_than_splits_are_kept_of() -> None:
+def test_reads_for_shares_are_bounded_by_the_split_cache() -> None:
     def shared(max_bytes: int, partitions: int) -> int:
         return _bytes_to_read(ReadRequest("s", 0, 0, max_bytes, share=Share(("k",), partitions, 0)))
 
@@ -203,7 +203,7 @@ def test_a_split_is_computed_once_for_all_consumers() -> None:
     assert len(calls) == 22
 
 
-def test_splits_of_few_rows_weigh_what_their_objects_weigh() -> None:
+def test_the_size_of_a_split_includes_its_objects() -> None:
     cache = SplitCache(max_bytes=1 << 20)
     rows = batch(0, rows=2).rows
     for epoch in range(1000):

@@ -64,7 +64,7 @@ def test_gaps_and_tentative_epochs_are_refused(tmp_path: Path) -> None:
         log.append(EpochBatch("stream", 0, 1, 0, rows, "", Kind.TENTATIVE))
 
 
-def test_a_reopened_log_goes_on(tmp_path: Path) -> None:
+def test_a_reopened_log_continues(tmp_path: Path) -> None:
     filled(tmp_path, 4, file_bytes=1000).close()
     log = open_log(tmp_path)
     assert (log.base, log.last) == (0, 3)
@@ -73,7 +73,7 @@ def test_a_reopened_log_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 64, 100, 500])
-def test_a_torn_tail_is_cut(tmp_path: Path, lost: int) -> None:
+def test_a_torn_tail_is_truncated(tmp_path: Path, lost: int) -> None:
     filled(tmp_path, 4).close()
     (path,) = tmp_path.glob("*.log")
     data = path.read_bytes()

@@ -35,7 +35,7 @@ def choice(*addresses: str) -> ReplicaChoice:
     return made
 
 
-def test_the_preferred_replica_is_asked_first() -> None:
+def test_the_preferred_replica_is_read_first() -> None:
     assert ReplicaChoice(5, 3).step(endpoints(A, B), 0) == [SwitchReplica(A, 5)]
 
 
@@ -43,7 +43,7 @@ def test_it_stays_when_the_preference_changes() -> None:
     assert choice(A, B).step(endpoints(B, A), 1) == []
 
 
-def test_epochs_are_taken_once() -> None:
+def test_epochs_are_delivered_once() -> None:
     made = choice(A, B)
     assert made.step(EpochsReceived(A, (5, 6)), 1) == [DeliverEpochs((5, 6))]
     assert made.step(EpochsReceived(B, (5, 6, 7)), 1) == [DeliverEpochs((7,))]
@@ -67,7 +67,7 @@ def test_a_suspected_replica_is_left_while_another_is_not() -> None:
     assert made.step(endpoints(A, B), 2) == []
 
 
-def test_the_only_replica_is_asked_though_suspected() -> None:
+def test_the_only_replica_is_read_although_suspected() -> None:
     assert ReplicaChoice(5, 3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
 
 
@@ -78,7 +78,7 @@ def test_a_stalled_replica_is_left() -> None:
     assert choice(A).step(EpochsReceived(A, ()), 10) == []
 
 
-def test_a_laggard_is_left_only_for_one_that_keeps_up() -> None:
+def test_a_lagging_replica_is_left_only_for_a_better_one() -> None:
     made = choice(A, B, C)
     assert made.step(endpoints(A, B, C, lagging=(A, B), suspected=C), 1) == []
     assert made.step(endpoints(A, B, C, lagging=(A, B)), 2) == [SwitchReplica(C, 5)]
@@ -86,7 +86,7 @@ def test_a_laggard_is_left_only_for_one_that_keeps_up() -> None:
     assert made.step(endpoints(A, B, lagging=(B,), suspected=A), 4) == [SwitchReplica(B, 5)]
 
 
-def test_a_laggard_is_kept_while_the_other_failed_recently() -> None:
+def test_a_lagging_replica_is_kept_after_recent_failures() -> None:
     made = choice(A, B)
     made.step(endpoints(A, B, lagging=(B,)), 0)
     assert made.step(CallFailed(A), 1) == [SwitchReplica(B, 5)]
@@ -105,7 +105,7 @@ def test_a_removed_replica_is_left() -> None:
     assert choice(A).step(endpoints(), 1) == [SwitchReplica(None, 5)]
 
 
-def test_a_new_incarnation_starts_with_a_clean_slate() -> None:
+def test_a_new_incarnation_has_no_failures() -> None:
     made = choice(A)
     made.step(CallFailed(A), 1)
     assert made.step(endpoints(A, incarnation=2), 1.01) == [SwitchReplica(A, 5)]
@@ -153,7 +153,7 @@ def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
     assert (made.current is None) == (not known)
 
 
-def test_the_thread_follows_a_stream_across_a_death() -> None:
+def test_the_reader_continues_after_a_replica_dies() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader.route(endpoints(A, B).endpoints)

@@ -60,7 +60,7 @@ def test_requested_digests_are_kept(world: World) -> None:
     assert set(answer.chained) == {3, *range(newest - 15, newest + 1)}
 
 
-def test_sinks_write_nothing_beyond_what_replicas_agree_on(world: World) -> None:
+def test_sinks_write_no_epoch_after_the_agreed_one(world: World) -> None:
     world.sinks.pause_after(4)
     world.sinks.assign([SINK])
     world.run_to(20)

@@ -77,7 +77,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     assert not thread.is_alive()
 
 
-def test_it_says_why_and_its_probe_is_well(failed: TaskRuntime) -> None:
+def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
     answer = failed.status.response(1)
     assert answer.problem is not None
     assert answer.problem.message.startswith("epoch 3 of stream")

@@ -53,7 +53,7 @@ def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:
     assert CallBounds().max_epochs == 64
 
 
-def test_how_epochs_are_grouped_changes_nothing(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_calls(tmp_path: Path) -> None:
     one, many = World(tmp_path / "one"), World(tmp_path / "many")
     for now in range(1, 24):
         one.run_to(now)

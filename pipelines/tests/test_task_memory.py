@@ -127,7 +127,7 @@ def test_an_engine_that_keeps_dying_fails_the_task(tmp_path: Path) -> None:
     assert len(engine.job_bytes) == 2
 
 
-def test_an_engine_that_dies_while_idle_starts_again(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_idle_is_restarted(tmp_path: Path) -> None:
     world, engine = limited_world(tmp_path, lambda _: None)
     run(world, 2)
     engine.dead = EngineLost("the JVM died (status -9)", -9)
@@ -173,7 +173,7 @@ def test_an_engine_restart_waits_for_disk_space(tmp_path: Path) -> None:
     assert world.status.response(1).problem is None
 
 
-def test_a_task_killed_in_a_call_finds_how_large_it_was(tmp_path: Path) -> None:
+def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path / "log", lambda _: None)
     file = world.loop._call_size_file = CallSizeFile(tmp_path)
     seen: list[CallSize | None] = []
@@ -192,7 +192,7 @@ def test_calls_are_smaller_after_a_kill() -> None:
     assert sizes.job_bytes == plan_memory().job_bytes // 16
 
 
-def test_a_kill_in_a_small_call_keeps_calls_large() -> None:
+def test_a_kill_in_a_small_call_does_not_shrink_calls() -> None:
     sizes = CallSizes.of(plan_memory())
     sizes.killed_in(64, 640)
     assert sizes.next_call == CallBounds(32, max_bytes=plan_memory().call_bytes)
@@ -208,7 +208,7 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
     assert (killed_in.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
 
 
-def test_an_engine_that_dies_in_quiet_epochs_leaves_calls_large() -> None:
+def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
     sizes = CallSizes.of(plan_memory())
     quiet = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
     sizes.failed(quiet, EngineLost("killed", -9))
@@ -225,7 +225,7 @@ def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
     assert CallSizeFile(tmp_path).interrupted() is None
 
 
-def test_a_full_disk_in_a_call_is_waited_for(tmp_path: Path) -> None:
+def test_a_call_waits_for_a_full_disk(tmp_path: Path) -> None:
     failures: list[Exception] = [DiskFull("no room on the local disk"), OSError(28, "ENOSPC")]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
     said: list[str] = []

@@ -114,7 +114,7 @@ def test_it_starts_with_the_first_restore_point(handler: PollHandler) -> None:
     assert start.restore == RestorePoint(epoch=-1)
 
 
-def test_a_failure_is_reported_once_it_was_answered(
+def test_a_failure_counts_as_reported_after_a_response(
     handler: PollHandler, status: TaskStatus
 ) -> None:
     handler.poll(poll())
@@ -159,7 +159,7 @@ def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> 
     assert ask(control, "/readyz")[0] == 200
 
 
-def test_polls_cross_http(control: ControlServer) -> None:
+def test_polls_work_over_http(control: ControlServer) -> None:
     status, text = ask(control, "/v1/poll", poll(5).model_dump_json())
     answer = PollResponse.model_validate_json(text)
     assert (status, answer.fence, answer.boot_id, answer.phase) == (200, 5, "boot", "Waiting")

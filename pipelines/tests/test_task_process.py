@@ -241,7 +241,7 @@ def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Ta
 
 
 @pytest.mark.timeout(480)
-def test_a_killed_task_with_a_torn_log_repeats_and_loses_nothing(
+def test_a_killed_task_with_a_torn_log_loses_nothing(
     tmp_path: Path, tasks: tuple[Topology, list[Task]]
 ) -> None:
     expected = write_input(tmp_path / "rows.csv")

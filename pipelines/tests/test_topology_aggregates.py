@@ -51,7 +51,7 @@ def test_equal_calls_share_their_partials() -> None:
     }
 
 
-def test_a_partial_is_named_by_what_it_is_not_by_its_place() -> None:
+def test_the_name_of_a_partial_ignores_its_position() -> None:
     one = decompose("min(x) AS a, max(y) AS b")
     other = decompose("max(y) AS b, avg(z) AS c, min(x) AS a")
     assert {p.name for p in one.partials} < {p.name for p in other.partials}
@@ -96,7 +96,7 @@ def test_a_filter_reaches_both_parts_of_an_average() -> None:
     ]
 
 
-def test_scalar_expressions_stand_over_the_partials() -> None:
+def test_scalar_expressions_are_applied_to_partials() -> None:
     parts = decomposed(
         "sum(a) / count(*) AS r, round(avg(x), 2) AS y, greatest(max(a), max(b)) AS g"
     )
@@ -155,14 +155,14 @@ def test_other_aggregates_are_not_supported_yet_and_are_named(text: str) -> None
         ("", "InvalidAggregate"),
     ],
 )
-def test_what_is_no_aggregate_list_is_refused(text: str, reason: str) -> None:
+def test_an_invalid_aggregate_list_is_refused(text: str, reason: str) -> None:
     assert reason in reasons(text)
 
 
 @pytest.mark.parametrize(
     "text", ["+".join(["sum(a)"] * 1000) + " AS r", "sum(" + "- " * 200 + "a) AS r"]
 )
-def test_a_list_too_deep_to_be_taken_apart_is_refused(text: str) -> None:
+def test_a_too_deep_aggregate_list_is_refused(text: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         parse_aggregates(text)
     assert [f.reason for f in caught.value.problems] == ["TooDeep"]

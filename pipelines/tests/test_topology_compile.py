@@ -64,7 +64,7 @@ def test_every_node_is_in_exactly_one_segment_and_inputs_come_first(data: dict[s
 
 @given(random_specs())
 @settings(max_examples=60, deadline=None)
-def test_a_segment_is_a_chain_that_nobody_else_reads_inside(data: dict[str, Any]) -> None:
+def test_only_the_end_of_a_segment_is_read_by_others(data: dict[str, Any]) -> None:
     topology = compiled(data)
     queried = {q["from"] for q in data["queries"]}
     for segment in topology.segments:
@@ -91,7 +91,7 @@ def test_exchanges_fit_the_partitions(data: dict[str, Any]) -> None:
 
 @given(random_specs(), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_ids_do_not_depend_on_the_order_of_the_manifest(data: dict[str, Any], random: Any) -> None:
+def test_ids_do_not_depend_on_the_order_in_the_resource(data: dict[str, Any], random: Any) -> None:
     before = compiled(data)
     shuffled = copy.deepcopy(data)
     for part in ("sources", "operators", "queries"):
@@ -103,7 +103,7 @@ def test_ids_do_not_depend_on_the_order_of_the_manifest(data: dict[str, Any], ra
 
 @given(random_specs(), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_changed_operator_changes_exactly_the_ids_behind_it(
+def test_a_changed_operator_changes_the_ids_downstream(
     data: dict[str, Any], draw: st.DataObject
 ) -> None:
     if not data["operators"]:
@@ -167,7 +167,7 @@ def test_a_query_in_the_middle_of_a_chain_ends_a_segment() -> None:
     assert [s.nodes for s in topology.segments] == [("s", "a"), ("b",)]
 
 
-def test_a_segment_asks_for_the_most_that_its_nodes_ask() -> None:
+def test_a_segment_requests_the_maximum_of_its_nodes() -> None:
     spec = spec_of(
         [source(resources={"requests": {"cpu": "250m"}})],
         [sql("a", "s", resources={"requests": {"cpu": "1.5"}, "limits": {"memory": "512Mi"}})],
@@ -206,7 +206,7 @@ def test_a_bad_topology_is_refused_with_all_its_problems() -> None:
     }
 
 
-def test_a_place_on_disk_is_good_enough_for_a_local_run() -> None:
+def test_a_local_run_may_use_a_local_disk() -> None:
     data = manifest_spec([source()], [], [query("q", "s")])
     del data["checkpoint"]["volume"]
     with pytest.raises(InvalidTopology, match="lost with the node"):

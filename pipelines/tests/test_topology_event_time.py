@@ -82,7 +82,9 @@ def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column:
         ("SELECT origin, ts FROM timeless", ["timeless"], "source timeless has no eventTime"),
     ],
 )
-def test_where_event_time_is_lost_is_said(sql: str, inputs: list[str], said: str) -> None:
+def test_a_lost_event_time_is_reported_with_its_place(
+    sql: str, inputs: list[str], said: str
+) -> None:
     found = validate(spec_of(sql, *inputs), "t", local=True)
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"

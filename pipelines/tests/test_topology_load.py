@@ -33,13 +33,13 @@ def test_a_topology_is_found_among_other_documents() -> None:
     assert load_topology(text)[0] == "good"
 
 
-def test_what_the_api_server_adds_does_no_harm() -> None:
+def test_fields_of_the_api_server_are_accepted() -> None:
     manifest = good_manifest() | {"status": {"phase": "Running"}}
     manifest["metadata"] |= {"uid": "u", "generation": 3}
     assert load_topology(manifest) == load_topology(good_manifest())
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     manifest = good_manifest()
     manifest["spec"]["sources"][0]["filez"] = manifest["spec"]["sources"][0].pop("files")
     manifest["spec"]["operators"][1]["window"]["size"] = "an hour"
@@ -67,7 +67,7 @@ def test_a_misspelt_field_hides_nothing_elsewhere() -> None:
     ]
 
 
-def test_what_follows_from_a_misspelt_field_is_left_out() -> None:
+def test_consequences_of_a_misspelt_field_are_left_out() -> None:
     manifest = good_manifest()
     manifest["spec"]["sources"][0]["eventTim"] = manifest["spec"]["sources"][0].pop("eventTime")
     del manifest["spec"]["operators"][0]["name"]
@@ -77,13 +77,13 @@ def test_what_follows_from_a_misspelt_field_is_left_out() -> None:
     ]
 
 
-def test_operators_misspelt_are_not_missing_in_what_reads_them() -> None:
+def test_misspelt_operators_make_no_unknown_inputs() -> None:
     manifest = good_manifest()
     manifest["spec"]["operatrs"] = manifest["spec"].pop("operators")
     assert problems(manifest) == ["spec.operatrs: unknown field operatrs (did you mean operators?)"]
 
 
-def test_an_envelope_that_is_wrong_hides_nothing_of_the_spec() -> None:
+def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
     manifest = good_manifest()
     del manifest["metadata"]["name"]
     manifest["spec"]["replicaz"] = 2
@@ -137,7 +137,7 @@ def test_a_field_called_on_needs_quotes() -> None:
     ]
 
 
-def test_a_number_is_no_duration() -> None:
+def test_a_number_is_not_a_duration() -> None:
     manifest = good_manifest()
     manifest["spec"]["checkpoint"]["interval"] = 10
     manifest["spec"]["podTemplate"] = {"spec": {"size": 5}}
@@ -160,7 +160,7 @@ def test_a_number_is_no_duration() -> None:
         ),
     ],
 )
-def test_what_is_no_topology_is_refused(text: str | bytes, said: str) -> None:
+def test_other_documents_are_refused(text: str | bytes, said: str) -> None:
     assert any(p.startswith(said) for p in problems(text))
 
 

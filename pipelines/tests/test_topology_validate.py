@@ -28,7 +28,7 @@ def reasons(spec: TopologySpec) -> dict[str, str]:
     return {p.path: p.reason for p in validate(spec, "t")}
 
 
-def test_the_good_manifest_has_no_problem() -> None:
+def test_a_valid_resource_has_no_problem() -> None:
     assert problems_of(good_manifest()) == []
 
 
@@ -45,7 +45,7 @@ def test_a_bad_manifest_is_refused_at_the_field_that_is_wrong(bad: BadManifest) 
     assert any(bad.message in str(p) for p in hits), "\n".join(str(p) for p in hits)
 
 
-def test_all_problems_are_found_and_stand_in_the_manifests_order() -> None:
+def test_problems_are_in_the_order_of_the_resource() -> None:
     spec = spec_of(
         [source("s", eventTime={"column": "n"})],
         [sql("a", "s", sql="SELECT x FROM s"), sql("b", "a", sql="SELECT 1 FROM a")],
@@ -60,7 +60,7 @@ def test_all_problems_are_found_and_stand_in_the_manifests_order() -> None:
     ]
 
 
-def test_what_follows_from_a_problem_upstream_is_not_reported_again() -> None:
+def test_consequences_downstream_are_not_reported() -> None:
     broken = source("s", schema="origin STRNG")
     spec = spec_of(
         [broken], [window("w", "s"), sql("a", "w", sql="SELECT rows FROM w")], [query("q", "a")]
@@ -68,7 +68,7 @@ def test_what_follows_from_a_problem_upstream_is_not_reported_again() -> None:
     assert set(reasons(spec)) == {"spec.sources[0].schema"}
 
 
-def test_places_on_disk_need_a_volume_unless_the_run_is_local() -> None:
+def test_file_urls_need_a_volume_except_in_local_runs() -> None:
     manifest = good_manifest()
     del manifest["spec"]["checkpoint"]["volume"]
     assert {p.reason for p in problems_of(manifest)} == {"NoVolume"}
@@ -89,19 +89,19 @@ def test_every_store_that_creates_conditionally_can_be_named(scheme: str) -> Non
     assert validate(_placed(*places), "t") == []
 
 
-def test_a_source_can_be_read_from_where_nothing_can_be_created_once() -> None:
+def test_sources_accept_urls_without_conditional_create() -> None:
     for url in ("https://host/in.csv", "hdfs://namenode/in", "ftp://[::1]/in.csv"):
         assert validate(_placed("s3://bucket/store", url, "s3://bucket/output"), "t") == []
 
 
-def test_places_in_memory_are_for_local_runs() -> None:
+def test_memory_urls_are_for_local_runs() -> None:
     spec = _placed("memory://store", "memory://input", "memory://output")
     assert set(reasons(spec).values()) == {"InvalidUrl"}
     assert len(reasons(spec)) == 3
     assert validate(spec, "t", local=True) == []
 
 
-def test_a_store_elsewhere_needs_no_volume() -> None:
+def test_a_remote_store_needs_no_volume() -> None:
     spec = spec_of(
         [source()],
         [],

@@ -20,9 +20,7 @@ def window(**fields: object) -> WindowSpec:
 
 
 @given(st.integers(1, 50), st.integers(1, 6), st.lists(st.integers(-60, 60), min_size=1))
-def test_windows_over_a_pane_are_those_that_hold_it(
-    slide: int, slides: int, numbers: list[int]
-) -> None:
+def test_windows_of_a_pane_contain_it(slide: int, slides: int, numbers: list[int]) -> None:
     windows = HoppingWindows(slide * slides, slide)
     panes = np.array(numbers, dtype=np.int64) * slide
     which, starts = windows.windows_over(panes)
@@ -36,7 +34,7 @@ def test_windows_over_a_pane_are_those_that_hold_it(
     assert ((starts <= panes[which]) & (panes[which] + slide <= ends)).all()
 
 
-def test_ends_never_fall_where_starts_grow() -> None:
+def test_window_ends_are_monotonic() -> None:
     starts = np.arange(-5, 5, dtype=np.int64) * HOUR
     for field in KINDS:
         ends = assigner_of(window(**{field: OF_EACH_KIND[field]})).ends(starts)

@@ -37,7 +37,7 @@ class Work:
             time.sleep(0.005)
 
 
-def test_work_that_fails_is_said_and_starts_again() -> None:
+def test_failed_work_is_reported_and_restarted() -> None:
     work = Work(fails=1_000_000)
     work.worker.start()
     eventually(lambda: work.calls >= 3)
@@ -49,7 +49,7 @@ def test_work_that_fails_is_said_and_starts_again() -> None:
     assert not work.worker.alive
 
 
-def test_a_problem_is_taken_back_when_the_work_goes_on() -> None:
+def test_a_problem_ends_when_the_work_continues() -> None:
     work = Work(fails=2)
     work.worker.start()
     eventually(lambda: work.calls == 3 and work.worker.problem is None)
@@ -70,7 +70,7 @@ def connect_newer(replicas: FakeReplicas, newer: Sequence[str]) -> Callable[[str
     return lambda a: NewerClient(replicas, a) if a in newer else FakeClient(replicas, a)
 
 
-def test_a_reader_leaves_a_replica_that_it_cannot_understand() -> None:
+def test_a_reader_leaves_an_incompatible_replica() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader._connect = connect_newer(harness.replicas, [A])  # type: ignore[assignment]
@@ -80,7 +80,7 @@ def test_a_reader_leaves_a_replica_that_it_cannot_understand() -> None:
     harness.reader.close()
 
 
-def test_a_reader_says_why_it_can_read_no_replica_and_goes_on() -> None:
+def test_a_reader_reports_why_it_cannot_read() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader._connect = connect_newer(harness.replicas, [A, B])  # type: ignore[assignment]
@@ -109,7 +109,7 @@ def test_a_reader_whose_thread_fails_starts_again() -> None:
     harness.reader.close()
 
 
-def test_a_saver_whose_thread_fails_saves_on(
+def test_a_saver_continues_after_its_thread_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
@@ -123,7 +123,7 @@ def test_a_saver_whose_thread_fails_saves_on(
     saver.stop(1)
 
 
-def test_a_sink_whose_thread_fails_writes_on(tmp_path: Path) -> None:
+def test_a_sink_continues_after_its_thread_fails(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run_to(3)
     failures = [pa.ArrowInvalid("a type that is new"), AttributeError("channel")]
