@@ -27,7 +27,7 @@ TOPOLOGIES = "/apis/rekindle.dev/v1alpha1/namespaces/default/streamtopologies"
 
 
 class Observed:
-    """One look at the cluster; a test may change it."""
+    """A snapshot of the cluster; tests may change it."""
 
     def __init__(self, moment: str) -> None:
         raw = json.loads(DOCUMENTS.read_text())[moment]
@@ -47,7 +47,7 @@ class Observed:
 
 
 class FakeApiServer:
-    """Answers with what it observed; `refuses` maps a path to a status code."""
+    """Responds with the snapshot; `refuses` maps a path to a status code."""
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed

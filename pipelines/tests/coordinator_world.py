@@ -1,4 +1,4 @@
-"""A world for the coordinator's core: fake tasks, a store in memory, no clock and no I/O."""
+"""A simulation for the coordinator's core: fake tasks, a store in memory, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rekindle_testing.fixtures.coordinator_parts import FakeTask, Part, make_gen
 
 
 class World:
-    """Tasks, a store and one coordinator in charge (older ones may linger)."""
+    """Tasks, a store and one current coordinator (older ones may still run)."""
 
     def __init__(self, parts: Sequence[Part], every: int = 4) -> None:
         self.generation = make_generation(parts, every=every)
@@ -100,7 +100,7 @@ class World:
         self.feed(PodsListed(self.pods()))
 
     def start_coordinator(self, linger: bool = False) -> None:
-        """Kill -9 the coordinator and start its next incarnation; the old one may linger."""
+        """Kill -9 the coordinator and start its next incarnation; the old one may still run."""
         if self.fence:
             self.zombie = self.coordinator if linger else None
             if not linger:
@@ -183,7 +183,7 @@ class World:
         return PollAnswered(task.slot, task.incarnation, task.response())
 
     def change_generation(self, generation: Generation, linger: bool = False) -> None:
-        """A new ConfigMap; pods of segments that are gone are deleted, or linger."""
+        """A new ConfigMap; pods of removed segments are deleted, or still run."""
         self.generation = generation
         self.graph = build_graph(generation.topology)
         self.inputs |= self.graph.inputs
@@ -193,7 +193,7 @@ class World:
         self.feed(GenerationSeen(generation))
 
     def complete_checkpoint(self, who: Coordinator) -> None:
-        """Let it see a complete checkpoint, whoever else has seen it."""
+        """Report a fake checkpoint of all tasks to the coordinator `who`."""
         for task in self.tasks.values():
             done = CheckpointDone(
                 epoch=task.position, object=f"made-up-{task.slot.key}", digest="f", bytes=1
@@ -211,7 +211,7 @@ class World:
         self.head += count
 
     def work(self, slot: Slot, epochs: int) -> None:
-        """Let a task take up to so many epochs of its inputs."""
+        """Let a task process at most so many epochs of its inputs."""
         task = self.tasks[slot]
         if task.phase == "Restoring" and not task.frozen:
             task.phase = TaskPhase.CATCHING_UP
@@ -219,7 +219,7 @@ class World:
             return
         for _ in range(epochs):
             if task.log_last >= self.head - 2:
-                task.phase = TaskPhase.LIVE  # a real task judges by its log as well
+                task.phase = TaskPhase.LIVE  # a real task also checks its log
             if not self.can_take(task, task.position + 1):
                 task.phase = TaskPhase.LIVE
                 return
@@ -240,8 +240,8 @@ class World:
         return [peer.logged.get(epoch, f"d{epoch}") for peer in chosen if peer is not None]
 
     def readers_choice(self, task: FakeTask, source: Partition, epoch: int) -> FakeTask | None:
-        """The replica that a task reads: the first one of its routes that has the epoch. Without a
-        route for this stream it reads nothing."""
+        """The replica that a task reads: the first of its routes that has the epoch. It reads
+        nothing without a route for this stream."""
         having = [t for t in self.serving(source) if t.log_base <= epoch <= t.log_last]
         given = task.last_poll.upstreams if task.last_poll is not None else ()
         name = self.graph.streams.get(source.segment)
@@ -260,11 +260,11 @@ class World:
         ]
 
     def run(self, epochs: int) -> None:
-        """Everything works for a while: each epoch takes four polling intervals."""
+        """Run without failures: each epoch takes four polling intervals."""
         self.run_but(None, epochs)
 
     def run_but(self, idle: Slot | None, epochs: int) -> None:
-        """As `run`, while one task responds and does nothing."""
+        """Like `run`, while one task responds but does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epoch()
@@ -277,7 +277,7 @@ class World:
     # --- I5 ---
 
     def missing(self) -> list[str]:
-        """Epochs that a consumer may still need and that can come from nowhere any more."""
+        """Epochs that a consumer may still need and that no task can deliver any more."""
         found: list[str] = []
         newest = self.store[-1] if self.store else None
         if newest is None:
@@ -292,10 +292,10 @@ class World:
                     found.append(f"{partition.key} at {stands} cannot read {source.key}: {bases}")
         return found
 
-    # --- I2: what is restored from an entry writes nothing again up to it ---
+    # --- I2: a task restored from an entry does not write its epochs again ---
 
     def unwritten(self) -> list[str]:
-        """Sinks that lack epochs that the newest manifest counts as written."""
+        """Sinks without epochs that are written according to the newest manifest."""
         newest = self.store[-1]
         if newest.generation != self.generation.number:
             return []

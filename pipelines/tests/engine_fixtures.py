@@ -1,4 +1,4 @@
-"""Topologies, nasty rows and an oracle in plain Python for the engine's tests."""
+"""Topologies, edge-case rows and an oracle in plain Python for the engine's tests."""
 
 from __future__ import annotations
 

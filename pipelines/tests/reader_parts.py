@@ -1,4 +1,4 @@
-"""Replicas that are not there, a client of theirs, and a reader that collects what it takes."""
+"""Fake replicas, a client for them, and a reader that collects its epochs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def endpoints(
 
 
 class FakeReplicas:
-    """Logs by address; an address may be silent (until let go) or dead."""
+    """Logs by address; an address may be silent (until released) or dead."""
 
     def __init__(self) -> None:
         self.last: dict[str, int] = {A: -1, B: -1}

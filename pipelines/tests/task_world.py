@@ -1,4 +1,4 @@
-"""A task without Spark, network and files: its parts with an engine that counts."""
+"""A task without Spark, network and files: its components with a fake engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
 
 
 class Counting:
-    """Adds up all rows it ever saw: output is the running sum, state is the sum."""
+    """Adds up all rows: output is the running sum, state is the sum."""
 
     output_schema = SCHEMA
 
@@ -57,7 +57,7 @@ class Counting:
 
 
 class Rows:
-    """A source of `per_epoch` rows an epoch."""
+    """A source of `per_epoch` rows in each epoch."""
 
     schema = SCHEMA
     last_epoch = None

@@ -135,7 +135,7 @@ def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> N
     with pytest.raises(StoreError, match="format 99"):
         manifests.collect_garbage(retain=1)
     assert manifests.seqs() == [2]
-    assert len(store.list("u/state/")) == held, "what it needs is not known"
+    assert len(store.list("u/state/")) == held, "it is unknown what it needs"
 
 
 def test_a_needed_unreadable_entry_is_kept(store: Store, tmp_path: Path) -> None:

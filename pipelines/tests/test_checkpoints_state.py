@@ -1,4 +1,4 @@
-"""States in the store: what is uploaded, what is reused, and that loading gives back the same."""
+"""States in the store: what is uploaded, what is reused, and that loading returns the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: put-if-absent, moved-away roots, errors that pass, and what it refuses."""
+"""The store: put-if-absent, moved roots, transient errors, and what it refuses."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_writer_whose_temporary_was_removed_writes_it_again(
 
 
 class RefusedByServer(Exception):
-    """As botocore's ClientError."""
+    """Like botocore's ClientError."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -229,7 +229,7 @@ class RefusedByServer(Exception):
 
 
 class FakeS3(MemoryFileSystem):
-    """s3fs as far as it matters: a conditional put that the server refuses is an OSError."""
+    """The relevant part of s3fs: a refused conditional put is an OSError."""
 
     protocol = ("s3",)
     store: ClassVar[dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""The command line says what is wrong, draws what is right, and starts fast."""
+"""The command line reports problems, draws valid topologies, and starts fast."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
 
 
 def run_of(directory: Path, url: str) -> Path:
-    """The manifest of a topology with one operator, over one file."""
+    """A topology file with one operator, over one file."""
     file = directory / "run.yaml"
     manifest = {
         "apiVersion": "rekindle.dev/v1alpha1",
@@ -155,7 +155,7 @@ def test_the_drawing_is_an_svg_whose_boxes_do_not_overlap(tmp_path: Path) -> Non
 
 
 def union(directory: Path) -> Path:
-    """The manifest of a topology that reads three sources in one operator."""
+    """A topology file with an operator that reads three sources."""
     source = {
         "schema": "k BIGINT, t TIMESTAMP",
         "generator": {"rowsPerSecond": 1, "columns": {"k": "sequence", "t": "timestamp"}},

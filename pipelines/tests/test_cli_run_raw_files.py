@@ -1,4 +1,4 @@
-"""`rekindle run` on files as the public ones are: no script before it, nothing left out."""
+"""`rekindle run` on files like public data sets, without preparation."""
 
 from __future__ import annotations
 

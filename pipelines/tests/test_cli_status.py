@@ -1,4 +1,4 @@
-"""`rekindle status`: from a topology's documents to what stands in the terminal."""
+"""`rekindle status`: from a topology's objects to the text in the terminal."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_without_the_right_to_list_pods_the_report_is_shown() -> None:
 
 
 def older(status: dict[str, Any]) -> dict[str, Any]:
-    """As a first release might have written it."""
+    """A status of an older release."""
     return {
         "phase": status["phase"],
         "queries": [{"name": q["name"]} for q in status["queries"]],

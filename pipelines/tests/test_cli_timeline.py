@@ -1,4 +1,4 @@
-"""`rekindle timeline`: a history from status and Events, and the picture of it."""
+"""`rekindle timeline`: a history from status and Events, and its drawing."""
 
 from __future__ import annotations
 

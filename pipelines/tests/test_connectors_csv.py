@@ -1,4 +1,4 @@
-"""Options of CSV files: each on a small file as the public ones are."""
+"""Options of CSV files: each with a small file like public data sets."""
 
 from __future__ import annotations
 

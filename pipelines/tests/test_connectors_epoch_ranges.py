@@ -1,4 +1,4 @@
-"""No epoch of a sink is ever written by two definitions, whoever lives, dies or wakes up."""
+"""No epoch of a sink is written by two definitions, whatever fails, pauses or continues."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, p
 
 
 class Interrupted:
-    """Objects in memory; before each operation others may do as much as they like."""
+    """Objects in memory; other writers may run before each operation."""
 
     url = "memory://root"
 
@@ -216,7 +216,7 @@ def ranges(objects: Interrupted, definition: Definition) -> EpochRanges:
 
 
 def test_a_range_before_the_newest_one_is_not_acquired() -> None:
-    """It looked, slept while others went on and cleared away, and creates what was free then."""
+    """It listed, slept while others acquired and deleted ranges, and creates a free one."""
     held: dict[str, bytes] = {}
     new = ranges(Interrupted(held, lambda: None), NEW)
 

@@ -1,4 +1,4 @@
-"""Event time that is made of raw columns: each form of public files, and what is refused."""
+"""Event time computed from raw columns: formats of public data sets, and what is refused."""
 
 from __future__ import annotations
 

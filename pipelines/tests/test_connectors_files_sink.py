@@ -1,4 +1,4 @@
-"""The files sink takes each epoch once, whoever brings it; comparing says what differs."""
+"""The files sink writes each epoch once, for any writer; comparing reports differences."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_comparing_does_not_see_the_sign_of_zero(tmp_path: Path) -> None:
 
 
 def other_rows(url: str, *epochs: int) -> Sink:
-    """A sink that has found the files of these epochs with other rows."""
+    """A sink in conflict: the files of these epochs have other rows."""
     sink = sink_at(url)
     for epoch in epochs:
         sink_at(url).write(batch(epoch, rows("wrong")))

@@ -1,4 +1,4 @@
-"""The files source: what a cut is, how an input is prepared, and what is said of a bad one."""
+"""The files source: cuts, preparation of the input, and messages for a wrong one."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ JSON = b"".join(b'{"k": "k%d", "v": %d, "t": "2013-01-01"}\n' % (i, i * i) for i
 
 
 def damaged(data: bytes) -> bytes:
-    """Compressed, and its first block of a kind that there is not."""
+    """Compressed data whose first block has an invalid type."""
     packed = gzip.compress(data)
     return packed[:10] + b"\xff" + packed[11:]
 
@@ -285,7 +285,7 @@ def test_leftovers_of_a_killed_preparation_are_removed(
 
     with monkeypatch.context() as patch:
         patch.setattr(files_source, "_order", killed)
-        patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL unwinds nothing
+        patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL runs no cleanup
         with pytest.raises(SystemExit):
             source_of(tmp_path, url)
     (left,) = work.iterdir()

@@ -1,4 +1,4 @@
-"""The generator: any epoch alone, the same on every machine, and what is said of a bad column."""
+"""The generator: independent epochs, equal on every machine, and messages for wrong columns."""
 
 from __future__ import annotations
 

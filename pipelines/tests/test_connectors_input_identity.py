@@ -1,4 +1,4 @@
-"""A source stays what it was: another input is refused, by the file's name, before any row."""
+"""The input of a source must not change: another one is refused, naming the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B = InputFile("/in/a", 3, "blake2b:1"), InputFile("/in/b", 3, "blake2b:2")
 
 
 class Node:
-    """A node of the cluster with a disk of its own, which runs the source's task."""
+    """A node with its own disk that runs the source's task."""
 
     def __init__(self, shared: Path, name: str, uid: str = "uid") -> None:
         self.disk = shared / name
@@ -49,7 +49,7 @@ class Node:
         self.states = TaskStore(make_config(self.topology, self.disk, uid))
 
     def open(self) -> list[int]:
-        """The rows of epoch 5, as the task would take them."""
+        """The rows of epoch 5, as a task would read them."""
         assert isinstance(self.node.spec, SourceSpec)
         source = open_source(self.node.spec, self.node, 1_000_000, self.disk)
         assert isinstance(source, FilesSource)

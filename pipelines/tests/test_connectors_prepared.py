@@ -1,4 +1,4 @@
-"""A prepared source is whole or prepared again; its bytes are checked at each cut."""
+"""A prepared source is complete or prepared again; its bytes are verified at each cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def all_keys(source: FilesSource) -> list[str]:
 
 
 def damage(tmp: Path) -> None:
-    """Zeros where a value was, as blocks that never reached the disk."""
+    """Replace a value by zeros, like a block that was never written."""
     path = files(tmp, ".arrow")
     raw = path.read_bytes()
     at = raw.index(np.float64(3.5).tobytes())
@@ -105,7 +105,12 @@ def test_files_are_flushed_before_they_are_renamed(
     monkeypatch.setattr(Path, "replace", rename)
     opened(tmp_path)
     assert done == [
-        *("fsync .stage", "rename to .sorted", "rename to .arrow", "fsync "),  # which was in order
+        *(
+            "fsync .stage",
+            "rename to .sorted",
+            "rename to .arrow",
+            "fsync ",
+        ),  # the input is already sorted
         *("fsync .sorted", "rename to .index", "fsync "),
     ]
 

@@ -1,4 +1,4 @@
-"""What real files hold: misspelt fields, no rows, numbers too large for a type, names twice."""
+"""Contents of real files: misspelt fields, no rows, too large numbers, duplicate names."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ rows = st.fixed_dictionaries(
 
 
 def numbered(kind: pa.DataType) -> pa.DataType:
-    """Times as numbers, which Python's own could not hold."""
+    """Times as numbers, because Python's datetime cannot represent them."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, numbered(f.type)) for f in kind])
     if pa.types.is_list(kind):
@@ -248,7 +248,7 @@ def test_what_the_json_sink_writes_the_source_reads(
 ) -> None:
     schema = ddl_to_schema(SCHEMA)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in schema])
-    # Every field in some row with a value, as a file has to have.
+    # Every field has a value in some row, which a file requires.
     full = {"x": 1.0, "t": 0, "b": b""}
     first = {**values[0], "s": full, "l": [{"d": decimal.Decimal(1), "y": 0}]}
     zero = {**first, "x": -0.0, "m": [[-0.0]]}

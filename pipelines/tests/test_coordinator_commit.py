@@ -143,7 +143,7 @@ def test_a_new_coordinator_keeps_the_desired_state_of_tasks() -> None:
     world.start_coordinator()
     world.rounds(6)
     assert no_floor(next_polls(world)) == no_floor(before)
-    world.run(1)  # a log that grows proves where its task stands
+    world.run(1)  # a log that grows proves the position of its task
     after = next_polls(world)
     assert {s: comparable(p) for s, p in after.items()} == {
         s: comparable(p) for s, p in before.items()
@@ -297,7 +297,7 @@ def test_a_started_task_gets_no_restore_point() -> None:
 def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world = started()
     restored = {s: t.restored_from for s, t in world.tasks.items()}
-    held, world.store = world.store, []  # another directory stands where the store was mounted
+    held, world.store = world.store, []  # another directory is where the store was mounted
     world.start_coordinator()
     world.rounds(40)
     assert world.store == []

@@ -1,4 +1,4 @@
-"""Of replicas that disagree neither is believed: a third result decides, and all else waits."""
+"""Of two replicas that disagree neither is trusted: a third result decides."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_replica_that_contradicts_itself_is_replaced(flaky: int, first: int) -
         comparison.observed(life(replica, boot="b"), chained(["d0", result]))
     assert set(comparison.diverged) == {REPLICAS[flaky]}
     comparison.forget(REPLICAS[flaky])
-    result = ("wrong", "right")[flaky]  # the other one's result, twice
+    result = ("wrong", "right")[flaky]  # twice the result of the other one
     comparison.observed(life(flaky, incarnation=2), chained(["d0", result]))
     assert not comparison.disputes
     assert not comparison.diverged
@@ -208,7 +208,7 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 
 
 def lied(replica: int, *, forever: bool = False, until: int = 12) -> World:
-    """A replica computes wrongly from some epoch on, in its first life alone or always."""
+    """A replica computes wrongly from some epoch on, in its first boot only or always."""
     world = started()
     corrupt = REPLICAS[replica]
     world.tasks[corrupt].corruption, world.tasks[corrupt].corrupt_from = "!", 10

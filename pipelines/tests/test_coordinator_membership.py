@@ -1,4 +1,4 @@
-"""Heartbeats, suspicion, and the coordinator that is itself the suspect.
+"""Heartbeats, suspicion, and a coordinator whose own network is faulty.
 
 Design: docs/design/coordinator.md#suspicion.
 """
@@ -143,7 +143,7 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
 
 
 def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
-    """Readers go on with the partner, which proves nothing about the coordinator's network."""
+    """Readers continue with the partner, which proves nothing about the coordinator's network."""
     world = World((Part("src", replicas=3), Part("left", ("src",), replicas=3)))
     world.start_all()
     world.run(6)
@@ -189,7 +189,7 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
 
 
 def test_silence_counts_from_the_first_poll() -> None:
-    """A busy machine takes seconds to compile the generation, and until then nobody is asked."""
+    """A busy machine takes seconds to compile the generation, and until then no task is polled."""
     world = succeeded()
     for _ in range(40):
         world.round()

@@ -75,7 +75,7 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     while world.store[-1].generation != 2:
         world.tick()
     owes = world.store[-1].queries["q-right"].epoch
-    world.start_coordinator()  # the first ends before any task gets its start
+    world.start_coordinator()  # the first coordinator ends before any task gets a restore point
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
     world.run(3 * world.every)
     assert world.tasks[Slot("right", 0, 0)].position > owes
@@ -86,7 +86,7 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
 
 
 def edited() -> tuple[World, Slot, Slot]:
-    """The definition that `both` stands for is replaced; the tasks of the old one go on."""
+    """The definition of `both` is replaced; the tasks of the old one continue."""
     world = started()
     parts = [replace(p, edit="-2") if p.name == "both" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2), linger=True)
@@ -99,7 +99,7 @@ def written_by(world: World, slot: Slot) -> int:
 
 def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world, old, new = edited()
-    world.hold_writes = True  # the claim takes its time
+    world.hold_writes = True  # the claim is slow
     world.run(3 * world.every)
     world.hold_writes = False
     world.release_writes()
@@ -266,7 +266,7 @@ def test_a_changed_definition_has_another_identity() -> None:
 
 
 def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
-    """One of its operators stays, and keeps its state; what the query gets is new all the same."""
+    """One of its operators keeps its id and state, but the query's input is new."""
     old = make_generation([Part("src"), Part("an", ("src",), query=True)], 1)
     previous = start_generation(None, old, build_graph(old.topology), head_epoch=-1)
     manifest = replace(manifest_of(src={29: True}), queries=previous.queries)
@@ -298,7 +298,7 @@ def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
 
 
 def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
-    """Checkpoints stall, sinks go on; all is stopped, and the definition changes meanwhile."""
+    """Checkpoints stall and sinks continue; then all tasks stop and the definition changes."""
     world = started()
     old = place_of(world, tmp_path, Slot("both", 0, 0))
     world.store_up = False

@@ -1,6 +1,6 @@
 """The coordinator's process with fake tasks and a fake API server, both behind real sockets.
 
-What only the real API server can say (the CRD, RBAC, managed fields) is in e2e.
+What needs the real API server (the CRD, RBAC, managed fields) is in e2e.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_the_watch_survives_old_versions_and_disconnects(
 def test_pods_of_an_older_topology_are_ignored(
     tmp_path: Path,
 ) -> None:
-    """It ends within its grace, and its incarnation may be higher than any that there is now."""
+    """It ends within its grace period, and its incarnation may be higher than all current ones."""
 
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:

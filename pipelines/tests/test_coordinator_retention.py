@@ -1,4 +1,4 @@
-"""I5: nothing is truncated, and no entry let go, that some consumer may still need.
+"""I5: no epoch is truncated, and no entry dropped, that a consumer may still need.
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
 restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest on the way
@@ -80,7 +80,7 @@ def act(world: World, action: str, number: int) -> None:
 
 
 def edited(number: int) -> Generation:
-    """Each adds the query of `right` or takes it away, and lets that of `left` write elsewhere."""
+    """Each adds or removes the query of `right`, and changes the sink of the one of `left`."""
     changes: dict[str, dict[str, Any]] = {
         "right": {"query": number % 2 == 0},
         "left": {"sink": f"file:///{number}"},
@@ -135,7 +135,7 @@ def heal(world: World) -> None:
 
 
 def lags(world: World) -> list[str]:
-    """What does not run, is not checkpointed, or keeps more than it would without a failure."""
+    """Partitions that do not run, are not checkpointed, or keep more than without failures."""
     newest = world.store[-1]
     found = [
         f"{s.key} is at {t.position}" for s, t in world.tasks.items() if t.position < world.head
@@ -154,7 +154,7 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     world.run(9)
     mid, end = Slot("mid", 0, 0), Slot("end", 0, 0)
     world.kill(end)
-    world.run(9)  # `end` stands at 7, and pins it
+    world.run(9)  # `end` is at 7, and pins it
     world.tasks[mid].reboot()
     world.start_task(end)
     world.rounds(2)

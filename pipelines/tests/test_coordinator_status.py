@@ -1,4 +1,4 @@
-"""The report: on queries whose tasks are gone, and as the API server takes it."""
+"""The report: queries whose tasks are gone, and the schema of the API server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_epochs_that_no_task_wrote_are_not_reported() -> None:
 
 
 def _filled(kind: type[T]) -> T:
-    """An object of which no field is None."""
+    """An object without fields that are None."""
     values = {"str": "x", "int": 1, "bool": True, "float": 1.0}
     return kind(**{f.name: values[str(f.type).split(" ")[0]] for f in fields(kind)})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Manifests on a real store: races, entries of another segmentation, states that are gone."""
+"""Manifests on a real store: races, entries of other segments, missing states."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
     assert state.buckets["op-b"][0].to_pydict() == {"a": [3]}
     again = run(store.write(WriteManifest(last_poll, migrations=(migration,))))
-    assert again == written, "whoever assembles it makes the same object"
+    assert again == written, "every coordinator assembles the same object"
     run(store.collect_garbage(1))
     assert run(store.unusable([ref.object])) == {}
 

@@ -1,4 +1,4 @@
-"""State machines of the coordinator: what is outside their tables raises, and never happens."""
+"""State machines of the coordinator: events outside their tables raise, and never happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of pods end at once when they are told to while they still import."""
+"""Programs in pods exit at once if they get SIGTERM during their imports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every aggregate of every type, over what is awkward in it, is what Spark gives in batch, or is
-refused before the first row."""
+"""Every aggregate of every type, over its edge cases, equals Spark's batch result, or is refused
+before the first row."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def rows_of(kind: str) -> pa.Table:
 
 
 def batch(spark: Any, kind: str, items: str) -> pa.Table:
-    """What Spark gives for the same rows at once. Its avg of decimals is a DECIMAL."""
+    """Spark's batch result for the same rows. Its avg of decimals is a DECIMAL."""
     spark.createDataFrame(rows_of(kind)).coalesce(1).createOrReplaceTempView("table_rows")
     if kind.startswith("DECIMAL"):
         items = items.replace("avg(x)", "avg(CAST(x AS DOUBLE))")

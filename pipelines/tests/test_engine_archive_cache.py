@@ -1,4 +1,4 @@
-"""Archives of Spark's classes in a directory: whole, made when wanted, and removed when unused."""
+"""Archives of Spark's classes in a directory: complete, created on demand, removed if unused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MONTH_S = 31 * 86400
 
 
 class Training:
-    """In the place of the process that makes an archive."""
+    """Replaces the process that creates an archive."""
 
     def __init__(self) -> None:
         self.made: list[Path] = []

@@ -1,4 +1,4 @@
-"""The chain on Spark: what windows hold, and that bits do not depend on how a chain is run."""
+"""The chain on Spark: results of windows, and that bits do not depend on how a chain is run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AGGREGATES = (
 
 
 class Spark:
-    """One JVM for the module; its Spark context can be started anew with other cores."""
+    """One JVM for the module; its Spark context can be restarted with other cores."""
 
     def __init__(self, data_dir: Path, cds_archive: Path) -> None:
         self.data_dir = data_dir
@@ -199,7 +199,7 @@ def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
 
 
 def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:
-    """Jobs of all sizes on two cores; of mixed ones on fewer and on more."""
+    """Jobs of all sizes on two cores; mixed sizes on one and four."""
     epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
     digests, states = [], []
     mixed = [3, 1, 7]
@@ -219,7 +219,7 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
 
 GROUPS = 40_000
 LOST_ONES = [2.0**53, *[1.0] * 6, -(2.0**53)]
-"""Summed in order: 0.0, because each one is lost; in two parts that are then added: not so."""
+"""Summed in order they give 0.0, because each 1 is rounded away; in two partial sums not."""
 EXPLODED = f"FROM rows LATERAL VIEW explode(sequence(1, {GROUPS})) e AS i"
 ADAPTIVE = {"spark.sql.adaptive.enabled": "true"}
 
@@ -262,7 +262,7 @@ def test_bits_do_not_depend_on_memory(
         assert sums(chain) == {0.0}
         assert chain.jobs == hashes + 2  # sorted, and the windows that closed
         assert sums(chain) == {0.0}
-        assert chain.jobs == hashes + 4  # what did not fit once is not tried again
+        assert chain.jobs == hashes + 4  # a size that did not fit is not tried again
     finally:
         spark.restart()
 
@@ -301,7 +301,7 @@ def test_python_keeps_no_objects_in_the_jvm(
 
 
 def objects_held() -> int:
-    """In the JVM, for objects of Python."""
+    """Objects in the JVM that Python references."""
     return sum(isinstance(o, JavaObject) for o in gc.get_objects())
 
 

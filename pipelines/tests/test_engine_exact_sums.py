@@ -1,4 +1,4 @@
-"""Two sums of a wide decimal's digits give its sum, exactly, or NULL where no DECIMAL holds it."""
+"""Two sums of a wide decimal's digits give its exact sum, or NULL if it overflows DECIMAL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.topology.sql.aggregates import Partial
 
 
 def parts(value: int, scale: int) -> tuple[Decimal, Decimal]:
-    """What Spark's DIV and % give for an unscaled value."""
+    """Results of Spark's DIV and % for an unscaled value."""
     sign = -1 if value < 0 else 1
     high, low = divmod(abs(value), 10**20)
     with localcontext(prec=80):

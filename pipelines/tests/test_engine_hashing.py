@@ -1,4 +1,4 @@
-"""The hash of rows: equal values hash equally, and the values are the same for ever."""
+"""The hash of rows: equal values have equal hashes, which never change."""
 
 from __future__ import annotations
 

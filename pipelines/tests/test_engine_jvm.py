@@ -1,4 +1,4 @@
-"""The JVM beside the process: its command line, its archive, its death."""
+"""The JVM of a process: its command line, its archive, its exit."""
 
 from __future__ import annotations
 

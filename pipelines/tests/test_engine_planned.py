@@ -151,7 +151,7 @@ def test_sql_that_spark_refuses_names_the_operator(session: SparkSession) -> Non
 def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
     legacy = session.newSession()
     legacy.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
-    for pattern in ("'u'", "if(n > 0, 'u', 'y')"):  # read while planning, and in a task
+    for pattern in ("'u'", "if(n > 0, 'u', 'y')"):  # read during planning, and in a Spark task
         sql = f"SELECT date_format(t, {pattern}) AS day FROM a"
         query = Planner(legacy).plan(sql, {"a": SCHEMA})
         assert query is not None

@@ -1,4 +1,4 @@
-"""What must not run is refused when a task starts, with the operator's name and what to write."""
+"""Operators are refused when a task starts, with the operator's name and a hint."""
 
 from __future__ import annotations
 

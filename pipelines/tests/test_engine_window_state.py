@@ -103,7 +103,7 @@ def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 def history(drawn: list[tuple[list[Any], int]]) -> list[tuple[pa.Table, tuple[int, int, int]]]:
-    """Epochs with growing watermarks; a (group, pane) once an epoch, as Spark gives it."""
+    """Epochs with increasing watermarks; each (group, pane) once in an epoch, as from Spark."""
     result, before, after = [], NO_WATERMARK, -30
     for number, (rows, step) in enumerate(drawn):
         once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}

@@ -1,4 +1,4 @@
-"""Whoever is not meant refuses: another topology, another token, another protocol version."""
+"""Messages for others are refused: another topology, another token, another protocol version."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_poll_without_the_token_gets_no_details(
     assert status == 401
     assert "uid-a" not in text
     assert "seg" not in text
-    assert post(control, poll(fence=1), "token-a")[0] == 200  # no fence was believed
+    assert post(control, poll(fence=1), "token-a")[0] == 200  # its fence was not accepted
 
 
 def test_a_poll_of_another_topology_is_refused(
@@ -258,7 +258,7 @@ def test_fields_of_a_newer_ticket_are_ignored(
 def test_a_response_of_another_topology_is_refused(tmp_path: Path) -> None:
     class Careless(StreamServer):
         def _admit(self, stamp: object) -> None:
-            """Serves whoever asks."""
+            """Serves all callers."""
 
     log = OutputLog(tmp_path / "log", "s", 0, SCHEMA)
     log.append(batch(0))

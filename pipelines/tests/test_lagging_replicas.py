@@ -1,4 +1,4 @@
-"""A reader leaves a replica that falls behind, once, and swings between no equals.
+"""A reader leaves a replica that falls behind once, and does not switch between equal ones.
 
 Design: docs/design/streams.md#reader.
 """
@@ -28,7 +28,7 @@ phases = st.sampled_from(["CatchingUp", "Live"])
 
 
 class Reader:
-    """One that reads `src` with its two replicas, as the coordinator tells it."""
+    """A reader of `src` and its two replicas, with the routes of the coordinator."""
 
     def __init__(self) -> None:
         self.choice = ReplicaChoice(0, stall_s=4)

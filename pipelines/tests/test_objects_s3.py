@@ -34,7 +34,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bucket of this test's own: s3fs remembers what it has listed."""
+    """A bucket for each test: s3fs caches listings."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
@@ -74,14 +74,14 @@ def test_a_checkpoint_is_committed_once_and_deleted(bucket: str) -> None:
     store = Store(f"{bucket}/checkpoints")
     states, manifests = StateStore(store, "uid"), ManifestStore(store, "uid")
     for seq in range(3):
-        if seq == 2:  # S3 has times of modification in whole seconds
+        if seq == 2:  # S3 has modification times in whole seconds
             second = int(time.time())
             eventually(lambda s=second: int(time.time()) > s)  # type: ignore[misc]
         tables = {"op": {0: pa.table({"n": [seq]})}}
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
         manifest = Manifest(seq, seq * 10 + 9, 1, 1, "", {"seg/0": (ref,)})
         assert manifests.write(manifest)
-        assert manifests.write(manifest), "the same again is no lost race"
+        assert manifests.write(manifest), "writing the same again is not a lost race"
     rival = Manifest(2, 99, 1, 7, "", {})
     assert not ManifestStore(Store(f"{bucket}/checkpoints"), "uid").write(rival)
     manifests.collect_garbage(retain=1)

@@ -71,7 +71,7 @@ class FakeChain:
 
 
 class Chains:
-    """A fake chain for each partition, remembered by segment name in the order of making."""
+    """A fake chain for each partition, kept by segment name in the order of creation."""
 
     def __init__(self) -> None:
         self.made: dict[str, list[FakeChain]] = {}
@@ -136,7 +136,7 @@ def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_job
 
 
 def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_path: Path) -> None:
-    """Of `hash(k)` the topology knows no type; the chain does."""
+    """The type of `hash(k)` is unknown to the topology, but known to the chain."""
     text = MANIFEST.replace("SELECT k, t FROM", "SELECT k, hash(k) AS h FROM")
     name, spec = manifest(text.replace("hash(k) AS h FROM keyed", "h FROM keyed"))
     hashed = pa.schema([("k", pa.int64()), ("h", pa.list_(pa.int32()))])

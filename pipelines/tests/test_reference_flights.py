@@ -1,4 +1,4 @@
-"""The flights example by the reference execution, against the same questions asked of pandas."""
+"""The flights example by the reference execution, compared with pandas."""
 
 from __future__ import annotations
 

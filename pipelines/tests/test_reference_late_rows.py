@@ -1,4 +1,4 @@
-"""Late rows and windows over windows, from a generator, against numpy's count of the same rows."""
+"""Late rows and windows over windows, from a generator, compared with counts by numpy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ spec:
 
 
 def rows_in_time() -> dict[int, int]:
-    """Rows by the second they count in: those whose window was open when their epoch began."""
+    """Rows by second, without late ones: their window was open when their epoch began."""
     name, spec = load_topology(MANIFEST)
     node = compile_topology(spec, name, local=True).nodes["rows"]
     source = open_source(spec.sources[0], node, SECOND, Path("/nonexistent"))

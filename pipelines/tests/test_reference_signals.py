@@ -1,4 +1,4 @@
-"""A run that a signal ends leaves no file, no process and no traceback."""
+"""A run that is terminated by a signal leaves no files, processes or traceback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILTERED = ENDLESS.replace(
 
 
 class Run:
-    """`rekindle run` as a process, with a directory of its own for what is temporary."""
+    """`rekindle run` as a process, with its own temporary directory."""
 
     def __init__(self, directory: Path, manifest: str) -> None:
         self.temporary = directory / "temporary"
@@ -59,7 +59,7 @@ class Run:
         return Path(self._out.name).read_text()
 
     def children(self) -> list[psutil.Process]:
-        """All there have been."""
+        """All child processes so far."""
         with contextlib.suppress(psutil.NoSuchProcess):
             found = psutil.Process(self.process.pid).children(recursive=True)
             self._children += [c for c in found if c not in self._children]
@@ -92,7 +92,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def hangups_are_not_ignored() -> Iterator[None]:
-    """Under nohup these tests would pass on what it ignores to the runs."""
+    """Under nohup, the runs would inherit that SIGHUP is ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -132,7 +132,7 @@ def test_a_signal_ends_a_run_with_its_jvm(
     assert run.children()
     os.killpg(run.process.pid, number)  # as a terminal or a supervisor does
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(run.process.pid, number)  # an impatient user
+        os.killpg(run.process.pid, number)  # a user presses Ctrl-C again
     run.require_ended_in_order(number)
 
 

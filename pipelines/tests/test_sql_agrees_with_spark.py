@@ -1,4 +1,4 @@
-"""What is said about SQL without Spark is what Spark does with it."""
+"""Checks of SQL without Spark agree with Spark."""
 
 from __future__ import annotations
 

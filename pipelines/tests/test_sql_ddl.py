@@ -1,4 +1,4 @@
-"""Spark's DDL becomes an Arrow schema, exactly, or is refused with the column of the text."""
+"""Spark's DDL becomes an Arrow schema, exactly, or is refused with the position in the text."""
 
 from __future__ import annotations
 

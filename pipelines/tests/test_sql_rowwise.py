@@ -1,4 +1,4 @@
-"""SQL of an operator is understood without Spark: what it reads, gives, and may not do."""
+"""SQL of an operator without Spark: its inputs, its output, and what is refused."""
 
 from __future__ import annotations
 

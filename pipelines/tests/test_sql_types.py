@@ -1,4 +1,4 @@
-"""Types that columns cannot have, and texts read by the clock, are refused without Spark."""
+"""Unsupported column types, and casts of strings that need the clock, are refused without Spark."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_cast_by_colons_guards_its_operand(item: str, text: str) -> None:
 
 def test_nested_casts_are_each_guarded() -> None:
     guarded = undated_as_null("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
-    assert guarded.count("typeof(s)") == 3, "what is around it has it three times"
+    assert guarded.count("typeof(s)") == 3, "the guard around it contains it three times"
 
 
 def test_an_alias_names_the_column_of_an_outer_generator() -> None:

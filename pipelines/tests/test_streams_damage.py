@@ -1,4 +1,4 @@
-"""Bytes that changed on disk, in the store or on their way are found, never served."""
+"""Bytes damaged on disk, in the store or in transit are detected, never served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def value_of(path: Path, number: int) -> int:
-    """Where a value lies in a file."""
+    """The position of a value in a file."""
     return path.read_bytes().index(number.to_bytes(8, "little"))
 
 
@@ -93,7 +93,7 @@ def test_a_log_without_its_first_files_refuses_appends(tmp_path: Path) -> None:
 
 
 class OnceWrong(MemorySpill):
-    """Gives an object wrong the first time."""
+    """Returns a damaged object the first time."""
 
     def get(self, name: str) -> bytes:  # type: ignore[override]
         data, self.wrong = self[name], getattr(self, "wrong", 0) + 1

@@ -1,4 +1,4 @@
-"""Equal rows have equal digests, however Arrow lays them out; different rows, different ones."""
+"""Equal rows have equal digests in any Arrow layout; different rows have different ones."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_an_absent_server_is_an_error_at_once() -> None:
 
 
 class SlowServer(StreamServer):
-    """Sends the first `quick` messages of an answer at once, the others when let go."""
+    """Sends the first `quick` messages of a response at once, the others when released."""
 
     def __init__(self, quick: int) -> None:
         super().__init__(ADDRESS, 0)

@@ -1,4 +1,4 @@
-"""The output log: an epoch is there once, survives a crash, and leaves only below the floor."""
+"""The output log: an epoch occurs once, survives a crash, and is only dropped below the floor."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_a_log_starts_after_the_restore_point(tmp_path: Path) -> None:
     log.start_at(10)
     assert (log.base, log.last) == (10, 9)
     log.append(batch(10))
-    log.start_at(8)  # restored further back: what is there stays and is compared
+    log.start_at(8)  # restored from an earlier epoch: the log is kept and compared
     assert log.append(batch(9)) is False
-    log.start_at(20)  # a gap: what is there is of no use
+    log.start_at(20)  # a gap: the log cannot be used
     assert (log.base, log.last) == (20, 19)
     assert not list(tmp_path.glob("*.log"))
 
@@ -153,7 +153,7 @@ def test_over_budget_it_spills_and_reads_back(tmp_path: Path) -> None:
 
 
 class SlowSpill(MemorySpill):
-    """Its puts or deletes hang until let go."""
+    """Its puts or deletes hang until they are released."""
 
     def __init__(self) -> None:
         super().__init__()

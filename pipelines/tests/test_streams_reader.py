@@ -1,4 +1,5 @@
-"""A reader stays with a replica that serves it, leaves one that does not, and takes epochs once."""
+"""A reader stays with a replica that serves it, leaves one that does not, and delivers epochs
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SUnion: whatever the interleaving and duplication, the same epochs come out in the same order."""
+"""SUnion: any interleaving and duplication gives the same epochs in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task does while replicas disagree: chained digests, held sinks, a log that is given up."""
+"""A task while replicas disagree: chained digests, paused sinks, a discarded log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sinks_write_no_epoch_after_the_agreed_one(world: World) -> None:
     world.sinks.assign([SINK])
     world.run_to(20)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
-    assert world.sinks.flush(world.log.last, 1.0), "nothing beyond is waited for"
+    assert world.sinks.flush(world.log.last, 1.0), "flush does not wait for later epochs"
     assert world.sink.epochs == [0, 1, 2, 3, 4]
     world.sinks.pause_after(None)
     eventually(lambda: world.sinks.progress()[0].durable == world.log.last)

@@ -1,4 +1,4 @@
-"""What a task takes over from its earlier boots' log: nothing that may be wrong is given out."""
+"""The log of a task's earlier boots: results that may be wrong are never served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUMS = [sum(range(e + 1)) for e in range(12)]
 
 
 class Boot:
-    """One boot of a task from the first epoch on; `wrong` is added to what it says of WRONG."""
+    """One boot of a task from the first epoch; `wrong` is added to its result of epoch WRONG."""
 
     def __init__(self, directory: Path, replicas: int, wrong: int = 0) -> None:
         self.world = World(directory, replicas=replicas)

@@ -1,4 +1,4 @@
-"""A task whose results differ each time stays, says why, and gives nothing out."""
+"""A task whose results differ each time stays failed, reports why, and writes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADDRESS = "127.0.47.1"
 
 
 def config_of(directory: Path) -> TaskConfig:
-    """Of a source by itself, which needs no JVM."""
+    """The configuration of a source alone, which needs no JVM."""
     spec = {
         "checkpoint": {"store": f"file://{directory}/store", "volume": "v"},
         "sources": [
@@ -56,7 +56,7 @@ def config_of(directory: Path) -> TaskConfig:
 
 @pytest.fixture
 def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
-    """A task that finds three results of one epoch noted."""
+    """A task that finds a file with three results of one epoch."""
     config = config_of(tmp_path)
     log = config.data / "log" / config.uid / config.segment.stream / "0"
     log.mkdir(parents=True)

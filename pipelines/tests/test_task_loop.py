@@ -1,4 +1,4 @@
-"""The epoch loop and what hangs on its log, with a chain in plain Python."""
+"""The epoch loop, sinks and saver, with a chain in plain Python."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
     assert len(answer.digests) == 16
     world.now = 25
     world.status.update_phase()
-    assert world.status.phase == "Live"  # a hiccup is not a catch-up
+    assert world.status.phase == "Live"  # a short delay is not a catch-up
     world.now = 40
     world.status.update_phase()
     assert world.status.phase == "CatchingUp"

@@ -1,4 +1,4 @@
-"""Calls that do not fit into memory, and disks without room, with a chain in plain Python."""
+"""Calls that do not fit into memory, and full disks, with a chain in plain Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Limited(Counting):
 
 
 class Engine:
-    """Counts how often it is started anew."""
+    """Counts its restarts."""
 
     def __init__(self, chain: Limited) -> None:
         self.chain = chain
@@ -65,7 +65,7 @@ def limited_world(
 
 
 def run(world: World, now: float) -> None:
-    """Turns in which nothing came out are turns, too: until the log has all that time released."""
+    """Calls until the log has all released epochs, also after calls without output."""
     world.now = now
     for _ in range(100):
         if world.log.last == int(now) - 1:
@@ -226,7 +226,7 @@ def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
 
 
 def test_a_call_waits_for_a_full_disk(tmp_path: Path) -> None:
-    failures: list[Exception] = [DiskFull("no room on the local disk"), OSError(28, "ENOSPC")]
+    failures: list[Exception] = [DiskFull("no space left on the local disk"), OSError(28, "ENOSPC")]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
     said: list[str] = []
 
@@ -239,7 +239,7 @@ def test_a_call_waits_for_a_full_disk(tmp_path: Path) -> None:
     world.loop._wait = wait
     run(world, 1)
     assert len(said) == 2
-    assert "no room on the local disk" in said[1]
+    assert "no space left on the local disk" in said[1]
     assert engine.job_bytes == []
     assert world.status.response(1).problem is None
 

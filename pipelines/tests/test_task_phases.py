@@ -1,4 +1,4 @@
-"""The phases of a task: what leads where, and what is refused."""
+"""The phases of a task: valid transitions, and refused events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS = st.lists(st.sampled_from(TaskEvent), max_size=12)
 
 
 def run(events: list[TaskEvent]) -> PhaseMachine:
-    """What remains of a sequence once the events that its phases refuse are left out."""
+    """Apply a sequence of events, without those that are refused."""
     machine = PhaseMachine()
     for event in events:
         if event in TRANSITIONS[machine.phase]:

@@ -1,4 +1,4 @@
-"""Polls are fenced, level-triggered, and answered whatever the engine does."""
+"""Polls are fenced, level-triggered, and answered even if the engine is busy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_poll_for_another_task_is_refused(handler: PollHandler, field: str) ->
     with pytest.raises(PollRefused) as refused:
         handler.poll(poll(9, task=other))
     assert refused.value.status == 410
-    handler.poll(poll(1))  # and its fence was not believed
+    handler.poll(poll(1))  # and its fence was not accepted
 
 
 def with_fence_file(status: TaskStatus, data: Path, ref: TaskRef = REF) -> PollHandler:

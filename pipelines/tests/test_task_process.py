@@ -100,7 +100,7 @@ def make_spec(directory: Path) -> dict[str, Any]:
 
 
 class Task:
-    """One task process, its directory and what it last said."""
+    """One task process, its directory and its last response."""
 
     def __init__(
         self, directory: Path, segment: Segment, partition: int, address: str, archive: Path
@@ -277,7 +277,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     assert got == dict(expected)
     print(f"slowest answer to a poll: {coordinator.slowest_s:.3f} s")
 
-    # An engine that dies is said, and starts again in the same process.
+    # An engine that dies is reported, and restarted in the same process.
     assert second.process is not None
     (jvm,) = psutil.Process(second.process.pid).children()
     jvm.kill()

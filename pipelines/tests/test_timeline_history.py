@@ -1,4 +1,4 @@
-"""The history of a topology: what the demo judges and the timeline draws."""
+"""The history of a topology: checked by the demo and drawn by the timeline."""
 
 from rekindle.timeline.history import History
 

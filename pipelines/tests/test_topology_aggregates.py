@@ -1,4 +1,4 @@
-"""An aggregate list is taken apart into partials that merge, or refused with the reason."""
+"""An aggregate list is decomposed into partials that can be merged, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.topology.sql.aggregates import Decomposition, Partial, decompose, 
 
 
 def decomposed(text: str) -> Decomposition:
-    """With the partials' names by their order."""
+    """With the names of the partials replaced by their positions."""
     parts = decompose(text)
     names = {partial.name: f"p{at}" for at, partial in enumerate(parts.partials)}
     finals = []

@@ -1,4 +1,4 @@
-"""Compilation: segments cover the graph, ids name what is computed and nothing else."""
+"""Compilation: segments cover the graph, ids depend only on what is computed."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> N
 
 
 def test_ids_are_the_same_in_every_version() -> None:
-    """They name checkpoints in stores: a change here loses state at an upgrade."""
+    """Names of checkpoints contain them: a change would lose state in an upgrade."""
     topology = compiled(manifest_spec([source()], [window("w", "s")], [query("q", "w")]))
     assert ids(topology) == {"s": "a05809b005d6ae4c", "w": "f7cd614c3960a800"}
 

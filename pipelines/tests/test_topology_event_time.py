@@ -1,4 +1,5 @@
-"""Event time on its way through sql: copied under any name in every SELECT, or said where not."""
+"""Event time through sql operators: copied under any name in every SELECT, or reported where
+not."""
 
 from __future__ import annotations
 

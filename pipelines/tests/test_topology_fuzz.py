@@ -1,4 +1,4 @@
-"""Whatever is written, the answer is problems or a topology, never a traceback."""
+"""Any topology file gives problems or a topology, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest becomes a spec, or problems with the manifest's own field paths."""
+"""A topology file becomes a spec, or problems with its field paths."""
 
 from __future__ import annotations
 

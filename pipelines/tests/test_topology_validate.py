@@ -1,4 +1,4 @@
-"""Validation finds all that is wrong, and says where and what to do."""
+"""Validation finds all problems, with field paths and hints."""
 
 from __future__ import annotations
 

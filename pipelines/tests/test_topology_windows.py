@@ -1,4 +1,4 @@
-"""Kinds of windows: what each has to give so that panes and windows agree."""
+"""Kinds of windows: properties that make panes and windows consistent."""
 
 from __future__ import annotations
 

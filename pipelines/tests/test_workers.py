@@ -1,4 +1,4 @@
-"""No thread ends in silence: what it raises is said, and it starts again."""
+"""No thread ends silently: its error is reported, and it is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = "a:1", "b:1"
 
 
 class Work:
-    """Fails as often as it is told, then waits for its end."""
+    """Fails with the given errors, then waits until it is stopped."""
 
     def __init__(self, fails: int) -> None:
         self.fails, self.calls, self.done = fails, 0, False
@@ -60,7 +60,7 @@ def test_a_problem_ends_when_the_work_continues() -> None:
 
 
 class NewerClient(FakeClient):
-    """Answers with a header that has a field which this version does not know."""
+    """Responds with a header that this version cannot parse."""
 
     def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         raise KeyError("channel")
@@ -113,7 +113,7 @@ def test_a_saver_continues_after_its_thread_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)  # as an answer of another type
+    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)  # a response of another type
     saver = CheckpointSaver(world.states)
     saver.offer(saved_state(world))
     eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))
