@@ -15,7 +15,7 @@ from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.discard import discard_marked
-from rekindle.task.earlier_boots import adopt_log
+from rekindle.task.earlier_boots import continue_log
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.phases import TaskEvent
@@ -142,7 +142,7 @@ class World:
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
         discarded = discard_marked(directory)
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = adopt_log(self.log, directory, state.epoch, replicas == 1, discarded)
+        earlier = continue_log(self.log, directory, state.epoch, replicas == 1, discarded)
         self.inputs = SourceInputs(
             self.source,
             state.epoch + 1,

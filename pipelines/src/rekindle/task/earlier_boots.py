@@ -79,11 +79,11 @@ class EarlierBoots:
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
 
 
-def adopt_log(
+def continue_log(
     log: OutputLog, directory: Path, restored_from: int, alone: bool, discarded: bool = False
 ) -> EarlierBoots:
     """Make the log continue after a restore point; `alone`: the task has no partners; `discarded`:
-    what the boot before computed may be wrong. Raises NotDeterministic if three computations of an
+    results of the previous boot may be wrong. Raises NotDeterministic if three computations of an
     epoch had three results."""
     file = directory / _RESULTS_FILE
     kept = _read_results(file)

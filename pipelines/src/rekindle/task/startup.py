@@ -26,7 +26,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.discard import discard_marked
-from rekindle.task.earlier_boots import EarlierBoots, adopt_log
+from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.state import TaskState
@@ -86,7 +86,7 @@ class Startup:
             _log.warning("the output log was discarded: its epochs are computed again")
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
-        earlier = adopt_log(log, directory, state.epoch, alone, discarded)
+        earlier = continue_log(log, directory, state.epoch, alone, discarded)
         return Started(state, inputs, chain, log, earlier)
 
     def wait(self, attempt: Callable[[], T | None], policy: BackoffPolicy = _BACKOFF) -> T:
