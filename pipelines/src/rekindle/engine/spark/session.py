@@ -147,7 +147,7 @@ def current_jvm() -> Jvm | None:
     return _jvm
 
 
-def adopt(jvm: Jvm) -> None:
+def use_jvm(jvm: Jvm) -> None:
     """Use an already started JVM for the next session."""
     global _jvm
     _forget_gateway()

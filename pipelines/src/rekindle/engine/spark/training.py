@@ -68,7 +68,9 @@ def make_archive(archive: Path) -> None:
     writing = replace(
         prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error")
     )
-    session.adopt(launch(writing, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"}))
+    session.use_jvm(
+        launch(writing, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"})
+    )
     spark = session.start_session("training", data_dir=directory)
     train(spark)
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
