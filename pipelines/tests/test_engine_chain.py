@@ -104,12 +104,12 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     half = chain.process(State(), epochs[:3]).state
     ((operator, buckets),) = half.buckets.items()
     turned = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
-    adopted = chain.adopt(State({operator: turned}))
+    adopted = chain.align_state(State({operator: turned}))
     assert chain.process(adopted, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     one = next(iter(buckets.values()))
     sums = [name for name in one.schema.names if name.startswith("p_sum_")]
     with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is missing"):
-        chain.adopt(State({operator: {0: one.drop_columns(sums[:1])}}))
+        chain.align_state(State({operator: {0: one.drop_columns(sums[:1])}}))
 
 
 def group_of(row: dict[str, Any]) -> tuple[Any, ...]:

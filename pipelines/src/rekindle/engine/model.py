@@ -65,7 +65,7 @@ class Chain(Protocol):
         """For each window operator, updated in place."""
         ...
 
-    def adopt(self, state: State) -> State:
+    def align_state(self, state: State) -> State:
         """Saved state with this chain's columns, matched by name. Raises StateMismatch."""
         ...
 

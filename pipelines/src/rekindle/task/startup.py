@@ -80,7 +80,7 @@ class Startup:
         restored = self._restore(point)
         inputs = self._open_inputs(restored)
         chain = self._wait_for_chain(lambda: route(inputs))
-        state = replace(restored, operators=chain.adopt(restored.operators))
+        state = replace(restored, operators=chain.align_state(restored.operators))
         directory = self._config.log_directory
         if discarded := discard_marked(directory):
             _log.warning("the output log was discarded: its epochs are computed again")

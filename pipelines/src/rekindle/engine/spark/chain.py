@@ -118,7 +118,7 @@ class SparkChain:
     def dropped(self) -> Mapping[str, DroppedRows]:
         return self._history.dropped
 
-    def adopt(self, state: State) -> State:
+    def align_state(self, state: State) -> State:
         """Raises StateMismatch."""
         buckets = dict(state.buckets)
         for prepared in self._for_many:
