@@ -16,7 +16,6 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
-    GiveUp,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -28,6 +27,7 @@ from rekindle.coordinator.model import (
     PollNow,
     ReadNewestManifest,
     StateMigration,
+    StepDown,
     StoreFailed,
     Ticked,
     WriteManifest,
@@ -130,7 +130,7 @@ class World:
                     self.feed(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
                 case ApplyStatus() if who is self.coordinator:
                     self.reports.append(data_plane_document(effect.report))
-                case GiveUp(reason=reason):
+                case StepDown(reason=reason):
                     if who is self.zombie:
                         self.zombie = None
                     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from coordinator_world import World, next_polls, started
 
-from rekindle.coordinator.model import FenceRaised, GiveUp, ProblemChanged
+from rekindle.coordinator.model import FenceRaised, ProblemChanged, StepDown
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part
@@ -214,7 +214,7 @@ def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
 def test_a_refused_fence_ends_the_coordinator() -> None:
     world = started()
     effects = world.coordinator.step(FenceRaised("task src/0/0"), world.now)
-    assert any(isinstance(e, GiveUp) for e in effects)
+    assert any(isinstance(e, StepDown) for e in effects)
 
 
 def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:

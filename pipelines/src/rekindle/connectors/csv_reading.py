@@ -2,8 +2,8 @@
 
 Options are named as in Spark's CSV source. With `header`, columns are found by name, without it by
 position. A quote inside a quoted value is doubled, or preceded by `escape`; after `escape` the next
-character is taken literally, inside and outside of quotes. A quote as `escape` means that quotes are
-doubled, which is always possible.
+character is taken literally, inside and outside of quotes. A quote as `escape` means that quotes
+are doubled, which is always possible.
 """
 
 from __future__ import annotations

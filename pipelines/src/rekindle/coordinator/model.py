@@ -282,10 +282,10 @@ class PollNow:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class StepDown:
     """Another coordinator has taken over: exit with code 3."""
 
     reason: str
 
 
-Effect = ReadNewestManifest | WriteManifest | CollectGarbage | ApplyStatus | PollNow | GiveUp
+Effect = ReadNewestManifest | WriteManifest | CollectGarbage | ApplyStatus | PollNow | StepDown

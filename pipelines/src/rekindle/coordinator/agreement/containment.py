@@ -58,7 +58,7 @@ class Containment:
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
 
-    def first_heard(self, task: Task, graph: Graph | None) -> None:
+    def first_response(self, task: Task, graph: Graph | None) -> None:
         """A task that an older coordinator started responds to this one. It may have read what was
         found to be untrusted before."""
         started = task.response is not None and task.response.restored_from is not None

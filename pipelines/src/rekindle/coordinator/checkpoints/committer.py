@@ -27,9 +27,9 @@ from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    GiveUp,
     Partition,
     ReadNewestManifest,
+    StepDown,
     WriteManifest,
     partition_of,
 )
@@ -131,7 +131,9 @@ class Committer:
         if manifest is None:
             return []
         if manifest.fence > self._fence:
-            return [GiveUp(f"manifest {manifest.seq} was written by coordinator {manifest.fence}")]
+            return [
+                StepDown(f"manifest {manifest.seq} was written by coordinator {manifest.fence}")
+            ]
         self._set_newest(manifest, now)
         return []
 

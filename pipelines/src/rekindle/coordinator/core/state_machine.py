@@ -35,7 +35,6 @@ from rekindle.coordinator.model import (
     GarbageCollected,
     Generation,
     GenerationSeen,
-    GiveUp,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -45,6 +44,7 @@ from rekindle.coordinator.model import (
     PollFailed,
     PollNow,
     ProblemChanged,
+    StepDown,
     StoreFailed,
     Ticked,
     WriteManifest,
@@ -129,7 +129,7 @@ class Coordinator:
         if self._fenced:
             return []
         effects = self._handle(event, now)
-        self._fenced = any(isinstance(effect, GiveUp) for effect in effects)
+        self._fenced = any(isinstance(effect, StepDown) for effect in effects)
         if self._fenced:
             return effects
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
@@ -173,7 +173,7 @@ class Coordinator:
                 self.committer.garbage_collected(problem)
                 return []
             case FenceRaised(by=by):
-                return [GiveUp(f"a newer coordinator is in charge: {by}")]
+                return [StepDown(f"a newer coordinator is in charge: {by}")]
             case ProblemChanged(subject=subject, message=message):
                 return self._problem_changed(subject, message)
         assert_never(event)
@@ -197,11 +197,11 @@ class Coordinator:
         if task is None or not task.pod.runs:
             return []
         if response.fence > self.fence:
-            return [GiveUp(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
+            return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
         first = task.response is None
         news = self.membership.answered(task, response, now)
         if first:
-            self.containment.first_heard(task, self._graph)
+            self.containment.first_response(task, self._graph)
         if news:
             self._pacer.mark_urgent()
             self._settle(now)

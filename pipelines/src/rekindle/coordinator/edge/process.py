@@ -30,13 +30,13 @@ from rekindle.coordinator.model import (
     Event,
     GarbageCollected,
     GenerationSeen,
-    GiveUp,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
     PodsListed,
     PollNow,
     ReadNewestManifest,
+    StepDown,
     StoreFailed,
     Ticked,
     WriteManifest,
@@ -124,7 +124,7 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
-            case GiveUp(reason=reason):
+            case StepDown(reason=reason):
                 _log.error("fenced: %s", reason)
                 self._exit_code = FENCED
                 self._ended.set()

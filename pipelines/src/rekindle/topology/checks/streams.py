@@ -122,7 +122,9 @@ def _check_expression(
         return
     yield from _reserved(event_time.column, f"{path}.column")
     if (taken := _taken(event_time.column, schema)) is not None:
-        what = f"column {taken} is already in the schema, and expression computes {event_time.column}"
+        what = (
+            f"column {taken} is already in the schema, and expression computes {event_time.column}"
+        )
         hint = "rename the computed column, or leave expression out"
         yield Problem(f"{path}.column", "DuplicateColumn", what, hint)
     try:
