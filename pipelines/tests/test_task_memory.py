@@ -10,7 +10,7 @@ import pytest
 from task_world import SCHEMA, Counting, World
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_death
+from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, State
 from rekindle.engine.retry import CallSizes, check_columns
@@ -18,7 +18,7 @@ from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 
-HEAP_FULL = EngineLost(describe_death(3, "512m"), 3)
+HEAP_FULL = EngineLost(describe_exit(3, "512m"), 3)
 
 
 class Limited(Counting):

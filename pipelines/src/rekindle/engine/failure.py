@@ -36,7 +36,7 @@ class DiskFull(RekindleError):
     """A call had no disk space for temporary files; it can be run again when there is some."""
 
 
-def describe_death(status: int | None, heap: str) -> str:
+def describe_exit(status: int | None, heap: str) -> str:
     """A message for the user about an exit status."""
     if status in HEAP_EXHAUSTED:
         return (

@@ -13,7 +13,7 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from rekindle.engine.failure import EngineLost, describe_death
+from rekindle.engine.failure import EngineLost, describe_exit
 from rekindle.engine.memory import MIB
 from rekindle.engine.model import Chain
 from rekindle.engine.passthrough import PassThroughChain
@@ -44,7 +44,7 @@ class EngineStarter:
         if (status := self._death) is None:
             return None
         heap = f"{self._config.memory.heap_bytes // MIB} MiB"
-        return EngineLost(f"{describe_death(status, heap)}; it starts again", status)
+        return EngineLost(f"{describe_exit(status, heap)}; it starts again", status)
 
     def restart(self, job_bytes: int) -> Chain:
         """The chain in a new JVM, or in the running one; counts of dropped rows are kept.
