@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.spark.rewrite import carry, quote
+from rekindle.engine.spark.rewrite import quote, with_system_columns
 
 M = "`__e`, `__late`"
 
@@ -35,7 +35,7 @@ M = "`__e`, `__late`"
     ],
 )
 def test_system_columns_are_added_to_sql(sql: str, expected: str) -> None:
-    assert carry(sql, ["v", "w-1"], ["__e", "__late"]) == expected
+    assert with_system_columns(sql, ["v", "w-1"], ["__e", "__late"]) == expected
 
 
 def test_names_are_quoted() -> None:

@@ -23,7 +23,7 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def carry(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
+def with_system_columns(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
     """`sql` with system `columns` first in each SELECT.
 
     `relations` are the operator's inputs; aliases in FROM count too. `x.*` of a struct column x is

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import assert_never
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
-from rekindle.engine.spark.rewrite import carry, quote
+from rekindle.engine.spark.rewrite import quote, with_system_columns
 from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
@@ -156,7 +156,7 @@ def step_sql(
         blocks.append((step.begin.node.name, finals_sql(step.begin, step.system)))
     for node in step.sqls:
         sql = undated_as_null(_operator(node).sql or "")
-        blocks.append((node.name, carry(sql, node.inputs, step.system)))
+        blocks.append((node.name, with_system_columns(sql, node.inputs, step.system)))
     if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
         blocks.append(("", _partials_sql(step.end, inputs, method, float_keys)))
