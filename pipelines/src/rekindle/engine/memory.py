@@ -51,9 +51,9 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
     direct = heap // 4
-    beside = JVM_BASE_BYTES + direct if with_jvm else 0
+    other_jvm = JVM_BASE_BYTES + direct if with_jvm else 0
     ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
-    rows = limit_bytes - heap - beside - PYTHON_BYTES - 2 * ahead
+    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * ahead
     call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,

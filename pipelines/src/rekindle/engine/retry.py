@@ -27,7 +27,7 @@ failed before, and such a bound would allow only one epoch in each call from the
 MIN_JOB_BYTES = 256 << 10
 COLUMN_BYTES = 2**31 - 1
 """Limit of a column of strings or lists in one epoch: Arrow's offsets have 32 bits."""
-MAX_DEATHS = 2
+MAX_CRASHES = 2
 """Limit on consecutive crashes of the JVM in calls of one epoch, for reasons other than memory."""
 
 
@@ -38,9 +38,9 @@ class CallSizes:
     memory: MemoryPlan
     bounds: CallBounds
     job_bytes: int
-    _most_epochs: int | None = None  # in calls up to epoch `_careful_through`
-    _careful_through: int = 0
-    _deaths: int = 0
+    _most_epochs: int | None = None  # in calls up to epoch `_reduced_through`
+    _reduced_through: int = 0
+    _crashes: int = 0
 
     @staticmethod
     def of(memory: MemoryPlan) -> CallSizes:
@@ -63,9 +63,9 @@ class CallSizes:
 
     def succeeded(self, through: int) -> None:
         """A call whose last epoch is `through` succeeded."""
-        if through >= self._careful_through:
+        if through >= self._reduced_through:
             self._most_epochs = None
-        self._deaths = 0
+        self._crashes = 0
 
     def failed(self, call: Sequence[EpochInput], error: EngineLost | OutOfMemory) -> None:
         """Make the next call smaller. Raises EpochTooLarge, or the error, if that is impossible."""
@@ -75,11 +75,11 @@ class CallSizes:
             if by_memory or half >= SMALL_BYTES:
                 self.bounds = replace(self.bounds, max_bytes=max(1, half))
             self._most_epochs = len(call) // 2
-            self._careful_through = max(self._careful_through, call[-1].epoch)
+            self._reduced_through = max(self._reduced_through, call[-1].epoch)
             return
         if not by_memory:
-            self._deaths += 1
-            if self._deaths > MAX_DEATHS:
+            self._crashes += 1
+            if self._crashes > MAX_CRASHES:
                 raise error
             return
         if self.job_bytes // JOB_FACTOR < MIN_JOB_BYTES:

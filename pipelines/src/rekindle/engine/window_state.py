@@ -95,7 +95,7 @@ def advance(
     closes in the first epoch whose watermark reaches its end; rows for it in later epochs are late,
     so merging all epochs first and closing afterwards is equivalent to epoch by epoch.
     """
-    panes, late, untimed = _take_markers(partials)
+    panes, late, untimed = _split_markers(partials)
     rows = None if panes is None else _in_windows(shape, panes, watermarks)
     ends = np.array([w for _, _, w in watermarks], dtype=np.int64)
     dirty = _closing(shape, buckets, ends.max(initial=np.iinfo(np.int64).min))
@@ -141,7 +141,7 @@ def _no_rows(shape: WindowShape) -> pa.Table:
     return shape.schema.append(_EPOCH_FIELD).empty_table()
 
 
-def _take_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
+def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
     """The partials of panes, and the numbers of dropped rows (late, untimed)."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
@@ -197,33 +197,33 @@ def _merge(shape: WindowShape, old: Buckets, rows: pa.Table | None) -> pa.Table:
     ]
     if rows is None:
         return pa.concat_tables(tables)
-    return _fold(shape, pa.concat_tables([*tables, rows]))
+    return _aggregate(shape, pa.concat_tables([*tables, rows]))
 
 
-def _fold(shape: WindowShape, table: pa.Table) -> pa.Table:
+def _aggregate(shape: WindowShape, table: pa.Table) -> pa.Table:
     """Merge in row order for each (bucket, window, group), with groups in the order of first
     appearance, which Arrow does not guarantee."""
     by = [BUCKET, WINDOW, *shape.key_names]
     table = table.combine_chunks()
     for at, field in enumerate(table.schema):
-        if _by_bits(shape, field.name):
+        if _is_order_bits(shape, field.name):
             doubles = table.column(at).cast(pa.float64()).combine_chunks()
             table = table.set_column(at, field.name, order_bits(doubles))
     table = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    folds = [(_ROW, "min"), *((name, merge) for name, _, merge in shape.partials)]
-    folded = table.group_by(by, use_threads=False).aggregate(folds)
-    folded = folded.take(pc.sort_indices(folded.column(f"{_ROW}_min")))
-    columns: dict[str, Any] = {BUCKET: folded.column(BUCKET)}
+    aggregations = [(_ROW, "min"), *((name, merge) for name, _, merge in shape.partials)]
+    aggregated = table.group_by(by, use_threads=False).aggregate(aggregations)
+    aggregated = aggregated.take(pc.sort_indices(aggregated.column(f"{_ROW}_min")))
+    columns: dict[str, Any] = {BUCKET: aggregated.column(BUCKET)}
     for field in shape.schema:
         merge = next((m for n, _, m in shape.partials if n == field.name), None)
-        column = folded.column(field.name if merge is None else f"{field.name}_{merge}")
-        if _by_bits(shape, field.name):
+        column = aggregated.column(field.name if merge is None else f"{field.name}_{merge}")
+        if _is_order_bits(shape, field.name):
             column = from_order_bits(column.combine_chunks())
         columns[field.name] = column.cast(field.type) if column.type != field.type else column
     return pa.table(columns)
 
 
-def _by_bits(shape: WindowShape, name: str) -> bool:
+def _is_order_bits(shape: WindowShape, name: str) -> bool:
     return any(
         n == name and merge != "sum" and pa.types.is_floating(kind)
         for n, kind, merge in shape.partials

@@ -115,8 +115,8 @@ class Analyzer:
         if not exact:
             return window, found, ()
         pairs = [split(p, exact[p.name]) if p.name in exact else (p,) for p in partials]
-        apart = tuple(p for pair in pairs for p in pair)
-        window = replace(window, decomposition=replace(window.decomposition, partials=apart))
+        separate = tuple(p for pair in pairs for p in pair)
+        window = replace(window, decomposition=replace(window.decomposition, partials=separate))
         found = self._analyze(Step(None, (), window), inputs, name, floats)
         return window, found, tuple(exact.items())
 

@@ -192,7 +192,7 @@ class SparkChain:
     def _hashes(self, prepared: _StepQueries, size: int) -> bool:
         if self._method is not None or prepared.shape is None:
             return False
-        if not all(_in_place(kind) for _, kind, _ in prepared.shape.partials):
+        if not all(_can_hash(kind) for _, kind, _ in prepared.shape.partials):
             return False
         return size <= self._history.hash_bytes.get(prepared.step.operators, HASH_BYTES)
 
@@ -232,7 +232,7 @@ def _divided(views: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa
         yield {name: table.slice(start, rows)}
 
 
-def _in_place(kind: pa.DataType) -> bool:
+def _can_hash(kind: pa.DataType) -> bool:
     """Whether Spark can use hash aggregation for a partial of this type."""
     return not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
 

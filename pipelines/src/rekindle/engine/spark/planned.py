@@ -31,11 +31,11 @@ from rekindle.engine.spark.plans import IN_ORDER, HashAggregation, class_name, e
 
 log = logging.getLogger(__name__)
 
-_FLOWING = IN_ORDER | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
+_STATELESS = IN_ORDER | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
 """Classes of Spark's physical plans without state between two runs."""
 
 
-class Carrier:
+class ArrowTransfer:
     """Transfers Arrow tables to the JVM through a file, as PySpark does."""
 
     def __init__(self, session: SparkSession) -> None:
@@ -58,7 +58,7 @@ class Planner:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._jvm = _jvm(session)
-        self._carrier = Carrier(session)
+        self._transfer = ArrowTransfer(session)
 
     def plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
         """None if a plan must not be run twice. Creates temporary views of these names.
@@ -68,7 +68,7 @@ class Planner:
         self._jvm.SparkSession.setActiveSession(
             self._session._jsparkSession
         )  # its settings are used
-        if self._rows_travel_otherwise:
+        if self._needs_other_transfer:
             return None
         if any(_as_spark_has_it(schema) != schema for schema in views.values()):
             return None
@@ -77,10 +77,10 @@ class Planner:
             frame.createOrReplaceTempView(f"`{name}`")
         frame = self._session.sql(sql)
         try:
-            if not _only_flows(frame._jdf.queryExecution().executedPlan()):
+            if not _is_stateless(frame._jdf.queryExecution().executedPlan()):
                 return None
             partitions = {name: _first_partition(frame) for name, frame in frames.items()}
-            return PlannedQuery(frame, partitions, self._carrier, self._properties)
+            return PlannedQuery(frame, partitions, self._transfer, self._properties)
         except Py4JError as error:
             if type(error) is not Py4JError:  # a failure, not a missing method
                 raise
@@ -93,12 +93,12 @@ class Planner:
     def _frame_without_rows(self, schema: pa.Schema) -> DataFrame:
         """A frame over one empty batch: without any batch Spark would plan an empty relation."""
         types = from_arrow_schema(schema, prefer_timestamp_ntz=False).json()
-        batches = self._carrier.batches(schema.empty_table())
+        batches = self._transfer.batches(schema.empty_table())
         to_frame = self._jvm.PythonSQLUtils.toDataFrame
         return DataFrame(to_frame(batches, types, self._session._jsparkSession), self._session)
 
     @cached_property
-    def _rows_travel_otherwise(self) -> bool:
+    def _needs_other_transfer(self) -> bool:
         """Whether the user's settings require other types, or encrypted files."""
         large = self._session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
         return large == "true" or self._session.sparkContext._encryption_enabled
@@ -121,11 +121,11 @@ class PlannedQuery:
         self,
         frame: DataFrame,
         partitions: Mapping[str, JavaObject],
-        carrier: Carrier,
+        transfer: ArrowTransfer,
         properties: JavaObject,
     ) -> None:
         self._partitions = partitions
-        self._carrier = carrier
+        self._transfer = transfer
         self._properties = properties
         self._plan = frame._jdf.queryExecution().executedPlan()
         self._schema = to_arrow_schema(frame.schema, timezone="UTC")
@@ -143,7 +143,7 @@ class PlannedQuery:
         self._context.setLocalProperties(self._properties)
         try:
             for name, table in views.items():
-                self._put(name, self._carrier.batches(table).toVector())
+                self._put(name, self._transfer.batches(table).toVector())
             batches = self._batches()
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
@@ -176,9 +176,9 @@ def _as_spark_has_it(schema: pa.Schema) -> pa.Schema:
     return to_arrow_schema(from_arrow_schema(schema, prefer_timestamp_ntz=False), timezone="UTC")
 
 
-def _only_flows(plan: JavaObject) -> bool:
+def _is_stateless(plan: JavaObject) -> bool:
     without_subqueries = plan.subqueriesAll().isEmpty()
-    return without_subqueries and all(class_name(o) in _FLOWING for o in operators(plan))
+    return without_subqueries and all(class_name(o) in _STATELESS for o in operators(plan))
 
 
 def _first_partition(frame: DataFrame) -> JavaObject:

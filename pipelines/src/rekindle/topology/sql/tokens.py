@@ -22,7 +22,7 @@ from rekindle.topology.sql import functions
 
 DIALECT = "spark"
 _PARSER_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What sqlglot raises, beside its own errors, when calls lack arguments."""
+"""What sqlglot raises besides its own errors, when calls lack arguments."""
 _UNSPECIFIC = "Invalid expression / Unexpected token"
 """sqlglot's message for most errors."""
 MAX_DEPTH = 100
@@ -164,8 +164,8 @@ def _first_of_primary(tokens: Sequence[Token], last: int) -> int | None:
             return _opening(tokens, last, TokenType.CASE, TokenType.END)
         case TokenType.STRING:
             typed = last > 0 and tokens[last - 1].text.lower() in _TYPED_LITERALS
-            beside = last > 0 and tokens[last - 1].token_type is TokenType.STRING
-            return None if beside else last - typed
+            adjacent = last > 0 and tokens[last - 1].token_type is TokenType.STRING
+            return None if adjacent else last - typed
         case TokenType.NUMBER | TokenType.IDENTIFIER:
             return last
         case _:
