@@ -37,7 +37,7 @@ def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, Topolog
     except InvalidTopology as error:
         problems += error.problems
     else:
-        problems += problems_of_the_rest(manifest["spec"], []) if problems and spec else []
+        problems += problems_of_valid_fields(resource["spec"], []) if problems and spec else []
     if problems or spec is None:
         raise InvalidTopology(list(dict.fromkeys(problems)))
     return str(resource["metadata"]["name"]), spec

@@ -20,7 +20,7 @@ KINDS: Mapping[str, WindowKind] = {
 }
 """By the field of `window` that selects the kind."""
 
-NOT_BUILT = ("session", "rows")
+UNSUPPORTED = ("session", "rows")
 """Fields that ask for kinds that v1alpha1 names and this version refuses."""
 
 _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
@@ -28,7 +28,7 @@ _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
     """Check that `window` is of exactly one kind, and that its values are valid."""
-    given = [field for field in (*KINDS, *NOT_BUILT) if getattr(window, field) is not None]
+    given = [field for field in (*KINDS, *UNSUPPORTED) if getattr(window, field) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
         kinds = ", ".join(KINDS)
