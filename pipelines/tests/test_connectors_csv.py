@@ -70,6 +70,21 @@ def test_an_option_reads_what_its_files_hold(
 
 
 @pytest.mark.parametrize(
+    "data",
+    [",b\n1,x\n2,y\n", "\ufeff,b\n1,x\n2,y\n", '\n\n"",b\n1,x\n\n2,y\n', ",b\r\n1,x\r\n2,y\r\n"],
+)
+def test_a_column_without_a_name_has_its_number(tmp_path: Path, data: str) -> None:
+    assert read(tmp_path, data, "b STRING, _c0 INT") == [("x", 1), ("y", 2)]
+    assert read(tmp_path, data, "b STRING") == [("x",), ("y",)]
+    with pytest.raises(SchemaMismatch, match=r"no column a; the file has _c0, b: name"):
+        read(tmp_path, data)
+
+
+def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
+    assert read(tmp_path, ",_c0\n1,2\n", "_c0 INT") == [(2,)]
+
+
+@pytest.mark.parametrize(
     ("data", "fields", "said"),
     [
         ("a;b\n1;x\n", {}, r"no column a, b; the file has a;b.*set delimiter: \";\""),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -45,8 +46,13 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     escape = None if options.escape == options.quote else options.escape
     dialect = CsvDialect(options.delimiter, options.quote or None, escape)
-    if not _check_first_row(fs, path, options, dialect, schema, where):
+    first = _checked_first_row(fs, path, options, dialect, schema, where)
+    if first is None:
         return
+    names = None if options.header else schema.names
+    is_numbered = options.header and not set(schema.names) <= set(first.values)
+    if is_numbered:
+        names = first.names
     wrong: list[pa_csv.InvalidRow] = []
 
     def refuse(row: pa_csv.InvalidRow) -> str:
@@ -69,7 +75,8 @@ def _read(
     )
     read = pa_csv.ReadOptions(
         block_size=BLOCK_BYTES,
-        column_names=None if options.header else schema.names,
+        column_names=names,
+        skip_rows_after_names=first.empty_lines + 1 if is_numbered else 0,
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
@@ -87,15 +94,32 @@ def _read(
             require_closed_quotes(lines, where, dialect)
 
 
-def _check_first_row(
+@dataclass(frozen=True, slots=True)
+class _FirstRow:
+    values: list[str]
+    empty_lines: int
+    """Before it."""
+
+    @property
+    def names(self) -> list[str]:
+        """As of a header; a column without a name has its number, as in Spark: `_c0`."""
+        taken = set(self.values)
+        numbers = (f"_c{i}" for i in range(len(self.values)))
+        return [
+            value or ("" if number in taken else number)
+            for value, number in zip(self.values, numbers, strict=True)
+        ]
+
+
+def _checked_first_row(
     fs: Any,
     path: str,
     options: FilesSourceSpec,
     dialect: CsvDialect,
     schema: pa.Schema,
     where: str,
-) -> bool:
-    """Whether the file has a row. Raises SchemaMismatch."""
+) -> _FirstRow | None:
+    """None if the file has no row. Raises SchemaMismatch."""
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
@@ -103,7 +127,8 @@ def _check_first_row(
     ):
         lines = _without_bom(f)
         # Arrow skips empty lines, and fails for a header without a line end.
-        first = next((row for row in dialect.reader(lines) if row), None)
+        rows = enumerate(dialect.reader(lines))
+        first = next((_FirstRow(row, number) for number, row in rows if row), None)
         ends = next(lines, None) is None
     if options.header:
         if first is None:
@@ -111,15 +136,15 @@ def _check_first_row(
                 f"{where}: the file is empty; its first line has to name the columns (or write "
                 "header: false)"
             )
-        require_columns(first, schema, where, _delimiter_hint(first, dialect))
-        return not ends
-    if first is not None and len(first) != len(schema):
+        require_columns(first.names, schema, where, _delimiter_hint(first.values, dialect))
+        return None if ends else first
+    if first is not None and len(first.values) != len(schema):
         raise SchemaMismatch(
-            f"{where}: the first row has {len(first)} values, and the schema {len(schema)} "
+            f"{where}: the first row has {len(first.values)} values, and the schema {len(schema)} "
             f"columns: with header: false the schema has a column for each value, in the order "
-            f"of the file{_delimiter_hint(first, dialect)}"
+            f"of the file{_delimiter_hint(first.values, dialect)}"
         )
-    return first is not None
+    return first
 
 
 def _without_bom(lines: Iterable[str]) -> Iterator[str]:
