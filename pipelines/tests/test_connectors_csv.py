@@ -98,6 +98,11 @@ def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
         ("", {}, "the file is empty.*header: false"),
         ("\n", {}, "the file is empty.*header: false"),
         ("a,b\nx,1\n", {}, "column a, row 1: 'x' is not a INT"),
+        (
+            "d;b\n1,5;x\n",
+            {"delimiter": ";", "ddl": "d DOUBLE, b STRING"},
+            r"row 1: '1,5' is not a DOUBLE; .*CAST\(replace\(d, ',', '.'\) AS DOUBLE\) in sql",
+        ),
     ],
 )
 def test_another_csv_dialect_is_refused_with_the_option(

@@ -175,7 +175,11 @@ def damaged(data: bytes) -> bytes:
         ("in.json.gz", gzip.compress(JSON)[:-20_000], "ended before.*copy it again"),
         ("in.json.gz", damaged(JSON), "Error -3 while decompressing.*copy it again"),
         ("in.json", b"[" * 200_000, "line 1.*correct the file"),
-        ("in.parquet", b"PAR1" + bytes(50), "magic bytes not found.*correct the file"),
+        (
+            "in.parquet",
+            b"PAR1" + bytes(50),
+            "not a complete Parquet.*correct the source's",
+        ),
         ("in.parquet", b"PAR1" + bytes(50) + b"\x09\0\0\0PAR1", "the file is complete"),
     ],
     ids=lambda value: value if isinstance(value, str) else "data",
@@ -193,10 +197,6 @@ def test_a_damaged_file_is_named_and_read_when_repaired(
     assert keys(source_of(tmp_path, url), 0) == ["a"]
 
 
-@pytest.mark.parametrize("refuses", ["info", "_open"])
-def test_an_unreachable_store_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
-) -> None:
 @pytest.mark.parametrize("format", ["csv", "json"])
 @pytest.mark.parametrize("members", [[], ["1", "2"], ["folder/", "folder/1"]], ids=len)
 def test_a_zip_archive_has_exactly_one_file(
@@ -214,6 +214,10 @@ def test_a_zip_archive_has_exactly_one_file(
     source_of(tmp_path, f"file://{path}", format=format)
 
 
+@pytest.mark.parametrize("refuses", ["info", "_open"])
+def test_an_unreachable_store_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
     def refuse(*args: Any, **options: Any) -> Any:
         raise EndpointConnectionError(endpoint_url="http://store:9000/in.csv")
 

@@ -160,8 +160,9 @@ def test_a_bad_json_value_is_named_with_its_line(
     ("line", "said"),
     [
         ("[]", "an array instead of an object; write one object a line"),
-        ('{"x": 1', "Expecting"),
-        ('{"x": "a"} x', "Expecting value"),
+        ('{"x": 1', "not JSON from character 8 on; correct"),
+        ('{"x": "a"} x', "not JSON from character 12 on"),
+        ("x", "not JSON from character 1 on; is the source's format another one"),
         ('{"x": "\\ud800"}', "surrogates not allowed"),
         (b'{"x": "\xff"}', "write the file in UTF-8"),
     ],

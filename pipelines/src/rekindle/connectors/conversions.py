@@ -7,8 +7,10 @@ inside arrays and structs are converted like columns of strings. Pure: Arrow in,
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,7 @@ class TextRules:
     """As in JSON; otherwise the bytes of a string are the BINARY."""
 
 
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 _FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
 
 
@@ -45,14 +48,24 @@ def convert_to_field(
             column = convert(column, field.type, rules)
         except _FAILURES as e:
             row = _first_bad(lambda part: convert(part, field.type, rules), column)
+            value = column[row].as_py()
             raise SchemaMismatch(
-                f"{where}, row {first_row + row + 1}: {column[row].as_py()!r} is not a "
-                f"{arrow_to_ddl(field.type)}; correct the file, the schema, or nullValue"
+                f"{where}, row {first_row + row + 1}: {value!r} is not a "
+                f"{arrow_to_ddl(field.type)}; {_what_to_do(value, field)}"
             ) from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())
         raise SchemaMismatch(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
     return column
+
+
+def _what_to_do(value: Any, field: pa.Field) -> str:
+    t = pa.types
+    has_digits = t.is_floating(field.type) or t.is_decimal(field.type)
+    if has_digits and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
+        number = f"CAST(replace({field.name}, ',', '.') AS {arrow_to_ddl(field.type)})"
+        return f"numbers have a decimal point: declare it STRING and write {number} in sql"
+    return "correct the file, the schema, or nullValue"
 
 
 def first_unconvertible(column: pa.Array, target: pa.DataType, rules: TextRules) -> int | None:

@@ -199,7 +199,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 
 def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     with fs.open(path, "rb") as f:
-        file = pq.ParquetFile(f)
+        file = _opened_parquet(f, where)
         require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
         for group in range(file.num_row_groups):
@@ -207,6 +207,16 @@ def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Itera
                 rows = _rows_of_a_batch(file.metadata.row_group(group))
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
                     yield batch.select(schema.names)
+
+
+def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except pa.ArrowInvalid as e:
+        raise SchemaMismatch(
+            f"{where}: is not a complete Parquet file; correct the source's format, or copy the "
+            "file again"
+        ) from e
 
 
 def _rows_of_a_batch(group: pq.RowGroupMetaData) -> int:

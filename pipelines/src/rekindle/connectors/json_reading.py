@@ -189,7 +189,11 @@ def _objects(text: str) -> Iterator[_Object]:
     at = 0
     text = text.strip(_WHITESPACE)
     while at < len(text):
-        value, at = _DECODER.raw_decode(text, at)
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as e:
+            hint = "" if e.pos else "; is the source's format another one"
+            raise _BadValue(f"not JSON from character {e.pos + 1} on{hint}") from e
         if not isinstance(value, _Object):
             raise _BadValue(f"{_kind(value)} instead of an object; write one object a line")
         yield value
