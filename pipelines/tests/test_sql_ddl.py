@@ -49,10 +49,12 @@ def test_columns_keep_their_order_and_spelling() -> None:
         ("a", "expected a type, the text ends at column 2"),
         ("a STRNG", "unknown type STRNG at column 3"),
         ("a INT,", "expected a column name, the text ends at column 7"),
-        ("a INT b", "unexpected 'b' at column 7"),
+        ("a INT b", "a comma is missing: unexpected 'b' at column 7"),
         ("a INT)", "unexpected ')' at column 6"),
         ("a INT; DROP", "unexpected ';' at column 6"),
         ("a ARRAY<INT", "expected '>', the text ends at column 12"),
+        ("a INT `b c` INT", "a comma is missing: unexpected 'b c' at column 7"),
+        ("a INT COMMENT x", "column constraints and comments cannot be used"),
         ("a INT NOT NULL", "column constraints and comments cannot be used"),
         ("a DECIMAL(40, 2)", "DECIMAL(40, 2) is out of range"),
         ("a MAP<STRING, INT>", "the type MAP at column 3 is not supported yet"),
@@ -64,6 +66,21 @@ def test_invalid_ddl_is_refused_with_its_position(ddl: str, said: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         ddl_to_schema(ddl)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "hint"),
+    [
+        ("a DATETIME", "use TIMESTAMP"),
+        ("a text", "use STRING"),
+        ("a INT64", "use BIGINT"),
+        ("a STRNG", "did you mean STRING?"),
+    ],
+)
+def test_an_unknown_type_has_a_hint(ddl: str, hint: str) -> None:
+    with pytest.raises(InvalidSql) as caught:
+        ddl_to_schema(ddl)
+    assert caught.value.problems[0].hint == hint
 
 
 @pytest.mark.parametrize("kind", ["ARRAY<", "STRUCT<a: "])

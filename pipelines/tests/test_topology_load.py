@@ -108,6 +108,7 @@ def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
             "s3://b has no fields (write its fields below it, each as name: value)",
         ),
         ("sources", "trips", "trips is not a list (write [trips])"),
+        ("image", ["a", "b"], '["a", "b"] is not a string (write one string: "a, b")'),
         ("image", 5, "5 is not a string (write it in quotes)"),
     ],
 )
@@ -115,6 +116,17 @@ def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str)
     manifest = good_manifest()
     manifest["spec"][field] = value
     assert problems(manifest) == [f"spec.{field}: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("latin1", "write ISO-8859-1"), ("cp1252", "write windows-1252"), ("utf7", "write UTF-8, ")],
+)
+def test_an_encoding_has_one_name(name: str, hint: str) -> None:
+    manifest = good_manifest()
+    manifest["spec"]["sources"][0]["files"]["encoding"] = name
+    (said,) = problems(manifest)
+    assert said.startswith(f"spec.sources[0].files.encoding: is {name} ({hint}")
 
 
 def test_a_rate_is_a_finite_number() -> None:

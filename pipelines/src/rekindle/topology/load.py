@@ -7,9 +7,10 @@ Design: docs/design/compilation.md#validation.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -101,7 +102,8 @@ def _problem(error: ErrorDetails) -> Problem:
             return Problem(path, "InvalidValue", what, hint)
         case "literal_error":
             expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "")
-            return Problem(path, "InvalidValue", f"is {shown}", f"write {expected}")
+            meant = _same_codec(shown, re.split(", | or ", expected))
+            return Problem(path, "InvalidValue", f"is {shown}", f"write {meant or expected}")
     what, hint = _wrong_value(error, shown)
     return Problem(path, "InvalidValue", what, hint)
 
@@ -122,6 +124,9 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{shown} is not a list", f"write [{shown}]"
         case "tuple_type":
             return f"{shown} is not a list", "write each item on a line of its own, after a -"
+        case "string_type" if isinstance(error["input"], list):
+            one = ", ".join(map(_as_written, error["input"]))
+            return f"{shown} is not a string", f'write one string: "{one}"'
         case "string_type":
             return f"{shown} is not a string", "write it in quotes"
         case kind if kind.startswith("int_"):
@@ -134,6 +139,19 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{shown} has no fields", "write its fields below it, each as name: value"
         case _:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {shown}", ""
+
+
+def _same_codec(name: str, known: Iterable[str]) -> str:
+    """The known encoding that is meant by another name of it, "" for what is no encoding."""
+    codecs_known = {codec: other for other in known if (codec := _codec(other))}
+    return codecs_known.get(_codec(name), "") if codecs_known else ""
+
+
+def _codec(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except (LookupError, ValueError):
+        return ""
 
 
 def _as_written(value: Any) -> str:

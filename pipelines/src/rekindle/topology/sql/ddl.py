@@ -49,6 +49,17 @@ _NOT_YET = {
     "void": "use STRING, as CAST(NULL AS STRING)",
     "time": "use STRING",
 }
+_OTHER_NAMES = {
+    **dict.fromkeys(("text", "str", "object"), "STRING"),
+    **dict.fromkeys(("datetime", "timestamptz", "datetime64"), "TIMESTAMP"),
+    **dict.fromkeys(("bytes", "bytea", "blob"), "BINARY"),
+    "int64": "BIGINT",
+    "int32": "INT",
+    "float64": "DOUBLE",
+    "float32": "FLOAT",
+}
+"""Types of other databases and of data frames, and what they are here."""
+_CONSTRAINTS = ("not", "null", "comment", "default", "generated", "collate", "primary", "unique")
 _MAX_PRECISION = 38
 _MAX_DEPTH = 32
 """Arrow's Parquet reader supports 50 nested arrays, its streams 64."""
@@ -136,9 +147,11 @@ class _Reader:
     def end(self) -> None:
         token = self._peek()
         if token.text:
-            what = (
-                "column constraints and comments cannot be used: " if token.text.isalpha() else ""
-            )
+            what = ""
+            if token.text.lower() in _CONSTRAINTS:
+                what = "column constraints and comments cannot be used: "
+            elif token.quoted or token.text not in "<>(),:":
+                what = "a comma is missing: "
             self._fail(f"{what}unexpected {token.text!r}", token.column)
 
     def field(self) -> pa.Field:
@@ -159,6 +172,8 @@ class _Reader:
             what = f"the type {token.text} at column {token.column} is not supported yet"
             raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _NOT_YET[name])])
         known = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
+        if name in _OTHER_NAMES:
+            known = f"use {_OTHER_NAMES[name]}"
         what = f"unknown type {token.text} at column {token.column}"
         raise InvalidSql([Problem("", "InvalidSchema", what, known)])
 

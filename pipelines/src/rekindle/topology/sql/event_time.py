@@ -33,6 +33,9 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|`(?P<name>(?:[^`]|``)+)`|'(?P<text>(?:[^']|'')*)'"
     r"|(?P<mark>\|\||[(),]))"
 )
+_CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*\(")
+_QUOTED = re.compile(r"'[^']*'|`[^`]*`")
+_OF_PARTS = ("make_timestamp", "make_date", "make_timestamp_ltz")
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 _OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
 
@@ -116,6 +119,18 @@ def _refuse(message: str, hint: str = _HINT) -> NoReturn:
     raise InvalidSql([Problem("", "InvalidExpression", message, hint)])
 
 
+def _require_known(function: str) -> None:
+    if function == "cast":
+        _refuse("CAST cannot be used for event time", "write to_timestamp(column)")
+    if function in _OF_PARTS:
+        what = f"the function {function} cannot be used for event time"
+        hint = "join the columns: to_timestamp(concat(year, '-', month, '-', day), 'yyyy-M-d')"
+        raise InvalidSql([Problem("", "UnknownFunction", what, hint)])
+    if function not in _FUNCTIONS:
+        what = f"the function {function} cannot be used for event time"
+        raise InvalidSql([Problem("", "UnknownFunction", what, nearest(function, _FUNCTIONS))])
+
+
 class _Parser:
     """Recursive descent over the tokens of one expression."""
 
@@ -131,7 +146,12 @@ class _Parser:
             match = _TOKEN.match(self._text, at)
             if match is None:
                 found = self._text[at:].lstrip()
-                hint = "write a name with other characters than a-z, 0-9 and _ in backquotes"
+                for call in _CALL.finditer(_QUOTED.sub("", self._text)):
+                    _require_known(call[1].lower())
+                hint = (
+                    "numbers and arithmetic cannot be used; write a name with other characters "
+                    "than a-z, 0-9 and _ in backquotes"
+                )
                 _refuse(f"{self._text!r}: unexpected {found[0]!r} at {found[:20]!r}", hint)
             tokens.append(match)
             at = match.end()
@@ -185,11 +205,7 @@ class _Parser:
         return Column(name, self._schema.field(name).type)
 
     def _call(self, name: str) -> Expression:
-        if name == "cast":
-            _refuse("CAST cannot be used for event time", "write to_timestamp(column)")
-        if name not in _FUNCTIONS:
-            what = f"the function {name} cannot be used for event time"
-            raise InvalidSql([Problem("", "UnknownFunction", what, nearest(name, _FUNCTIONS))])
+        _require_known(name)
         arguments = [self.expression()]
         while self._take(","):
             arguments.append(self.expression())

@@ -45,6 +45,8 @@ _LETTERS = {
 _LETTERS |= {"S" * most: ("fraction", rf"\d{{1,{most}}}") for most in range(1, 7)}
 _DATE = (("year", "year_of_century"), ("month", "month_name"), ("day",))
 _KNOWN = "use y, M, d, H, h, m, s, S, a, X, Z, text in 'quotes' and optional parts in [brackets]"
+_MEANT = {wrong: f"write {wrong.lower()}" for wrong in ("YYYY", "YY", "DD", "D")}
+_STRFTIME = re.compile(r"%[A-Za-z]")
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|(.)", re.DOTALL)
 
 
@@ -63,13 +65,17 @@ class TimeFormat:
 
 def parse_format(pattern: str) -> TimeFormat:
     """Raises InvalidSql."""
+    if directive := _STRFTIME.search(pattern):
+        _refuse(pattern, f"has {directive[0]}", "write it like yyyy-MM-dd HH:mm:ss")
     regex: list[str] = []
     parts: list[str] = []
     optional: set[str] = set()
     depth = 0
     for quoted, letters, _, other in _TOKEN.findall(pattern):
         if letters:
-            part, expression = _LETTERS.get(letters) or _refuse(pattern, f"has {letters}", _KNOWN)
+            part, expression = _LETTERS.get(letters) or _refuse(
+                pattern, f"has {letters}", _MEANT.get(letters, _KNOWN)
+            )
             if part in parts:
                 _refuse(pattern, f"has {part.replace('_', ' ')} twice", "write each part once")
             parts.append(part)
