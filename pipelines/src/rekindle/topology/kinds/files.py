@@ -51,7 +51,8 @@ class FilesSourceSpec(SourceOptions):
     }
 
     url: str
-    """URL of a file, or a pattern with `*`, `?` and `[...]` for several; any scheme of fsspec."""
+    """URL of a file, of a directory for all files below it, or a pattern with `*`, `?` and `[...]`;
+    any scheme of fsspec. CSV and JSON files may be compressed (`.gz`, `.bz2`, `.xz`, `.zip`)."""
     format: Literal["csv", "parquet", "json"]
     """Format of the files; `json` has one object on each line."""
     order_by: str | None = None
