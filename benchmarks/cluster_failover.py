@@ -1,14 +1,14 @@
 """Times of detection and replacement of losses, and gaps in the output, on the embedded cluster.
 
-- freeze -> `suspected` in the topology's status (target: 2 s), -> first replacement pod (target: 5
-s), for a node with two tasks, and for one with a single task, whose silence is the node's when its
-kubelet is silent too (docs/decisions/0025);
+- freeze -> `suspected` in the topology's status (target: 2 s), -> first replacement pod (target:
+  5 s), for a node with two tasks, and for one with a single task, which counts as the node's
+  silence if its kubelet is silent too (docs/decisions/0025);
 - freeze of the coordinator's node -> the next coordinator's pod (no target);
 - the gap in a replicated query's output when one replica is killed (target: one epoch + 100 ms),
   both for the replicated segment's own sink and for a query that reads the replicated stream,
   and for comparison the same without a loss (no target);
 - the leading operator and the coordinator among six of nine nodes that die at once: -> no query
-  is called Live in the status (target: 3 s), -> first replacement pod of a task (targets: 5 s
+  is reported as Live in the status (target: 3 s), -> first replacement pod of a task (targets: 5 s
   median, 8 s). Another replica of the operator survives.
 
 Except for the last, tasks have their own nodes, so that only their loss is measured: the loss of a

@@ -81,7 +81,9 @@ def patch_status(api: ControlPlane, name: str, status: dict[str, Any] | None) ->
 
 
 @pytest.mark.parametrize("bad", bad_manifests(), ids=lambda b: b.name)
-def test_bad_manifests_are_refused_as_the_table_says(json_api: JsonApi, bad: BadManifest) -> None:
+def test_bad_manifests_are_refused_with_the_expected_message(
+    json_api: JsonApi, bad: BadManifest
+) -> None:
     if bad.server is None:
         try_to_create(json_api, bad.manifest)
         name, spec = load_topology(bad.manifest)
@@ -163,24 +165,24 @@ def test_kubectl_prints_whether_it_is_ready_and_why(api: ControlPlane) -> None:
         "type": "Ready",
         "status": "Unknown",
         "reason": "NoReport",
-        "message": "no word",
+        "message": "no report",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    figures: dict[str, Any] = {
+    status: dict[str, Any] = {
         "phase": "Running",
         "queriesLive": "1/2",
         "redundancy": "3/4",
         "lag": "0.4s",
     }
-    figures |= {"conditions": [ready]}
-    patch_status(api, name, figures)
+    status |= {"conditions": [ready]}
+    patch_status(api, name, status)
     header, row = api.kubectl("get", "topo", name, "-n", "crd").splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "PHASE", "QUERIES", "LAG", "AGE"]
     assert row.split()[:6] == [name, "Unknown", "NoReport", "Running", "1/2", "0.4s"]
     wide, more = api.kubectl("get", "topo", name, "-n", "crd", "-o", "wide").splitlines()
     assert wide.split()[7:] == ["REDUNDANCY", "CHECKPOINT", "DEGRADED", "MESSAGE"]
     assert "3/4" in more
-    assert more.rstrip().endswith("no word")
+    assert more.rstrip().endswith("no report")
 
 
 def test_apply_of_the_data_plane_keeps_the_operators_status(api: ControlPlane) -> None:

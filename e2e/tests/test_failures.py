@@ -233,7 +233,7 @@ class TestEdits:
         removed = _remove_queries(run.document["spec"], ADDED, "route-report")
         run.cluster.apply(run.document)
         ended = {n for n in before if f"-{removed}-" in n}
-        wait_for(f"{ended} to be gone", lambda: not ended & run.incarnations().keys(), 90)
+        wait_for(f"{ended} to be deleted", lambda: not ended & run.incarnations().keys(), 90)
         run.wait_advanced()
         assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)

@@ -206,12 +206,12 @@ def test_a_condition_keeps_its_time_until_it_changes() -> None:
 
 
 def test_a_condition_changed_by_another_client_is_detected() -> None:
-    ours = {"conditions": [{"type": "Ready", "status": "True"}]}
-    theirs = {"conditions": [{"type": "Ready", "status": "False"}]}
-    stranger = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert status.is_contradicted(ours, theirs)
-    assert not status.is_contradicted(ours, ours)
-    assert not status.is_contradicted(ours, stranger)
+    written = {"conditions": [{"type": "Ready", "status": "True"}]}
+    in_api = {"conditions": [{"type": "Ready", "status": "False"}]}
+    additional = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert status.is_contradicted(written, in_api)
+    assert not status.is_contradicted(written, written)
+    assert not status.is_contradicted(written, additional)
 
 
 def test_a_crash_loop_shows_how_the_last_attempt_ended() -> None:

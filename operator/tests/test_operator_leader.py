@@ -20,18 +20,18 @@ TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
 
 
 class LeaseServer:
-    """An API with one Lease, free at first. `away`: it does not respond."""
+    """An API with one Lease, free at first. `unavailable`: it does not respond."""
 
     def __init__(self) -> None:
         free = LeaseRecord("", "", 1.0, 0, "0")
         self.lease: dict[str, Any] | None = lease_body("default", "rekindle-operator", free, 0, 0)
         self.lease["metadata"]["uid"] = "uid"
-        self.away = False
+        self.unavailable = False
         self._version = 0
 
     def request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        if self.away:
-            raise ApiException(status=503, reason="away")
+        if self.unavailable:
+            raise ApiException(status=503, reason="unavailable")
         match method:
             case "GET":
                 return self.lease
@@ -125,10 +125,10 @@ def test_a_leader_that_cannot_renew_stops_acting(monkeypatch: pytest.MonkeyPatch
     leader = make_leader(server, "a", monkeypatch)
     lead(leader)
     leader.begin_pass()
-    server.away = True
+    server.unavailable = True
     pass_until(lambda: not leader.leading, leader)
     assert not leader.may_act()
-    server.away = False
+    server.unavailable = False
     leader.step()
     assert leader.may_act(), "no other leader in between"
 

@@ -5,10 +5,10 @@ paused, if all clocks run at about the same rate:
 
 - A leader leads for `act_s` after its last successful renewal *began*.
 - Another candidate takes the Lease only after it has itself seen the same version of it for
-`lease_s`, which is longer than `act_s`, and only if the version is still the same. - A deleted
-Lease proves nothing about the leader. A candidate that creates a new one leads only by a renewal
-that begins `lease_s` after it first saw the new Lease. By then, a leader by the deleted one has
-stopped.
+  `lease_s`, which is longer than `act_s`, and only if the version is still the same.
+- A deleted Lease proves nothing about the leader. A candidate that creates a new one leads only
+  by a renewal that begins `lease_s` after it first saw the new Lease. By then, a leader by the
+  deleted one has stopped.
 
 A read that is slow or fails proves nothing about the leader, so its time does not count as silence:
 while the API server is slow or unavailable, the leader does not change.

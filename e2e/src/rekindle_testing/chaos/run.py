@@ -93,10 +93,10 @@ def run_seed(
     with tempfile.TemporaryDirectory(prefix="rekindle-chaos-") as directory:
         run = _Run(plan, Path(directory), report)
         with run.started():
-            failure = run.failure_of_all_rounds()
+            failure = run.run_rounds()
             if failure:
                 report(f"seed {seed}: FAILED: {failure}")
-                texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.done}
+                texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.steps}
                 keep_evidence(evidence, run.cluster, run.keeper, texts)
                 shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
         shutil.copyfile(run.history, evidence / "history.jsonl")
@@ -132,7 +132,7 @@ class _Run:
         self._compared = dict.fromkeys(self._documents, -1)
 
     @property
-    def done(self) -> str:
+    def steps(self) -> str:
         return "\n".join(self._log)
 
     @contextmanager
@@ -173,8 +173,8 @@ class _Run:
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def failure_of_all_rounds(self) -> str:
-        """Run them; returns the first failure, or an empty string."""
+    def run_rounds(self) -> str:
+        """Returns the first failure, or an empty string."""
         try:
             began = time.monotonic()
             wait_for(
@@ -184,13 +184,13 @@ class _Run:
                 0.25,
             )
             wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
-            self._say(f"all queries are Live after {time.monotonic() - began:.1f} s")
+            self._print(f"all queries are Live after {time.monotonic() - began:.1f} s")
             for round in self.plan.rounds:
-                self._say(f"round {round.number}")
+                self._print(f"round {round.number}")
                 result = self._run_round(round)
                 self.results.append(result)
-                self._say(f"round {round.number}: {result}")
-            self._compare_whole()
+                self._print(f"round {round.number}: {result}")
+            self._compare_all()
         except (RoundFailure, DeadlineError) as error:
             return str(error)
         except Exception as error:  # of the harness or the cluster: its evidence is kept too
@@ -202,7 +202,7 @@ class _Run:
         began = time.monotonic()
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
-            self._say(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
+            self._print(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
         self._injector.wait_healed()
         healed = time.monotonic()
         self._wait_advanced(round, healed + ADVANCE_WITHIN_S)
@@ -259,7 +259,7 @@ class _Run:
             self._compared[name] = through
         return total
 
-    def _compare_whole(self) -> None:
+    def _compare_all(self) -> None:
         """Compare everything once more: what was compared must not have changed since."""
         for name, through in self._compared.items():
             self._compare(name, 0, through, len(self.plan.rounds))
@@ -283,7 +283,7 @@ class _Run:
         statuses = self._sampler.statuses
         return all((statuses[n].get("checkpoint") or {}).get("epoch", 0) for n in self._documents)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')}  {text}"
         self._log.append(line)
         self._sampler.note(text)

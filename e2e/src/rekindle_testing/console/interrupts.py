@@ -60,7 +60,7 @@ def interrupt_main_thread() -> None:
 def end_children() -> None:
     """Kill child processes that an interrupted start has left.
 
-    Launchers of process nodes are left: they clear up after their node once this process is gone.
+    Launchers of process nodes are left: they clean up after their node once this process is gone.
     """
     with contextlib.suppress(psutil.Error):
         children = [c for c in psutil.Process().children() if not _is_launcher(c)]

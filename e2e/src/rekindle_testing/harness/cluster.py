@@ -252,7 +252,7 @@ class EmbeddedCluster:
             names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
         )
         wait_for(
-            f"the pods of {name} to be gone",
+            f"the pods of {name} to be deleted",
             lambda: not self.pods(f"{names.LABEL_TOPOLOGY}={name}"),
             timeout_s,
         )

@@ -25,7 +25,7 @@ class Unsuitable:
 
     node_uid: str
     pod_uid: str
-    times: int
+    count: int
     until: float
 
 
@@ -43,14 +43,14 @@ class UnsuitableNodes:
             return self
         if known is not None and known.node_uid != node_uid:
             known = None
-        times = (
-            known.times + 1 if known is not None and now < known.until + _BACKOFF.longest_s else 1
+        count = (
+            known.count + 1 if known is not None and now < known.until + _BACKOFF.longest_s else 1
         )
-        length_s = _BACKOFF.wait_s(times)
+        length_s = _BACKOFF.wait_s(count)
         kept = {k: r for k, r in self.records.items() if now < r.until + _BACKOFF.longest_s}
         if len(kept) >= _MAX_RECORDS:
             del kept[min(kept, key=lambda k: kept[k].until)]
-        record = Unsuitable(node_uid, pod_uid, times, now + length_s)
+        record = Unsuitable(node_uid, pod_uid, count, now + length_s)
         return UnsuitableNodes({**kept, (shape, node): record})
 
     def by_shape(self, uids: Mapping[str, str], now: float) -> dict[str, frozenset[str]]:

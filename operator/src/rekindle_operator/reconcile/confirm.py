@@ -50,7 +50,7 @@ def preconditions_of(
         view = topologies.get(decision.owner)
         if not deleted and not any(_replaces(a) for a in decision.actions):
             continue
-        places = {
+        node_names = {
             pod.node
             for a in deleted
             if a.grace_s == 0 and (pod := pods.get(a.uid)) is not None and pod.node is not None
@@ -60,7 +60,7 @@ def preconditions_of(
                 owner=decision.owner,
                 topology=view,
                 deleted=deleted,
-                nodes={name: nodes.get(name) for name in places},
+                nodes={name: nodes.get(name) for name in node_names},
                 lease=_lease(view, decision, snapshot),
                 pods=of_topology.get(decision.owner, {}),
             )

@@ -16,7 +16,7 @@ from typing import Any
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.merge import merge
 
-_OF_POD = (
+_POD_FIELDS = (
     "tolerations",
     "priorityClassName",
     "nodeSelector",
@@ -28,7 +28,7 @@ _OF_POD = (
     "dnsConfig",
     "hostAliases",
 )
-_OF_CONTAINER = ("env", "envFrom", "securityContext", "imagePullPolicy")
+_CONTAINER_FIELDS = ("env", "envFrom", "securityContext", "imagePullPolicy")
 _READ_ONLY_VOLUMES = ("configMap", "secret", "projected")  # certificates, credentials
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -41,22 +41,24 @@ def shared_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
 
 def with_shared(spec: Manifest, template: Mapping[str, Any], task: str) -> Manifest:
     """`spec`, of one container, with the shared parts of the template and its container `task`."""
-    given = template.get("spec") or {}
-    containers = given.get("containers") or ()
-    theirs: Mapping[str, Any] = next((c for c in containers if c.get("name") == task), {})
-    volumes = [v for v in given.get("volumes") or () if any(k in v for k in _READ_ONLY_VOLUMES)]
+    template_spec = template.get("spec") or {}
+    containers = template_spec.get("containers") or ()
+    task_container: Mapping[str, Any] = next((c for c in containers if c.get("name") == task), {})
+    volumes = [
+        v for v in template_spec.get("volumes") or () if any(k in v for k in _READ_ONLY_VOLUMES)
+    ]
     names = {volume["name"] for volume in volumes}
-    mounts = [m for m in theirs.get("volumeMounts") or () if m.get("name") in names]
-    pod = {key: given[key] for key in _OF_POD if key in given}
-    own = {key: theirs[key] for key in _OF_CONTAINER if key in theirs}
+    mounts = [m for m in task_container.get("volumeMounts") or () if m.get("name") in names]
+    pod = {key: template_spec[key] for key in _POD_FIELDS if key in template_spec}
+    own = {key: task_container[key] for key in _CONTAINER_FIELDS if key in task_container}
     container = merge(spec["containers"][0], {**own, "volumeMounts": mounts})
     return {**merge(spec, {**pod, "volumes": volumes}), "containers": [container]}
 
 
 def required_nodes(template: Mapping[str, Any], without: list[Manifest]) -> Manifest | None:
     """Required node affinity: the template's terms, each extended by the requirements `without`."""
-    given = (template.get("spec") or {}).get("affinity") or {}
-    required = (given.get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    affinity = (template.get("spec") or {}).get("affinity") or {}
+    required = (affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = list(required.get("nodeSelectorTerms") or ())
     if not terms and not without:
         return None

@@ -91,7 +91,7 @@ def task_template(
     view: TopologyView, topology: Topology, segment: Segment, defaults: PodDefaults
 ) -> str:
     """Digest of all that an edit can change for tasks of this segment (its id covers the rest).
-    Without the generation's number: an edit of a priority, say, does not concern tasks."""
+    Without the generation's number: an edit of a priority, for example, does not affect tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
     return template_digest({"pod": merged, "conf": view.spec.get("sparkConf") or {}})
 

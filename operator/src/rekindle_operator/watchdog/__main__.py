@@ -90,8 +90,8 @@ class Watchdog:
             if not self._api_unreachable:
                 logger.warning("the API server does not respond: %s", error)
             self._api_unreachable = True
-        quiet = self._lease.unchanged_s == 0
-        return timing.poll_s if quiet else self._observation.pause_s(timing)
+        is_renewed = self._lease.unchanged_s == 0
+        return timing.poll_s if is_renewed else self._observation.pause_s(timing)
 
     def _read_lease(self) -> None:
         began = self._clock()
@@ -147,8 +147,8 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        ours = [of.get(names.LABEL_OPERATOR) == settings.release for of in labels]
-        pods = [read_pod(item) for item, is_ours in zip(items, ours, strict=True) if is_ours]
+        matches = [of.get(names.LABEL_OPERATOR) == settings.release for of in labels]
+        pods = [read_pod(item) for item, own in zip(items, matches, strict=True) if own]
         return pods, hosts - {"", settings.own_host}
 
     def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:

@@ -97,7 +97,7 @@ class Agent:
         listed = await self._api.get("/api/v1/pods", fieldSelector=selector)
         present = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
         for pod in present.values():
-            self._see(pod)
+            self._handle_pod(pod)
         for uid in [uid for uid in self.workers if uid not in present]:
             self.workers[uid].object_deleted()
         self._end_orphans(set(present))
@@ -110,25 +110,25 @@ class Agent:
                 version = event["object"]["metadata"]["resourceVersion"]
                 match event["type"]:
                     case "ADDED" | "MODIFIED":
-                        self._see(event["object"])
+                        self._handle_pod(event["object"])
                     case "DELETED":
                         if worker := self.workers.get(event["object"]["metadata"]["uid"]):
                             worker.object_deleted()
 
-    def _see(self, pod: Json) -> None:
+    def _handle_pod(self, pod: Json) -> None:
         self._forget_finished()
         uid = pod["metadata"]["uid"]
         if worker := self.workers.get(uid):
             worker.update(pod)
             return
         directory = self._directory / uid
-        over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-        if over and not directory.exists() and "deletionTimestamp" not in pod["metadata"]:
+        ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        if ended and not directory.exists() and "deletionTimestamp" not in pod["metadata"]:
             # It ended on an earlier node of this name; only its object is left.
             return
-        self._work_on(pod, directory)
+        self._start_worker(pod, directory)
 
-    def _work_on(self, pod: Json, directory: Path) -> PodWorker:
+    def _start_worker(self, pod: Json, directory: Path) -> PodWorker:
         worker = PodWorker(pod, directory, self._address(directory), self._services)
         self.workers[worker.uid] = worker
         return worker
@@ -140,7 +140,7 @@ class Agent:
                 continue
             saved = directory / "pod.json"
             if saved.exists():
-                self._work_on(json.loads(saved.read_text()), directory).object_deleted()
+                self._start_worker(json.loads(saved.read_text()), directory).object_deleted()
 
     def _forget_finished(self) -> None:
         for uid in [uid for uid, worker in self.workers.items() if worker.finished]:

@@ -35,7 +35,7 @@ def main(config_path: str) -> None:
     _give_up_pid_namespace()
     Path(config["init_pid_file"]).write_text(str(init))
     _wait(host, init)
-    _clear_up(config)
+    _clean_up(config)
 
 
 def _unshare() -> None:
@@ -85,7 +85,7 @@ def _wait(host: int, init: int) -> None:
     os.waitpid(init, 0)
 
 
-def _clear_up(config: Config) -> None:
+def _clean_up(config: Config) -> None:
     # Imported late: a launcher waits for hours and should use little memory meanwhile.
     import shutil
     import subprocess

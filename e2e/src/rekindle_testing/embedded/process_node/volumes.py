@@ -102,9 +102,11 @@ def _host_path(source: Json) -> Path:
             path.mkdir(parents=True, exist_ok=True)
         case "FileOrCreate":
             path.touch()
-    is_right = {"Directory": path.is_dir, "File": path.is_file}.get(kind, path.exists)
-    if not is_right():
-        raise ValueError(f"hostPath {path} does not exist as {kind or 'anything'}")
+    matches = {"Directory": path.is_dir, "File": path.is_file}.get(kind, path.exists)
+    if not matches():
+        raise ValueError(
+            f"hostPath {path} is not a {kind}" if path.exists() else f"hostPath {path} not found"
+        )
     return path
 
 
