@@ -1,7 +1,7 @@
 """Growth of memory and disk while the flights topology runs 1,500 epochs on the embedded cluster.
 
 Memory of the largest JVM, task, coordinator and operator, local disk and checkpoint store, sampled
-every 25 epochs. Growth is the highest figure of the last quarter over the highest of the second
+every 25 epochs. Growth is the highest value of the last quarter over the highest of the second
 (target: 1.1 for memory, 1.25 for disk, which varies with checkpoints and clean-ups). At the end the
 sinks are compared with the reference execution. Takes about half an hour.
 

@@ -4,7 +4,7 @@
 
 Each engine has its own process and JVM, like a task, so that neither collects the other's garbage;
 they take turns, epoch by epoch, and one waits while the other works. Rows are created before the
-clock starts, in memory for us and as a Parquet file for Structured Streaming.
+clock starts, in memory for Rekindle and as a Parquet file for Structured Streaming.
 
 Measured for Rekindle: one iteration of the task's loop: rows from memory through Spark, Arrow in
 and Arrow out, the digest of the result, its append to the output log on disk, and at every tenth
@@ -59,7 +59,7 @@ Series = dict[str, list[float]]
 """Milliseconds of each epoch, by what is timed."""
 
 
-class Ours:
+class Rekindle:
     def __init__(self, kind: str, session: Any, directory: Path) -> None:
         compiled = topology(kind, directory)
         chain = SparkChain(compiled.segments[0], compiled, session)
@@ -150,7 +150,7 @@ def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, s
         kind, rows = task
         place = directory / f"{kind}-{rows}"
         ours = name == "rekindle"
-        engine = Ours(kind, session, place) if ours else Streaming(kind, session, place, sink)
+        engine = Rekindle(kind, session, place) if ours else Streaming(kind, session, place, sink)
         rng = np.random.default_rng(rows)  # both engines draw the same rows
         pipe.send("ready")
         while (number := pipe.recv()) is not None:

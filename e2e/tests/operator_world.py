@@ -133,12 +133,12 @@ class World:
         self.freeze_node(name)
         self._set_ready(name, "Unknown")
 
-    def call_not_ready(self, *names: str) -> None:
+    def set_not_ready(self, *names: str) -> None:
         """NotReady, while all pods on them keep running."""
         for name in names:
             self._set_ready(name, "Unknown")
 
-    def call_ready(self, *names: str) -> None:
+    def set_ready(self, *names: str) -> None:
         for name in names:
             self._set_ready(name, "True")
             wait_for(f"{name} is free of taints", partial(self._is_untainted, name))
@@ -260,7 +260,7 @@ class World:
         events = json.loads(listed.data)["items"]
         return [e for e in events if e["involvedObject"].get("name") == name]
 
-    def left_of(self, name: str) -> list[str]:
+    def remaining_objects(self, name: str) -> list[str]:
         selector = f"{names.LABEL_TOPOLOGY}={name}"
         rbac = client.RbacAuthorizationV1Api(self.core.api_client)
         lists = [

@@ -17,7 +17,7 @@ from rekindle_operator.settings import read_settings
 from rekindle_testing.paths import ROOT
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-GIVEN_BY_OTHERS = {("PriorityClass", "system-cluster-critical"), ("PriorityClass", "tasks")}
+EXTERNAL_OBJECTS = {("PriorityClass", "system-cluster-critical"), ("PriorityClass", "tasks")}
 
 
 def identity(o: dict[str, Any]) -> tuple[str, str, str]:
@@ -45,7 +45,7 @@ def test_rendered_objects_are_unique_and_references_exist(values: str) -> None:
     found = objects(values)
     identities = [identity(o) for o in found]
     assert len(identities) == len(set(identities))
-    there = {(kind, name) for kind, _, name in identities} | GIVEN_BY_OTHERS
+    there = {(kind, name) for kind, _, name in identities} | EXTERNAL_OBJECTS
     for template in pod_templates(found):
         spec = template["spec"]
         assert ("ServiceAccount", spec["serviceAccountName"]) in there
@@ -145,7 +145,7 @@ def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"replica": 2}, "replica"),
         ({"replicas": 0}, "replicas"),
@@ -157,11 +157,11 @@ def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str
         ({"image": {"repo": "x"}}, "repo"),
     ],
 )
-def test_wrong_values_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     done = helm("template", "rekindle", values=values)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.process
@@ -172,7 +172,7 @@ def test_helm_lint_finds_nothing(values: str) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_the_schema_knows_every_value() -> None:
+def test_the_schema_has_every_value() -> None:
     def check(values: dict[str, Any], schema: dict[str, Any], path: str) -> None:
         known = schema.get("properties")
         if known is None:
@@ -185,7 +185,7 @@ def test_the_schema_knows_every_value() -> None:
     check(VALUES, SCHEMA, "")
 
 
-def test_the_schema_knows_every_feature_of_the_policy() -> None:
+def test_the_schema_has_every_feature_of_the_policy() -> None:
     allow = SCHEMA["properties"]["podPolicy"]["properties"]["allow"]
     assert allow["items"]["enum"] == list(Feature)
     assert all(feature in (CHART / "values.yaml").read_text() for feature in Feature)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from rekindle_testing.harness import report as module
-from rekindle_testing.harness.report import Row, line, report, reported
+from rekindle_testing.harness.report import Row, line, read_report, report
 
 
 def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BENCH", tmp_path)
     rows = [Row("gap", {"max s": 1.2}, target=1.1, met=False), Row("load average", {"1 min": 0.5})]
     report("failover", rows)
-    assert reported("failover") == rows
+    assert read_report("failover") == rows
 
 
 def test_a_line_shows_whether_the_target_was_met() -> None:

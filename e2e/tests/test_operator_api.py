@@ -105,7 +105,7 @@ def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]
     if world.custom_or_none("flights") is not None:
         world.delete("flights", "Background")
     # The garbage collector discovers new kinds every 30 s: it is late the first time.
-    wait_for("nothing is left", lambda: not world.left_of("flights"), 75)
+    wait_for("nothing is left", lambda: not world.remaining_objects("flights"), 75)
 
 
 def _is_running(world: World) -> bool:
@@ -210,9 +210,9 @@ def test_not_ready_nodes_with_responding_tasks_keep_pods(
 
     wait_for("it runs", lambda: _is_running(world))
     before = world.uids("flights")
-    world.call_not_ready(*nodes)
+    world.set_not_ready(*nodes)
     wait_for("the reason", lambda: reason() == "NodesNotReady")
-    world.call_ready(*nodes)
+    world.set_ready(*nodes)
     wait_for("the condition to end", lambda: reason() == "AsExpected")
     assert world.uids("flights") == before
 
@@ -311,7 +311,7 @@ def test_deletion_leaves_no_objects_even_of_dead_nodes(
     world.lose_node(busy)
     world.delete("flights", "Foreground")
     wait_for("the topology is gone", lambda: world.custom_or_none("flights") is None)
-    wait_for("nothing is left", lambda: not world.left_of("flights"))
+    wait_for("nothing is left", lambda: not world.remaining_objects("flights"))
 
 
 def test_an_invalid_topology_only_gets_a_status_and_event(
@@ -324,7 +324,7 @@ def test_an_invalid_topology_only_gets_a_status_and_event(
     try:
         refused = wait_for("Valid=False", lambda: _if_false(world.condition("broken", "Valid")))
         assert "spec.queries[0]" in refused["message"]
-        assert world.left_of("broken") == []
+        assert world.remaining_objects("broken") == []
         wait_for("the Event", lambda: "Invalid" in world.reasons("broken"))
     finally:
         world.delete("broken", "Background")
@@ -349,7 +349,7 @@ def test_validation_problems_are_in_valid_and_in_an_event(
             assert _HINTS[one.name] in refused["message"]
             told = ("Warning", "Invalid", refused["message"])
             wait_for(f"{one.name} is told", lambda name=one.name, t=told: t in _told(world, name))
-            assert world.left_of(one.name) == []
+            assert world.remaining_objects(one.name) == []
     finally:
         for one in bad:
             world.delete(one.name, "Background")

@@ -96,7 +96,7 @@ def responds(address: str, timeout_s: float = 1.0) -> bool:
         connection.close()
 
 
-def kubelet_lives(node: ProcessNode, pods: Pods) -> bool:
+def kubelet_responds(node: ProcessNode, pods: Pods) -> bool:
     """As the operator probes (docs/decisions/0025-kubelets-as-signals.md)."""
     kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
     assert kubelet is not None
@@ -157,9 +157,9 @@ def test_a_frozen_node_is_silent_and_resumes_after_thaw(
 ) -> None:
     node, address = serving("frozen")
     uid = pods.get("frozen")["metadata"]["uid"]
-    assert kubelet_lives(node, pods)
+    assert kubelet_responds(node, pods)
     node.freeze()
-    assert not kubelet_lives(node, pods)
+    assert not kubelet_responds(node, pods)
     # The kernel accepts the connection, but there is no response.
     with socket.create_connection((address, 8080), timeout=1):
         assert not responds(address)
@@ -169,7 +169,7 @@ def test_a_frozen_node_is_silent_and_resumes_after_thaw(
     wait_for("the node to be Ready", lambda: ready(node) == "True")
     pod = pods.wait_ready("frozen")
     assert responds(address)
-    assert kubelet_lives(node, pods)
+    assert kubelet_responds(node, pods)
     assert pod["metadata"]["uid"] == uid
     assert container_of(pod)["restartCount"] == 0
 
@@ -201,8 +201,8 @@ def test_a_partition_drops_all_packets_until_it_ends(
         held.sock.recv(1)
     assert not responds(address)
     assert responds(beside)
-    assert not kubelet_lives(node, pods)
-    assert kubelet_lives(other, pods)
+    assert not kubelet_responds(node, pods)
+    assert kubelet_responds(other, pods)
     wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
     assert ready(other) == "True"
     # Within the node nothing changes: its probe still succeeds, so nothing restarts.
@@ -356,7 +356,7 @@ def test_a_node_ends_with_the_process_that_created_it(
     host.kill()
     host.wait()
     wait_for(
-        "even a frozen node ends with its maker",
+        "a frozen node ends with the process that created it",
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
         5,
     )

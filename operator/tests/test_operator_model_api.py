@@ -70,9 +70,9 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     store: Any = SimpleNamespace(
         relist=lambda: listed.append("mirrors") is None, forget_attempts=lambda: None
     )
-    made = (store, operator.executor, operator.live, operator.model.settings, leader)
-    assert not ControlLoop(*made, lists(False), lambda: 0.0)._begin_pass()
-    loop = ControlLoop(*made, lists(True), lambda: 0.0)
+    arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
+    assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
+    loop = ControlLoop(*arguments, lists(True), lambda: 0.0)
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2
     assert loop._begin_pass()
@@ -218,34 +218,34 @@ class HangingReads:
     def __init__(self, operator: ModelOperator, topology: str) -> None:
         self.called = 0
         self.released = threading.Event()
-        answer = operator.api.call_api
+        call = operator.api.call_api
 
         def call_api(method: str, url: str, *args: Any, **how: Any) -> Any:
             if method == "GET" and url.endswith(f"%3D{topology}"):
                 self.called += 1
                 self.released.wait(10.0)
                 raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
-            return answer(method, url, *args, **how)
+            return call(method, url, *args, **how)
 
         operator.api.call_api = call_api  # type: ignore[method-assign]
 
 
-def places(operator: ModelOperator, topology: str) -> set[str | None]:
+def nodes_of(operator: ModelOperator, topology: str) -> set[str | None]:
     return {p.node for p in operator.model.tasks(topology).values()}
 
 
 def test_a_read_that_times_out_postpones_its_topology_alone(two: ModelOperator) -> None:
     HangingReads(two, "flights").released.set()
     two.run(3.0)
-    assert "b" in places(two, "flights")
-    assert "b" not in places(two, "second")
+    assert "b" in nodes_of(two, "flights")
+    assert "b" not in nodes_of(two, "second")
     assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
 
 
 def test_a_read_that_hangs_delays_no_other_topology(two: ModelOperator) -> None:
     reads = HangingReads(two, "flights")
     two.run(3.0)
-    assert "b" not in places(two, "second")
+    assert "b" not in nodes_of(two, "second")
     assert reads.called == 1, "it is not repeated while it hangs"
     assert two.model.condition("Degraded", "flights")["reason"] == "ReadFailed"
     reads.released.set()

@@ -86,7 +86,7 @@ def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluste
     assert "NodeLost" in running.reasons()
 
 
-def test_replicas_that_survive_are_said_to_take_over(running: ModelCluster) -> None:
+def test_surviving_replicas_are_reported_to_take_over(running: ModelCluster) -> None:
     running.lose_node("a")
     running.settle()
     entry = running.status()["recovery"]["history"][0]
@@ -321,7 +321,7 @@ def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluste
     assert victim.name not in running.tasks()
 
 
-def test_a_diverged_replica_is_copied_anew_once(running: ModelCluster) -> None:
+def test_a_diverged_replica_is_replaced_once(running: ModelCluster) -> None:
     victim = running.tasks()["flights-alarms-0-1-1"]
     assert victim.slot is not None
     view = running.topologies["flights"]
@@ -338,12 +338,16 @@ def test_a_diverged_replica_is_copied_anew_once(running: ModelCluster) -> None:
 
 
 def test_a_disagreement_is_reported_before_a_replica_is_replaced(running: ModelCluster) -> None:
-    said = "hourly/0: replicas disagree on epoch 7"
-    report = {**running.topologies["flights"].data_plane, "inconsistent": [said]}
+    message = "hourly/0: replicas disagree on epoch 7"
+    report = {**running.topologies["flights"].data_plane, "inconsistent": [message]}
     actions = reconcile(_with_report(running, report).snapshot(), running.now, running.settings)
     written = next(a for a in actions if isinstance(a, WriteStatus))
     found = next(c for c in written.status["conditions"] if c["type"] == "Consistent")
-    assert (found["status"], found["reason"], found["message"]) == ("False", "Disagreement", said)
+    assert (found["status"], found["reason"], found["message"]) == (
+        "False",
+        "Disagreement",
+        message,
+    )
     assert not any(isinstance(a, DeletePod) for a in actions)
 
 
@@ -357,7 +361,7 @@ def _with_report(cluster: ModelCluster, report: dict[str, Any]) -> ModelCluster:
     return cluster
 
 
-def test_a_pod_refused_by_kubelets_is_retried_less_and_less(
+def test_a_pod_refused_by_kubelets_is_retried_with_back_off(
     running: ModelCluster,
 ) -> None:
     """No recovery begins for what never ran, and no other pod is planned again for it."""

@@ -40,7 +40,7 @@ def line(row: Row, width: int = 0) -> str:
     return f"{row.what:{width}}  {values}{target}"
 
 
-def reported(name: str) -> list[Row]:
+def read_report(name: str) -> list[Row]:
     """The rows of the newest `report` of this name."""
     return [Row(**row) for row in json.loads(_path(name).read_text())]
 

@@ -43,7 +43,7 @@ class SlotEvent(StrEnum):
 
 SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
     SlotPhase.NO_POD: {
-        SlotEvent.LOSS_FOUND: SlotPhase.LOST,  # a pod that there was is gone
+        SlotEvent.LOSS_FOUND: SlotPhase.LOST,  # its pod was deleted
         SlotEvent.POD_CREATED: SlotPhase.GATED,
     },
     SlotPhase.GATED: {

@@ -49,7 +49,7 @@ class Loss(StrEnum):
     REFUSED = "the kubelet of its node refused it"
     CANNOT_START = "its containers cannot start on its node"
     CRASHING = "its containers keep failing on its node"
-    DIVERGED = "its output differs from its partner's"
+    DIVERGED = "its output differs from the other replica's"
     OUTDATED = "the topology was edited before it had started"
 
     @property
