@@ -209,7 +209,11 @@ def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
             lambda: objects.open_root(MARKER, to_json({"topologyUid": topology_uid}))
         )
     except (OSError, ValueError, ImportError) as e:
-        raise SinkRefused(f"query {query}: the sink {url} cannot be opened: {e}") from e
+        reason = getattr(e, "strerror", None) or e  # without the number of the error
+        raise SinkRefused(
+            f"query {query}: the sink {url} cannot be opened: {reason}; check the URL, and that "
+            "its directory can be created and written"
+        ) from e
     try:
         owner = json.loads(marker)["topologyUid"]
     except (ValueError, KeyError, TypeError) as e:
