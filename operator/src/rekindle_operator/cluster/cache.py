@@ -92,32 +92,32 @@ class ClusterCache:
         self._preparing_since: dict[str, float] = {}
         self._timers_reset_at = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
-        ours = {"label_selector": names.LABEL_TOPOLOGY}
+        selectors = {"label_selector": names.LABEL_TOPOLOGY}
         self.pods = Mirror[PodView](
             "pods", core.list_pod_for_all_namespaces, pod_view, self.mark_dirty
         )
         self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.mark_dirty)
         self.configs = Mirror[ConfigView](
             "configmaps",
-            _within(
+            _in_namespace(
                 namespace,
                 core.list_namespaced_config_map,
                 core.list_config_map_for_all_namespaces,
             ),
             config_view,
             self.mark_dirty,
-            **ours,
+            **selectors,
         )
         self.leases = Mirror[LeaseView](
             "leases",
-            _within(
+            _in_namespace(
                 namespace,
                 coordination.list_namespaced_lease,
                 coordination.list_lease_for_all_namespaces,
             ),
             lambda raw: lease_view(raw, clock()),
             self.mark_dirty,
-            **ours,
+            **selectors,
         )
         self._mirrors: tuple[Mirror[Any], ...] = (self.pods, self.nodes, self.configs, self.leases)
         self._namespace = namespace
@@ -193,7 +193,8 @@ class ClusterCache:
         self.mark_dirty()
 
     def _read_report(self, view: TopologyView) -> None:
-        """Keep the report's age, and since when each suspected task is silent by our clock."""
+        """Keep the report's age, and since when each suspected task is silent. Times are by this
+        process's clock."""
         now = self._clock()
         self._reports.read(view, now)
         suspected = {
@@ -315,7 +316,7 @@ class ClusterCache:
         )
 
 
-def _within(
+def _in_namespace(
     namespace: str | None, of_one: Callable[..., Any], of_all: Callable[..., Any]
 ) -> Callable[..., Any]:
     """With `watchNamespace` the operator has no right to list other namespaces."""

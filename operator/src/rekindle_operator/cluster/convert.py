@@ -286,10 +286,10 @@ def _failure_message(status: Json) -> str:
     return ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
 
 
-def _integer(text: str | None, otherwise: int = 0) -> int:
-    """`otherwise`: for what is not a number. Any user may write annotations, so `str.isdigit` is
+def _integer(text: str | None, default: int = 0) -> int:
+    """`default`: for what is not a number. Any user may write annotations, so `str.isdigit` is
     not enough: it accepts `²` and 5,000 digits, and `int` accepts neither."""
-    return int(text) if text is not None and _INTEGER.fullmatch(text) else otherwise
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else default
 
 
 def _number(text: str | None) -> float | None:

@@ -48,7 +48,7 @@ Term = tuple[Requirement, ...]
 
 
 def required_terms(affinity: Mapping[str, Any] | None) -> tuple[Term, ...] | None:
-    """None: any node will do."""
+    """None: any node is allowed."""
     required = ((affinity or {}).get("nodeAffinity") or {}).get(_REQUIRED)
     if not required:
         return None

@@ -244,16 +244,16 @@ class _Reserved:
         """Nodes on which it would take something of that; None: wherever it goes."""
         share = self.by_namespace.get(spare.namespace)
         if share is not None and not capacity.share_left[spare.namespace].covers(
-            _with(spare.requests, share)
+            _plus_reserved(spare.requests, share)
         ):
             return None
         return frozenset(
             name
             for name, requests in self.by_node.items()
-            if not capacity.nodes[name].free.covers(_with(spare.requests, requests))
+            if not capacity.nodes[name].free.covers(_plus_reserved(spare.requests, requests))
         )
 
 
-def _with(requests: Amounts, kept: Amounts) -> Amounts:
-    """Both, of the resources that `requests` takes."""
-    return requests + kept.restricted_to(requests)
+def _plus_reserved(requests: Amounts, reserved: Amounts) -> Amounts:
+    """The sum, of only the resources that are requested."""
+    return requests + reserved.restricted_to(requests)

@@ -4,8 +4,8 @@ If a coordinator is lost with the nodes of its tasks, no process polls the other
 operator itself probes the kubelet of each node, and one pod there, by its HTTP port. If both used
 to respond, both are silent now, and others have responded since, these are two signals, as with a
 report. One pod of each node is always probed at intervals, since only one that has responded before
-can fall silent. No coordinator reports on the operator's own replicas: their nodes are assessed in
-the same way.
+can become silent. No coordinator reports on the operator's own replicas: their nodes are assessed
+in the same way.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def coordinator_pod(
     *,
     avoid: Iterable[str] = (),
 ) -> Manifest:
-    """`lost`: nodes that are excluded. `avoid`: nodes on which its predecessors failed or fell
+    """`lost`: nodes that are excluded. `avoid`: nodes on which its predecessors failed or became
     silent. They may be good, and the only ones with capacity, so they are used last."""
     spec = _spec(topology, lost, defaults)
     digest = template_digest(spec)
