@@ -194,8 +194,8 @@ class Contradiction(_Message):
 
 
 class Contained(_Message):
-    """What an older coordinator held back of this boot, by the desired state that is still in
-    force: all after an epoch, and the epochs that replicas disagree about."""
+    """Results of this boot that an older coordinator contained, and that are still contained: all
+    after an epoch, and the epochs about which replicas disagree."""
 
     after: int
     disputed: tuple[int, ...] = ()
@@ -212,7 +212,7 @@ class PollResponse(_Versioned):
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
     log_base: int = 0  # lowest epoch still in the log
-    digests: dict[int, str] = {}  # of the newest (at most 16) epochs, and those asked for
+    digests: dict[int, str] = {}  # of the newest (at most 16) epochs, and the requested ones
     chained: dict[int, str] = {}  # of the same epochs: digests of all output since a base
     checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()

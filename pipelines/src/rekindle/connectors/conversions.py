@@ -51,7 +51,7 @@ def convert_to_field(
             value = column[row].as_py()
             raise SchemaMismatch(
                 f"{where}, row {first_row + row + 1}: {value!r} is not a "
-                f"{arrow_to_ddl(field.type)}; {_what_to_do(value, field)}"
+                f"{arrow_to_ddl(field.type)}; {_hint(value, field)}"
             ) from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())
@@ -59,7 +59,7 @@ def convert_to_field(
     return column
 
 
-def _what_to_do(value: Any, field: pa.Field) -> str:
+def _hint(value: Any, field: pa.Field) -> str:
     t = pa.types
     has_digits = t.is_floating(field.type) or t.is_decimal(field.type)
     if has_digits and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):

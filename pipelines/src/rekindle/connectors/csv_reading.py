@@ -46,7 +46,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     escape = None if options.escape == options.quote else options.escape
     dialect = CsvDialect(options.delimiter, options.quote or None, escape)
-    first = _checked_first_row(fs, path, options, dialect, schema, where)
+    first = _read_first_row(fs, path, options, dialect, schema, where)
     if first is None:
         return
     names = None if options.header else schema.names
@@ -98,11 +98,11 @@ def _read(
 class _FirstRow:
     values: list[str]
     empty_lines: int
-    """Before it."""
+    """Number of empty lines before the row."""
 
     @property
     def names(self) -> list[str]:
-        """As of a header; a column without a name has its number, as in Spark: `_c0`."""
+        """Column names, if the row is a header; like in Spark, a column without a name is `_c0`."""
         taken = set(self.values)
         numbers = (f"_c{i}" for i in range(len(self.values)))
         return [
@@ -111,7 +111,7 @@ class _FirstRow:
         ]
 
 
-def _checked_first_row(
+def _read_first_row(
     fs: Any,
     path: str,
     options: FilesSourceSpec,
@@ -119,7 +119,7 @@ def _checked_first_row(
     schema: pa.Schema,
     where: str,
 ) -> _FirstRow | None:
-    """None if the file has no row. Raises SchemaMismatch."""
+    """The first row, checked; None if the file has no row. Raises SchemaMismatch."""
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,

@@ -136,12 +136,12 @@ def _from_parts(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     day = _part(parts, "day", rows)
     hour = _part(parts, "hour", rows)
     valid = (month >= 1) & (month <= 12) & (day >= 1)
-    if "half" in parts:
-        half_hour = _part(parts, "hour_of_half", rows)
-        given = _numpy(pc.not_equal(pc.fill_null(parts["half"], ""), ""), False)
-        valid &= ~given | ((half_hour >= 1) & (half_hour <= 12))
-        after_noon = _numpy(pc.equal(pc.utf8_upper(pc.fill_null(parts["half"], "")), "PM"), False)
-        hour = half_hour % 12 + 12 * after_noon
+    if "am_pm" in parts:
+        clock_hour = _part(parts, "clock_hour", rows)
+        given = _numpy(pc.not_equal(pc.fill_null(parts["am_pm"], ""), ""), False)
+        valid &= ~given | ((clock_hour >= 1) & (clock_hour <= 12))
+        is_pm = _numpy(pc.equal(pc.utf8_upper(pc.fill_null(parts["am_pm"], "")), "PM"), False)
+        hour = clock_hour % 12 + 12 * is_pm
     minute, second = _part(parts, "minute", rows), _part(parts, "second", rows)
     valid &= (hour < 24) & (minute < 60) & (second < 60)
     months = np.where(valid, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")

@@ -54,9 +54,10 @@ class _Rows:
     def numbers(self) -> Int64s:
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
-    def draws(self, lane: str, per_row: int = 1) -> Uint64s:
-        """Shape (count, per_row): the random numbers of these rows from the lane's own stream."""
-        key = _key(self.key, lane)
+    def draws(self, label: str, per_row: int = 1) -> Uint64s:
+        """Shape (count, per_row): random numbers of these rows, from the independent random stream
+        `label`."""
+        key = _key(self.key, label)
         skip = self.first * per_row
         stream = np.random.Philox(key=key, counter=skip // _WORDS)
         wanted = self.count * per_row
@@ -140,7 +141,7 @@ class GeneratorSource:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     def _bound(self, epoch: int) -> int:
         first = first_row(max(epoch, 0), self._spec.rows_per_second, self._interval_us)
@@ -161,9 +162,9 @@ class GeneratorSource:
         return self._start_us + newest - self._lateness_us
 
 
-def _key(seed: int, lane: str) -> int:
+def _key(seed: int, label: str) -> int:
     """The 128-bit key of a stream of random numbers."""
-    digest = hashlib.blake2b(f"{seed}\0{lane}".encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(f"{seed}\0{label}".encode(), digest_size=16).digest()
     return int.from_bytes(digest, "little")
 
 

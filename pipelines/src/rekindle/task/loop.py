@@ -2,8 +2,8 @@
 
 One call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
 beyond a checkpoint epoch: a task that is behind runs many epochs in one Spark job, and the state
-at a checkpoint epoch is there to be saved. Once an epoch is in the log, sinks and readers may read
-it. Does not know clock, network or Spark.
+at a checkpoint epoch can be saved. Once an epoch is in the log, sinks and readers may read
+it. Independent of clock, network and Spark.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """

@@ -28,35 +28,39 @@ class TaskCollector(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        answer = self._status.response(0)
+        response = self._status.response(0)
         for name, text, value in (
-            ("rekindle_task_stable_epoch", "Newest epoch in the output log", answer.stable_epoch),
-            ("rekindle_task_head_epoch", "Newest epoch released to the task", answer.head_epoch),
+            ("rekindle_task_stable_epoch", "Newest epoch in the output log", response.stable_epoch),
+            ("rekindle_task_head_epoch", "Newest epoch released to the task", response.head_epoch),
             (
                 "rekindle_task_lag_seconds",
                 "Age of the oldest epoch that is not in the log",
-                answer.lag_s,
+                response.lag_s,
             ),
-            ("rekindle_task_epoch_p99_seconds", "Processing time, p99", answer.epoch_p99_s),
-            ("rekindle_task_log_bytes", "Output log on local disk", answer.log_bytes),
-            ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", answer.log_base),
+            ("rekindle_task_epoch_p99_seconds", "Processing time, p99", response.epoch_p99_s),
+            ("rekindle_task_log_bytes", "Output log on local disk", response.log_bytes),
+            ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", response.log_base),
             (
                 "rekindle_task_unreadable_peers",
                 "Upstream replicas that cannot be read",
-                len(answer.unreadable),
+                len(response.unreadable),
             ),
-            ("rekindle_task_problem", "1 while the task has a problem", int(bool(answer.problem))),
+            (
+                "rekindle_task_problem",
+                "1 while the task has a problem",
+                int(bool(response.problem)),
+            ),
             (
                 "rekindle_task_uncommitted_checkpoints",
-                "Saved, not yet committed",
-                len(answer.checkpoints),
+                "Saved checkpoints that are not yet committed",
+                len(response.checkpoints),
             ),
         ):
             yield self._gauge(name, text, value)
         for phase in TaskPhase:
-            is_in = int(phase == answer.phase)
-            yield self._gauge("rekindle_task_phase", "1 for the phase", is_in, phase=phase)
-        for sink in answer.sinks:
+            is_in = int(phase == response.phase)
+            yield self._gauge("rekindle_task_phase", "1 for the current phase", is_in, phase=phase)
+        for sink in response.sinks:
             text, query = "Newest durable epoch of a sink", sink.assigned.query
             yield self._gauge("rekindle_task_sink_epoch", text, sink.durable, query=query)
         yield self._dropped_rows()

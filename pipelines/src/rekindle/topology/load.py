@@ -102,7 +102,7 @@ def _problem(error: ErrorDetails) -> Problem:
             return Problem(path, "InvalidValue", what, hint)
         case "literal_error":
             expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "")
-            meant = _same_codec(shown, re.split(", | or ", expected))
+            meant = _encoding_of_alias(shown, re.split(", | or ", expected))
             return Problem(path, "InvalidValue", f"is {shown}", f"write {meant or expected}")
     what, hint = _wrong_value(error, shown)
     return Problem(path, "InvalidValue", what, hint)
@@ -141,8 +141,8 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {shown}", ""
 
 
-def _same_codec(name: str, known: Iterable[str]) -> str:
-    """The known encoding that is meant by another name of it, "" for what is no encoding."""
+def _encoding_of_alias(name: str, known: Iterable[str]) -> str:
+    """The supported encoding of which `name` is an alias; "" if there is none."""
     codecs_known = {codec: other for other in known if (codec := _codec(other))}
     return codecs_known.get(_codec(name), "") if codecs_known else ""
 

@@ -26,8 +26,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return did_you_mean(word, options) or listed
 
 
-def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
     """A hint that names the nearest known word, "" if none is similar enough."""
     lower = {o.lower(): o for o in known}
-    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=likeness)
+    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=similarity)
     return f"did you mean {lower[close[0]]}?" if close else ""

@@ -152,8 +152,8 @@ class DigestComparison:
     def containment_inherited(
         self, by: Computation, after: int, disputed: Mapping[int, EpochDigests]
     ) -> bool:
-        """An older coordinator held back what a boot computed after an epoch; `disputed`: its
-        results of epochs that replicas disagree about. True if it is news."""
+        """An older coordinator contained the results of a boot after an epoch; `disputed`: its
+        results of epochs about which replicas disagree. True if this is new."""
         if self._inherited.get(by.slot) == by:
             return False
         self._inherited[by.slot] = by

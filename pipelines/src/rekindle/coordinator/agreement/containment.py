@@ -59,8 +59,8 @@ class Containment:
         self.comparison.configured(found)
 
     def first_response(self, task: Task, graph: Graph | None) -> None:
-        """A task that an older coordinator started responds to this one. It may have read what was
-        found to be untrusted before."""
+        """First response of a task that an older coordinator started. It may have read output that
+        is known to be untrusted."""
         started = task.response is not None and task.response.restored_from is not None
         if graph is None or not started:
             return
@@ -99,8 +99,8 @@ class Containment:
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
-        """Contain what a task computed although an older coordinator held it back; True if this
-        changed what is known of any replica. A task that has not come so far goes on."""
+        """Contain results of a task that an older coordinator had contained too; True if this
+        changed the state of any replica. A task that has no such results yet continues."""
         contained = response.contained
         if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
             return False

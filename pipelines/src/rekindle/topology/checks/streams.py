@@ -280,7 +280,10 @@ def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
 
 
 def _two_event_times(name: str, path: str) -> Problem:
-    what = f"input {name} has rows of windows, whose event time is their window's end, and others"
+    what = (
+        f"input {name} mixes results of windows, whose event time is the end of the window, with "
+        "other rows"
+    )
     hint = "write an sql operator for each of the two, and name both in the inputs of this window"
     return Problem(path, "InputsDiffer", what, hint)
 

@@ -49,7 +49,7 @@ _NOT_YET = {
     "void": "use STRING, as CAST(NULL AS STRING)",
     "time": "use STRING",
 }
-_OTHER_NAMES = {
+_TYPE_SYNONYMS = {
     **dict.fromkeys(("text", "str", "object"), "STRING"),
     **dict.fromkeys(("datetime", "timestamptz", "datetime64"), "TIMESTAMP"),
     **dict.fromkeys(("bytes", "bytea", "blob"), "BINARY"),
@@ -58,7 +58,7 @@ _OTHER_NAMES = {
     "float64": "DOUBLE",
     "float32": "FLOAT",
 }
-"""Types of other databases and of data frames, and what they are here."""
+"""Types of other databases and of data frames, and their equivalents in Spark."""
 _CONSTRAINTS = ("not", "null", "comment", "default", "generated", "collate", "primary", "unique")
 _MAX_PRECISION = 38
 _MAX_DEPTH = 32
@@ -172,8 +172,8 @@ class _Reader:
             what = f"the type {token.text} at column {token.column} is not supported yet"
             raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _NOT_YET[name])])
         known = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
-        if name in _OTHER_NAMES:
-            known = f"use {_OTHER_NAMES[name]}"
+        if name in _TYPE_SYNONYMS:
+            known = f"use {_TYPE_SYNONYMS[name]}"
         what = f"unknown type {token.text} at column {token.column}"
         raise InvalidSql([Problem("", "InvalidSchema", what, known)])
 

@@ -30,13 +30,13 @@ _LETTERS = {
     "d": ("day", _ONE_OR_TWO),
     "HH": ("hour", _TWO),
     "H": ("hour", _ONE_OR_TWO),
-    "hh": ("hour_of_half", _TWO),
-    "h": ("hour_of_half", _ONE_OR_TWO),
+    "hh": ("clock_hour", _TWO),
+    "h": ("clock_hour", _ONE_OR_TWO),
     "mm": ("minute", _TWO),
     "m": ("minute", _ONE_OR_TWO),
     "ss": ("second", _TWO),
     "s": ("second", _ONE_OR_TWO),
-    "a": ("half", "AM|PM"),
+    "a": ("am_pm", "AM|PM"),
     "X": ("zone", r"Z|[+-]\d{2}(?:\d{2})?"),
     "XX": ("zone", r"Z|[+-]\d{4}"),
     "XXX": ("zone", r"Z|[+-]\d{2}:\d{2}"),
@@ -45,7 +45,7 @@ _LETTERS = {
 _LETTERS |= {"S" * most: ("fraction", rf"\d{{1,{most}}}") for most in range(1, 7)}
 _DATE = (("year", "year_of_century"), ("month", "month_name"), ("day",))
 _KNOWN = "use y, M, d, H, h, m, s, S, a, X, Z, text in 'quotes' and optional parts in [brackets]"
-_MEANT = {wrong: f"write {wrong.lower()}" for wrong in ("YYYY", "YY", "DD", "D")}
+_CORRECTIONS = {wrong: f"write {wrong.lower()}" for wrong in ("YYYY", "YY", "DD", "D")}
 _STRFTIME = re.compile(r"%[A-Za-z]")
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|(([A-Za-z])\3*)|(.)", re.DOTALL)
 
@@ -74,7 +74,7 @@ def parse_format(pattern: str) -> TimeFormat:
     for quoted, letters, _, other in _TOKEN.findall(pattern):
         if letters:
             part, expression = _LETTERS.get(letters) or _refuse(
-                pattern, f"has {letters}", _MEANT.get(letters, _KNOWN)
+                pattern, f"has {letters}", _CORRECTIONS.get(letters, _KNOWN)
             )
             if part in parts:
                 _refuse(pattern, f"has {part.replace('_', ' ')} twice", "write each part once")
@@ -100,7 +100,7 @@ def parse_format(pattern: str) -> TimeFormat:
             what = f"has no {names[0]}"
             hint = "a time without its date is not an event time: join the columns with concat"
             _refuse(pattern, what, hint)
-    if ("hour_of_half" in parts) != ("half" in parts):
+    if ("clock_hour" in parts) != ("am_pm" in parts):
         _refuse(pattern, "has h without a, or a without h", "use H for 0 to 23, or h with a")
     return TimeFormat(pattern, f"(?i)^(?:{''.join(regex)})$", tuple(parts))
 
