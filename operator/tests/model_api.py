@@ -152,7 +152,7 @@ class ModelOperator:
         self.model = model
         self.api = ModelApi(model)
         self.cache = ClusterCache(self.api, None, lambda: model.now)
-        self.live = LiveCheck(self.api, self.cache, stall_s=0.05)
+        self.live = LiveCheck(self.api, self.cache, stall_s=2.0)
         self.executor = Executor(self.api, self.cache, "me", 2.0, lambda: model.now, lambda: True)
 
     def snapshot(self) -> Snapshot:
