@@ -103,7 +103,8 @@ def test_resources_account_and_sidecars_are_not_shared(cluster: ModelCluster) ->
     spec = coordinator_with(cluster, template)["spec"]
     (container,) = spec["containers"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
-    assert container["command"] == ["python", "-m", "rekindle.coordinator"]
+    assert container["args"] == ["python", "-m", "rekindle.coordinator"]
+    assert "command" not in container
     assert container["image"] != "tasks-only"
     assert spec["serviceAccountName"] == "flights-coordinator"
     assert "initContainers" not in spec

@@ -99,7 +99,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
                 "name": "coordinator",
                 "image": topology.spec.get("image") or defaults.image,
                 "imagePullPolicy": defaults.pull_policy,
-                "command": ["python", "-m", "rekindle.coordinator"],
+                "args": ["python", "-m", "rekindle.coordinator"],
                 "env": [],
                 "envFrom": store_credentials(checkpoint),
                 "volumeMounts": mounts,

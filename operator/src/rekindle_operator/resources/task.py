@@ -131,7 +131,7 @@ def _base_spec(
                 "name": CONTAINER,
                 "image": view.spec.get("image") or defaults.image,
                 "imagePullPolicy": defaults.pull_policy,
-                "command": ["python", "-m", "rekindle.task"],
+                "args": ["python", "-m", "rekindle.task"],
                 "env": [],
                 "envFrom": store_credentials(checkpoint),
                 "ports": [
