@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures cluster demo chaos bench reference clean lock
+.PHONY: setup tools lint unit test failures cluster demo chaos bench images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -44,15 +44,25 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py
 
+images: setup     ## the container images, built, measured and started once each: ENGINE=podman BASE=... ARCHIVES=1
+	@$(PY) -m rekindle_testing.images
+
 reference: setup  ## docs/reference.md, from the CRD and the classes of the spec
 	$(PY) tools/reference.py
 
-lock:             ## resolve the dependencies anew into requirements.lock, those of images alone into images/
+COMPILE := .venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	-c build/constraints.txt
+# Rich is for the command line, which the operator's image has not, and needs these for code and Markdown alone.
+NOT_IN_IMAGES := --no-emit-package markdown-it-py --no-emit-package mdurl --no-emit-package pygments
+
+lock:             ## resolve the dependencies anew into requirements.lock, and those of each image into images/
 	@mkdir -p build
 	.venv/bin/uv export -q --all-groups --all-packages --no-emit-workspace --no-header -o requirements.lock
 	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > build/constraints.txt
-	.venv/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		-c build/constraints.txt images/requirements.in -o images/requirements.lock
+	$(COMPILE) images/build.in -o images/build.lock
+	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs $(NOT_IN_IMAGES) -o images/pipelines.lock
+	$(COMPILE) operator/pyproject.toml $(NOT_IN_IMAGES) --no-emit-package rich --no-emit-package rekindle \
+		-o images/operator.lock
 
 clean:
 	rm -rf build .venv

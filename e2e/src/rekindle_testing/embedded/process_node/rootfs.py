@@ -31,7 +31,7 @@ def enter(spec: Spec) -> list[str]:
     syscalls.mount("proc", f"{root}/proc", "proc")
     if root:
         syscalls.bind("/sys", f"{root}/sys")
-        _make_devices(f"{root}/dev")
+        make_devices(f"{root}/dev")
     # Opened here and mounted inside: a target like /var/run/secrets may lead
     # through absolute links, which would lead out of the new root from here.
     sources = [os.open(item["source"], os.O_PATH) for item in spec["mounts"]]
@@ -76,7 +76,7 @@ def _storage_below_root(data_directory: str) -> list[str]:
     return sorted(set(points))
 
 
-def _make_devices(directory: str) -> None:
+def make_devices(directory: str) -> None:
     syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=755")
     for name in _DEVICES:
         _bind(f"/dev/{name}", f"{directory}/{name}", False)

@@ -25,6 +25,7 @@ MS_PRIVATE = 0x40000
 
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 def unshare(flags: int) -> None:
@@ -38,6 +39,11 @@ def set_namespace(descriptor: int, kind: int) -> None:
 def die_with_parent(signal_number: int) -> None:
     """Ask the kernel for this signal once the thread that forked us is gone."""
     _call("prctl", _PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def no_new_privileges() -> None:
+    """No program that this process becomes gets rights that it has not."""
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def mount(source: str, target: str, kind: str = "none", flags: int = 0, data: str = "") -> None:

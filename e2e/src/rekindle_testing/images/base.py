@@ -1,0 +1,93 @@
+"""The base image: BASE, the Dockerfiles' own, or one made here where no registry is reached."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, content_key, make_once
+from rekindle_testing.images import programs
+from rekindle_testing.images.engines import IN_NAMESPACES
+from rekindle_testing.images.errors import ImageError
+from rekindle_testing.paths import ROOT
+
+DIRECTORY = ROOT / "images" / "base"
+_NEEDED = {"debootstrap": "debootstrap", "unshare": "util-linux", "tar": "tar"}
+_DEBOOTSTRAP_S = 1800.0
+_REGISTRY_S = 4.0
+
+
+def choose(
+    environment: Mapping[str, str],
+    dockerfile: str,
+    reached: Callable[[str], bool],
+    make: Callable[[], str],
+) -> str | None:
+    """The argument BASE of a build: given, made here, or none where the Dockerfile's serves."""
+    if base := environment.get("BASE"):
+        return base
+    return None if reached(registry(default_of(dockerfile))) else make()
+
+
+def default_of(dockerfile: str) -> str:
+    """The base that a Dockerfile names."""
+    found = re.search(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    if found is None:
+        raise ImageError("the Dockerfile has no line ARG BASE=...")
+    return found[1]
+
+
+def registry(image: str) -> str:
+    """The host that serves an image."""
+    host = image.partition("/")[0]
+    return "registry-1.docker.io" if host == "docker.io" else host
+
+
+def is_registry_reached(host: str) -> bool:
+    """Whether the host answers as a registry does, and not, say, a proxy that refuses."""
+    try:
+        with urllib.request.urlopen(f"https://{host}/v2/", timeout=_REGISTRY_S):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code == 401
+    except OSError:
+        return False
+
+
+def version() -> str:
+    """Of the base that is made here: another one for another script or machine."""
+    files = [(path.name, path.read_bytes()) for path in sorted(DIRECTORY.iterdir())]
+    return content_key([*files, ("machine", platform.machine().encode())])
+
+
+def make_root(cache: Path, report: Report, log: Path) -> Path:
+    """A directory with root.tar, made once."""
+    entry = cache / "images" / f"base-{version()}"
+    if entry.is_dir():
+        return entry
+    if os.geteuid() != 0:
+        raise ImageError(
+            "no registry is reached, and only root can make a base image instead: name one "
+            "that the engine has, BASE=debian:bookworm-slim make images, or run it as root"
+        )
+    missing = [package for name, package in _NEEDED.items() if shutil.which(name) is None]
+    if missing and not programs.can_install():
+        raise ImageError(
+            f"no registry is reached, and a base image is made with {', '.join(missing)}, which "
+            "this machine lacks: install them, or name a base that the engine has with BASE=..."
+        )
+    if missing:
+        programs.install([*missing, "debian-archive-keyring", "gpgv"], report, log)
+    report("no registry is reached: making the base image with debootstrap (once)")
+
+    def make(directory: Path) -> None:
+        command = [*IN_NAMESPACES, str(DIRECTORY / "make-root.sh"), str(directory)]
+        programs.run_or_fail("debootstrap", command, log, timeout_s=_DEBOOTSTRAP_S)
+
+    return make_once(entry, make, report)

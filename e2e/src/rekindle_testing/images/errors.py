@@ -1,0 +1,5 @@
+"""What keeps images from being built or started."""
+
+
+class ImageError(Exception):
+    """The message says what failed and what to do."""

@@ -1,0 +1,131 @@
+"""The starts of each image, and what they must say. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle_testing.images.engines import ImageConfig
+
+FACTS = "FACTS "
+"""What the line of `inside` with its findings begins with."""
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start. Without `command` it is the image's own; `inside`: the script is its input."""
+
+    what: str
+    command: tuple[str, ...] = ()
+    exit_code: int = 0
+    says: str = ""
+    inside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`writable`: the directories that a pod mounts; all else is read-only."""
+
+    name: str
+    bar_mb: int
+    max_mb: int
+    """Beyond it `make images` fails: what it has today, and some room."""
+    writable: tuple[str, ...]
+    starts: tuple[Start, ...]
+
+
+def _inside(name: str) -> Start:
+    return Start(f"checks of {name}", ("python", "-", name), says=FACTS, inside=True)
+
+
+OPERATOR = Image(
+    "operator",
+    bar_mb=250,
+    max_mb=400,
+    writable=("/tmp",),
+    starts=(
+        Start("operator without a cluster", exit_code=1, says="No configuration found"),
+        _inside("operator"),
+    ),
+)
+PIPELINES = Image(
+    "pipelines",
+    bar_mb=900,
+    max_mb=910,
+    writable=("/tmp", "/var/lib/rekindle-task"),
+    starts=(
+        Start("task without a topology", exit_code=2, says="REKINDLE_TOPOLOGY_FILE is not set"),
+        Start(
+            "coordinator without a topology",
+            ("python", "-m", "rekindle.coordinator"),
+            exit_code=2,
+            says="the environment has no REKINDLE_",
+        ),
+        _inside("pipelines"),
+    ),
+)
+IMAGES = (OPERATOR, PIPELINES)
+
+
+def wrong_config(config: ImageConfig) -> list[str]:
+    """What the kubelet or a pod would miss."""
+    wrong = []
+    user = config.user.partition(":")[0]
+    if not user.isdecimal() or int(user) == 0:
+        wrong.append(f"USER is {config.user!r}, not the number of a user without privileges")
+    if config.entry_point[:1] != ("tini",):
+        wrong.append(f"ENTRYPOINT is {list(config.entry_point)}, not tini")
+    return wrong
+
+
+def wrong_start(start: Start, exit_code: int, output: str) -> list[str]:
+    if exit_code == start.exit_code and start.says in output:
+        return []
+    last = "\n".join(output.strip().splitlines()[-12:])
+    wanted = f"exit code {start.exit_code} and {start.says.strip()!r}"
+    return [f"{start.what}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
+
+
+def read_facts(output: str) -> Facts:
+    """The findings of `inside`; empty if it did not come so far."""
+    lines = [line for line in output.splitlines() if line.startswith(FACTS)]
+    return json.loads(lines[-1].removeprefix(FACTS)) if lines else {}
+
+
+def wrong_facts(image: Image, facts: Facts) -> list[str]:
+    expected: dict[str, Any] = {
+        "user": 10001,
+        "read_only": True,
+        "writable": list(image.writable),
+        "process_1": "tini",
+    }
+    if image is OPERATOR:
+        expected |= {"java": None, "pyspark": None}
+    if image is PIPELINES:
+        expected |= {"archive_mapped": True, "rows": [["a", 3.0], ["b", 7.0]]}
+    wrong = [
+        f"{image.name}: {name} is {facts.get(name)!r}, expected {value!r}"
+        for name, value in expected.items()
+        if facts.get(name, ...) != value
+    ]
+    if (size_mb := facts["bytes"] / 1e6) > image.max_mb:
+        wrong.append(f"{image.name}: {size_mb:.0f} MB, more than {image.max_mb} MB")
+    return wrong
+
+
+def summary(image: Image, tag: str, facts: Facts) -> str:
+    size_mb = facts["bytes"] / 1e6
+    bar = f"bar {image.bar_mb} MB" if size_mb <= image.bar_mb else f"above {image.bar_mb} MB"
+    line = f"{tag}: {size_mb:.0f} MB unpacked ({bar}); version {facts['version']}, "
+    line += f"user {facts['user']}, read-only root; "
+    if image is PIPELINES:
+        archive = f"archive of {facts['archive_bytes'] / 1e6:.0f} MB"
+        return line + (
+            f"Spark ready after {facts['session_s']:.1f} s, first epoch after "
+            f"{facts['epoch_s']:.1f} s, from the {archive}"
+        )
+    return line + f"imports in {facts['import_s']:.1f} s; no java, no pyspark"
