@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, NodeShape
+from rekindle_testing.harness.directory import working_directory
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -84,14 +83,15 @@ def document(name: str) -> dict[str, Any]:
 
 def main() -> None:
     rows = _rows_of_single_losses()
+    report("cluster_failover", rows)  # the second part may fail
     rows += _rows_of_burst()
     report("cluster_failover", rows)
 
 
 def _rows_of_single_losses() -> list[Row]:
     with (
-        tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
-        EmbeddedCluster(Path(directory), nodes=TASK_NODES, report=print) as cluster,
+        working_directory("bench") as directory,
+        EmbeddedCluster(directory, nodes=TASK_NODES, report=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)
@@ -124,8 +124,8 @@ def _rows_of_single_losses() -> list[Row]:
 
 def _rows_of_burst() -> list[Row]:
     with (
-        tempfile.TemporaryDirectory(prefix="rekindle-bench-") as directory,
-        EmbeddedCluster(Path(directory), nodes=BURST_NODES, report=print) as cluster,
+        working_directory("bench") as directory,
+        EmbeddedCluster(directory, nodes=BURST_NODES, report=print) as cluster,
     ):
         cluster.make_volume("rekindle")
         cluster.install()

@@ -11,12 +11,11 @@ sinks are compared with the reference execution. Takes about half an hour.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.directory import working_directory
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -33,8 +32,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1500)
     epochs = parser.parse_args().epochs
     with (
-        tempfile.TemporaryDirectory(prefix="rekindle-soak-") as directory,
-        EmbeddedCluster(Path(directory), nodes=5, report=print) as cluster,
+        working_directory("soak") as directory,
+        EmbeddedCluster(directory, nodes=5, report=print) as cluster,
     ):
         flights.prepare_input(cluster.shared / "input")
         cluster.make_volume("rekindle")
@@ -44,7 +43,7 @@ def main() -> None:
             incarnations = run.incarnations()
             samples = [_sample(run, epoch) for epoch in range(EVERY, epochs, EVERY)]
             assert run.incarnations() == incarnations, "a task was restarted"
-            reference = Reference(run.document, cluster.shared, Path(directory) / "oracle")
+            reference = Reference(run.document, cluster.shared, directory / "oracle")
             reference.execute()
             compared = run.verify(reference)
     rows = [
