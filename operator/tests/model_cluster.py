@@ -23,6 +23,7 @@ from rekindle_operator.cluster.model import (
     LeaseView,
     PodView,
     Snapshot,
+    record_digest,
 )
 from rekindle_operator.cluster.stamps import stamp_phases
 from rekindle_operator.reconcile.actions import (
@@ -231,7 +232,7 @@ class ModelCluster(ModelState):
                 key = uid, generation
                 self.dry_runs[key] = replace(self.refusals.get(key, DryRunResult()), at=self.now)
             case CreateConfig(manifest=manifest):
-                self.configs[manifest["metadata"]["name"]] = manifest
+                self.create_record(manifest)
             case DeleteConfig(name=name):
                 self.configs.pop(name, None)
             case CreatePod():
@@ -268,6 +269,13 @@ class ModelCluster(ModelState):
         else:
             self.refused = self.refused.without(action.ref)
             self.create_pod(copy.deepcopy(action.manifest))
+
+    def create_record(self, manifest: dict[str, Any]) -> None:
+        owner = self.topologies[manifest["metadata"]["labels"][names.LABEL_TOPOLOGY]]
+        digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
+        listed = owner.status["generations"]
+        assert digest in {g.get("digest") for g in listed}, "not in the status before"
+        self.configs.setdefault(manifest["metadata"]["name"], manifest)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from model_cluster import ModelCluster
 
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import Amounts
-from rekindle_operator.cluster.model import DryRunResult
+from rekindle_operator.cluster.model import DryRunResult, record_digest
 
 
 def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelCluster) -> None:
@@ -417,6 +418,9 @@ def test_an_unknown_generation_keeps_its_recovery_record(
     text = json.loads(record["data"]["topology.json"])
     text["spec"]["queries"][0]["from"] = "nowhere"
     record["data"]["topology.json"] = json.dumps(text)
+    view = running.topologies["flights"]
+    listed = [{"generation": 1, "digest": record_digest(json.dumps(text))}]
+    running.topologies["flights"] = replace(view, status={**view.status, "generations": listed})
     before = running.status()["recovery"]
     assert "finishedAt" not in before["history"][0]
     running.settle()

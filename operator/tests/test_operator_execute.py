@@ -49,6 +49,7 @@ class Refusing(client.ApiClient):
     message: str = "exceeded quota: pods"
     owner: str = REF.topology_uid
     missing: bool = False  # of reads by name
+    data: dict[str, str] | None = None  # of what exists
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,9 +61,8 @@ class Refusing(client.ApiClient):
             return Response(self.status, {"message": self.message})
         if method == "GET" and self.missing:
             return Response(404, {"message": "not found"})
-        return Response(
-            200, {"kind": "Status", "metadata": {"ownerReferences": [{"uid": self.owner}]}}
-        )
+        meta = {"ownerReferences": [{"uid": self.owner}]}
+        return Response(200, {"kind": "Status", "metadata": meta, "data": self.data})
 
 
 _REMOVAL = DeletePod("default", "old", "u", 7, None, "why")
@@ -126,6 +126,29 @@ def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
         executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
         executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
         assert ("POST pods" in api.calls) is goes_on
+
+
+@pytest.mark.parametrize("text", ["{}", "another"])
+def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
+    meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
+    manifest = {"kind": "ConfigMap", "metadata": meta, "data": {"topology.json": text}}
+    api = Refusing(409, "already exists", owner="uid", data={"topology.json": "{}"})
+    cluster = ClusterCache(api, None, lambda: 0.0)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    record = CreateConfig("default", manifest)
+    executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
+    assert ("POST pods" in api.calls) is (text == "{}")
+
+
+def test_a_failed_status_write_creates_no_record() -> None:
+    meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
+    record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
+    status = WriteStatus("default", "t", "t", {}, True, accepts=True)
+    api = Failing({"PATCH status": 500})
+    cluster = ClusterCache(api, None, lambda: 0.0)
+    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    executor.run([TopologyActions("default/t", (record, status, creation("t-0", uid="t")))])
+    assert api.calls == ["PATCH status"]
 
 
 def grant_access(owner: str | None) -> list[str]:

@@ -118,6 +118,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
         "queries": [{"name": "q", "state": "Tentative"}, 3],
         "recovery": {"history": [{"lostNodes": 4}, None]},
         "slots": [{"slot": "a/0/0", "incarnation": "much"}],
+        "generations": [{"generation": "x"}, 1],
     }
     status = read_topology_status(raw)
     assert status.phase is TopologyPhase.UNKNOWN

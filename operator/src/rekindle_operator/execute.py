@@ -265,7 +265,8 @@ class Executor:
 
     def _create(self, path: str, manifest: Manifest) -> None:
         """Names are deterministic: an object of this topology that already exists is the right one.
-        Raises ApiException if it belongs to another, as while an older one is being deleted."""
+        Raises ApiException if it belongs to another, as while an older one is being deleted, and if
+        it is a record of a generation with another content."""
         response = self._call("POST", path, manifest, ok=409)
         if response is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
@@ -287,6 +288,9 @@ class Executor:
         wanted = {owner["uid"] for owner in manifest["metadata"]["ownerReferences"]}
         if not wanted & {owner["uid"] for owner in owners}:
             reason = f"{path} exists and belongs to another owner; delete it first"
+            raise ApiException(status=409, reason=reason)
+        if manifest["kind"] == "ConfigMap" and (found or {}).get("data") != manifest.get("data"):
+            reason = f"{path} exists with another content; delete it first"
             raise ApiException(status=409, reason=reason)
 
     def _apply(self, namespace: str, manifest: Manifest) -> None:

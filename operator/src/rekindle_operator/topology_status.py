@@ -167,6 +167,9 @@ class TopologyStatus:
     redundancy: str = ""
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
+    # By generation: the digest of its accepted record, empty if it is not accepted. None: a version
+    # of the operator without this list wrote the status.
+    generations: Mapping[int, str] | None = field(default_factory=dict)
 
     def condition(self, kind: str) -> ConditionEntry:
         """Empty if it was never written."""
@@ -187,12 +190,23 @@ def read_topology_status(raw: Mapping[str, Any]) -> TopologyStatus:
             for s in _entries(raw, "slots")
             if (incarnation := _integer(s.get("incarnation"))) is not None
         },
+        generations=_generations(raw),
     )
 
 
 def _phase(value: Any) -> TopologyPhase | None:
     """A value of another version: the topology is known, its phase is not."""
     return (_member(TopologyPhase, value) or TopologyPhase.UNKNOWN) if value else None
+
+
+def _generations(raw: Mapping[str, Any]) -> Mapping[int, str] | None:
+    if raw and "generations" not in raw:
+        return None
+    return {
+        generation: _text(entry, "digest")
+        for entry in _entries(raw, "generations")
+        if (generation := _integer(entry.get("generation"))) is not None
+    }
 
 
 def _condition(raw: Mapping[str, Any]) -> ConditionEntry:

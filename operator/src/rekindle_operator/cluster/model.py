@@ -9,6 +9,7 @@ Design: docs/design/kubernetes.md#time.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,7 +148,7 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class ConfigView:
-    """The ConfigMap of an accepted generation; `text` is its topology.json."""
+    """A ConfigMap with the labels of a generation's record; `text` is its topology.json."""
 
     namespace: str
     name: str
@@ -156,6 +157,10 @@ class ConfigView:
     topology: str
     generation: int
     text: str
+    digest: str = field(init=False, compare=False)  # of the text
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", record_digest(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +254,11 @@ class Snapshot:
     preparing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
+
+
+def record_digest(text: str) -> str:
+    """Of the data of a generation's record."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:

@@ -108,7 +108,8 @@ class OpenGate:
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
-    change with every epoch have changed. `reserves`: incarnations that no status has had before."""
+    change with every epoch have changed. `reserves`: incarnations that no status has had before.
+    `accepts`: it has the digest of a record that no status has had before."""
 
     namespace: str
     name: str
@@ -116,6 +117,7 @@ class WriteStatus:
     status: Mapping[str, Any]
     urgent: bool
     reserves: frozenset[SlotRef] = frozenset()
+    accepts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

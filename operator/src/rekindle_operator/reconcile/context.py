@@ -1,7 +1,8 @@
 """One topology in a reconcile pass: which generation runs, what is wrong with the newest. Pure.
 
-A generation is accepted when its ConfigMap (its record) is created. An edit that is refused changes
-no pods: the newest accepted generation stays in force.
+A generation is accepted when the status has the digest of its record and the record, a ConfigMap,
+exists (`reconcile.records`). An edit that is refused changes no pods: the newest accepted
+generation stays in force.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -16,17 +17,23 @@ from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
-from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
+from rekindle_operator.cluster.model import Snapshot, TopologyView, record_digest
 from rekindle_operator.dataplane import DataPlane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
+from rekindle_operator.reconcile.records import (
+    KEPT_GENERATIONS,
+    Records,
+    find_records,
+    foreign_record,
+    listed_generations,
+)
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import generation_record
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
-_KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 _REMOVED_SEGMENT = "-"  # in place of a segment's id
 _DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
 
@@ -67,6 +74,7 @@ class ReconcileContext:
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
     is_validated: bool  # False while the dry run of its pods is pending
+    generations: Mapping[int, str]  # digests of records, as the status is to list them
     previous_slots: frozenset[str] = (
         frozenset()
     )  # of the generation that was accepted before this one
@@ -102,14 +110,12 @@ class ReconcileContext:
 def build_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
     """The context, and the actions that accept its newest generation."""
     snapshot, settings = inputs.snapshot, inputs.settings
-    configs = sorted(
-        (c for c in snapshot.configs if c.owner_uid == view.uid), key=lambda c: c.generation
-    )
-    running = _newest_running(view, configs)
+    records = find_records(view, snapshot)
+    running = _newest_running(view, records)
     previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     accepted = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
-        accepted = _accept(view, running, inputs)
+        accepted = _accept(view, running, records, inputs)
     is_reported = view.uid in inputs.losses.fresh
     context = ReconcileContext(
         inputs=inputs,
@@ -117,25 +123,30 @@ def build_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileCont
         running=accepted.running,
         problems=accepted.problems,
         is_validated=accepted.is_validated,
+        generations=listed_generations(records, view.generation, accepted.digest),
         previous_slots=previous_slots,
         newer_image=_newer_image(view, accepted.running, settings.pods),
         stale_since=None if is_reported else snapshot.reports.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
-    return context, [*accepted.actions, *_unused_records(context, configs)]
+    return context, [*accepted.actions, *_unused_records(context, records)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Acceptance:
-    """Whether the newest generation was accepted; `running`: the generation that runs now."""
+    """Whether the newest generation was accepted; `running`: the generation that runs now;
+    `digest`: of the record, if this pass accepts the generation."""
 
     running: Running | None
     problems: tuple[Problem, ...] = ()
     is_validated: bool = True
     actions: tuple[Action, ...] = ()
+    digest: str = ""
 
 
-def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> _Acceptance:
+def _accept(
+    view: TopologyView, running: Running | None, records: Records, inputs: PassInputs
+) -> _Acceptance:
     """Compile it, check it against the administrator's policy, check its pods by a dry run in the
     API server; then record it."""
     defaults = inputs.settings.pods
@@ -151,8 +162,7 @@ def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> 
         return _Acceptance(running, tuple(refused))
     result = inputs.snapshot.dry_runs.get((view.uid, view.generation))
     if result is not None and not result.problems:
-        record = CreateConfig(view.namespace, generation_record(view, defaults.image))
-        return _Acceptance(fresh, actions=(record,))
+        return _record(fresh, running, records, defaults)
     if result is not None and inputs.now - result.at < _DRY_RUN_RETRY_S:
         return _Acceptance(running, result.problems)
     dry_run = _dry_run(fresh, defaults)
@@ -163,6 +173,21 @@ def _accept(view: TopologyView, running: Running | None, inputs: PassInputs) -> 
     return _Acceptance(running, result.problems, actions=(dry_run,))
 
 
+def _record(
+    fresh: Running, running: Running | None, records: Records, defaults: PodDefaults
+) -> _Acceptance:
+    """Of a generation that may run. A record that exists already is never replaced."""
+    manifest = generation_record(fresh.view, defaults.image)
+    digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
+    existing = records.of_generation(fresh.generation)
+    if existing is None:
+        create = CreateConfig(fresh.view.namespace, manifest)
+        return _Acceptance(fresh, actions=(create,), digest=digest)
+    if existing.digest == digest:
+        return _Acceptance(fresh, digest=digest)
+    return _Acceptance(running, (foreign_record(existing),))
+
+
 def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
     """The operator's default, where the generation that runs has recorded another one."""
     if running is None or running.generation != view.generation:
@@ -171,12 +196,12 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
     return "" if running.view.spec.get("image", wanted) == wanted else wanted
 
 
-def _newest_running(view: TopologyView, configs: list[ConfigView]) -> Running | None:
+def _newest_running(view: TopologyView, records: Records) -> Running | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
     stay unchanged. With an older record they would be deleted."""
-    if not configs:
+    if not records.accepted:
         return None
-    accepted = as_of_generation(view, configs[-1])
+    accepted = as_of_generation(view, records.accepted[-1])
     match compile_spec(view.name, accepted.spec):
         case Compiled(topology):
             return Running(accepted, topology)
@@ -199,13 +224,13 @@ def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods | Problem:
     return DryRunPods(view.namespace, view.uid, view.generation, tuple(pods))
 
 
-def _unused_records(context: ReconcileContext, configs: list[ConfigView]) -> list[Action]:
-    """Deletes records that no pod mounts and that are older than the newest few."""
+def _unused_records(context: ReconcileContext, records: Records) -> list[Action]:
+    """Deletes accepted records that no pod mounts and that are older than the newest few."""
     pods = context.inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
         DeleteConfig(c.namespace, c.name)
-        for c in configs[:-_KEPT_GENERATIONS]
+        for c in records.accepted[:-KEPT_GENERATIONS]
         if c.generation not in mounted
     ]
 

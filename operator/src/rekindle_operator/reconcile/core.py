@@ -44,6 +44,7 @@ from rekindle_operator.reconcile.planning import (
     ranks,
     with_candidates,
 )
+from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
     replacements,
@@ -154,12 +155,21 @@ class IsolatedSteps:
         return results
 
 
-def report_undecided(view: TopologyView, problem: OperatorProblem, now: float) -> TopologyActions:
-    """Of a topology for which nothing can be decided: only its status."""
-    status = failed_status(view, problem, now)
+def report_undecided(
+    view: TopologyView,
+    problem: OperatorProblem,
+    now: float,
+    generations: Mapping[int, str] | None = None,
+) -> TopologyActions:
+    """Of a topology for which nothing can be decided: only its status. `generations`: digests of
+    accepted records, if they differ from those of the last status."""
+    if generations is None:
+        generations = view.own_status.generations
+    status = failed_status(view, problem, now, generations)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
-    write = WriteStatus(view.namespace, view.name, view.uid, status, urgent=True)
+    accepts = has_new_digest(view, generations or {})
+    write = WriteStatus(view.namespace, view.name, view.uid, status, urgent=True, accepts=accepts)
     return TopologyActions(view.key, (write,))
 
 
@@ -197,10 +207,10 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         return TopologyActions(key, needs.accepting)
 
     # 1. The coordinator, which does not wait for the plan.
-    actions = [*needs.accepting, *coordinator.prepare, *coordinator.create, *coordinator.remove]
+    actions = [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
-    # 2. Status and Events.
-    actions += _report(needs, plan)
+    # 2. Status and Events; then the record of a new generation, which waits for the status.
+    actions += [*_report(needs, plan), *needs.accepting]
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
@@ -247,8 +257,11 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
             for slot, incarnation in taken.items()
             if incarnation > context.reserved.get(slot, 0)
         )
+        accepts = has_new_digest(view, context.generations)
         actions.append(
-            WriteStatus(view.namespace, view.name, view.uid, built.written, urgent, reserves)
+            WriteStatus(
+                view.namespace, view.name, view.uid, built.written, urgent, reserves, accepts
+            )
         )
     change = Change(context, states, plan, built.status, coordinator)
     return [*actions, *build_events(change)]
@@ -271,8 +284,9 @@ def _report_failure(
 ) -> TopologyActions:
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
     accepting = observed.accepting if observed is not None else ()
-    report = report_undecided(view, problem, now).actions
-    return TopologyActions(view.key, (*accepting, *report), error)
+    generations = observed.context.generations if observed is not None else None
+    report = report_undecided(view, problem, now, generations).actions
+    return TopologyActions(view.key, (*report, *accepting), error)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:

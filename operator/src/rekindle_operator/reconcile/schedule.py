@@ -2,8 +2,9 @@
 
 Replacements come first, in the order of the plan whatever their topology; then clean-up; then
 status and Events. An action waits for another one only where it would be wrong without it: the pod
-of a new incarnation for the status that reserves it and for what it mounts or reads, a coordinator
-for its ServiceAccount, an Event for the status that it explains.
+of a new incarnation for the status that reserves it and for what it mounts or reads, the record of
+a generation for the status that has its digest, a coordinator for its ServiceAccount, an Event for
+the status that it explains.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -121,7 +122,7 @@ def _stage(action: Action) -> Stage:
         case CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
             return Stage.PREPARE
         case WriteStatus():
-            return Stage.PREPARE if action.reserves else Stage.REPORT
+            return Stage.PREPARE if action.reserves or action.accepts else Stage.REPORT
         case DeletePod():
             return Stage.PREPARE if action.frees else Stage.CLEAN_UP
         case CreatePod() | OpenGate():
@@ -147,8 +148,8 @@ def _after(
                 needed.append(status)
             if action.is_coordinator:
                 needed += [a for a in siblings if isinstance(a, EnsureAccess)]
-        case WriteStatus():
-            needed = [a for a in siblings if isinstance(a, CreateConfig)]
+        case CreateConfig():
+            needed = [status] if status is not None and status.accepts else []
         case EmitEvent():
             needed = [status] if status is not None else []
         case _:

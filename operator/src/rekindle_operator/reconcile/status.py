@@ -24,6 +24,7 @@ from rekindle_operator.reconcile.conditions import (
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, QueryHealth, ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, next_topology_phase
+from rekindle_operator.reconcile.records import generation_entries, with_generation
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
     OperatorEntry,
@@ -67,6 +68,7 @@ def build_status(
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
         incarnations=incarnations,
+        generations=context.generations,
     )
     written: dict[str, Any] = {
         "observedGeneration": context.view.generation,
@@ -78,6 +80,7 @@ def build_status(
         "operators": [operator.to_json() for operator in _operators(context, states)],
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
         "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
+        "generations": generation_entries(context.generations),
         "checkpoint": _checkpoint(context.report.checkpoint),
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
@@ -85,9 +88,14 @@ def build_status(
     return BuiltStatus(status, owned(written))
 
 
-def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> dict[str, Any]:
+def failed_status(
+    view: TopologyView,
+    problem: OperatorProblem,
+    now: float,
+    generations: Mapping[int, str] | None,
+) -> dict[str, Any]:
     """Of a topology for which nothing can be decided: the last status, with its states and
-    conditions unknown."""
+    conditions unknown. `generations`: digests of accepted records; None if they are not known."""
     status = owned(view.status)
     unknown = [
         Condition(kind, "Unknown", problem.reason, problem.message)
@@ -100,11 +108,14 @@ def failed_status(view: TopologyView, problem: OperatorProblem, now: float) -> d
     ]
     entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
     queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
-    changed = {
+    changed: dict[str, Any] = {
         "phase": TopologyPhase.UNKNOWN,
         "conditions": [entry.to_json() for entry in entries],
         "queriesLive": f"0/{len(queries)}",
     }
+    if generations is not None:
+        listed = with_generation(generations, view.generation)
+        changed["generations"] = generation_entries(listed)
     return {**status, **changed, **({"queries": queries} if queries else {})}
 
 
