@@ -24,6 +24,7 @@ from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
+from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import KubeletProbe
 from rekindle_operator.settings import Settings, read_settings
 from rekindle_operator.steady import SteadyClock
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
+    raise_recursion_limit()
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()

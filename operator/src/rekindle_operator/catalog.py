@@ -17,6 +17,8 @@ from rekindle.errors import InvalidTopology, Problem
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
+from rekindle.topology.problems import TOO_DEEP
+from rekindle_operator.nesting import MAX_SPEC_DEPTH, is_too_deep
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,11 @@ def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
 
 @lru_cache(maxsize=1024)
 def _compile(name: str, text: str) -> SpecResult:
+    spec = json.loads(text)
+    if is_too_deep(spec):
+        what = f"is nested more than {MAX_SPEC_DEPTH} levels deep"
+        return Rejected((Problem("spec", TOO_DEEP, what, "remove what is nested"),))
     try:
-        return Compiled(compile_topology(load_spec(json.loads(text)), name))
+        return Compiled(compile_topology(load_spec(spec), name))
     except InvalidTopology as error:
         return Rejected(tuple(error.problems))

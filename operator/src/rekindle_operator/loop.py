@@ -15,6 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle import names
+from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
@@ -39,6 +40,8 @@ _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was pause
 _STUCK_S = 60.0
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_RETRY_S = 0.25
+_LIST_AGAIN_S = 1.0  # after a list of topologies that failed; longer with each one in a row
+_STALLED_FAILURES = 2  # lists of topologies in a row
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -204,6 +207,7 @@ class Relister:
         self._custom = client.CustomObjectsApi(api)
         self._cluster = cluster
         self._settings = settings
+        self._backoff = Backoff(BackoffPolicy(_LIST_AGAIN_S, settings.timing.resync_s))
 
     def wait_for_resource(self) -> None:
         """Return once topologies can be listed, however long the CRD takes to appear."""
@@ -211,11 +215,31 @@ class Relister:
             time.sleep(2.0)
 
     def run(self) -> None:
+        wait_s = self._settings.timing.resync_s
         while True:
-            time.sleep(self._settings.timing.resync_s)
-            self.list_once()
+            time.sleep(wait_s)
+            wait_s = self.list_again()
+
+    def list_again(self) -> float:
+        """How long to wait for the next list, in seconds."""
+        if self.list_once():
+            self._backoff.succeeded()
+            wait_s = self._settings.timing.resync_s
+        else:
+            wait_s = self._backoff.failed()
+        self._cluster.topologies_stalled = self._backoff.failures >= _STALLED_FAILURES
+        return wait_s
 
     def list_once(self) -> bool:
+        """False if it failed, for whatever reason: no error may end a thread that lists."""
+        try:
+            return self._list()
+        except Exception:
+            RECONCILE_ERRORS.inc()
+            logger.exception("StreamTopologies cannot be listed: an error in the operator")
+            return False
+
+    def _list(self) -> bool:
         scope = [names.GROUP, names.VERSION]
         call: Callable[..., Any] = self._custom.list_cluster_custom_object
         if self._settings.namespace is not None:

@@ -78,6 +78,7 @@ class ClusterCache:
         self._wake = threading.Event()
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
+        self.topologies_stalled = False  # lists of topologies fail
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
@@ -144,7 +145,8 @@ class ClusterCache:
     @property
     def stalled(self) -> tuple[str, ...]:
         """Kinds without a response or event of the API server for too long."""
-        return tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
+        stalled = tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
+        return (*stalled, names.PLURAL) if self.topologies_stalled else stalled
 
     # --- waking the loop ------------------------------------------------------
 
@@ -159,7 +161,13 @@ class ClusterCache:
     # --- topologies -----------------------------------------------------------
 
     def put_topology(self, raw: Json) -> None:
-        view = topology_view(raw)
+        try:
+            view = topology_view(raw)
+        except Exception as error:  # its last known version stays, others are not affected
+            meta = raw["metadata"]
+            where = f"{meta.get('namespace')}/{meta.get('name')}"
+            logger.error("StreamTopology %s cannot be parsed: %r", where, error)
+            return
         if self._namespace is not None and view.namespace != self._namespace:
             return
         with self._lock:
