@@ -10,7 +10,7 @@ Design: docs/design/coordinator.md#report.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -31,18 +31,27 @@ from rekindle.topology.model import Segment
 
 REPORT_INTERVAL_S = 2.0
 _HEADS = 4096
+_HEADS_OF_PARTITION = 256  # of each of up to a thousand source partitions; older ones are estimated
+_STOPPED_S = (
+    5.0  # a source that has released nothing for so long, and for a few epochs, has stopped
+)
+_STOPPED_EPOCHS = 3
 _PROBLEMS = 32
 
 
 class HeadHistory:
     """When sources released each epoch, to compute lags as times, not as numbers of epochs."""
 
-    def __init__(self) -> None:
-        self._released: deque[tuple[int, float]] = deque(maxlen=_HEADS)
+    def __init__(self, kept: int = _HEADS) -> None:
+        self._released: deque[tuple[int, float]] = deque(maxlen=kept)
 
     @property
     def head(self) -> int:
         return self._released[-1][0] if self._released else NO_EPOCH
+
+    @property
+    def advanced_at(self) -> float:
+        return self._released[-1][1] if self._released else float("-inf")
 
     def advanced(self, epoch: int, now: float) -> None:
         if epoch > self.head:
@@ -59,6 +68,45 @@ class HeadHistory:
         return now - at + (first - stable_epoch - 1) * interval_s
 
 
+class SourceHeads:
+    """Heads of all source partitions.
+
+    A source releases epochs by its node's clock, and clocks differ. A query can have an epoch only
+    when each source that it reads has released it, so its lag counts from the slowest clock among
+    those. One that has stopped releasing says nothing about clocks; if all have, the newest head of
+    any source counts."""
+
+    def __init__(self) -> None:
+        self._newest = HeadHistory()
+        self._partitions: dict[Partition, HeadHistory] = {}
+
+    @property
+    def head(self) -> int:
+        return self._newest.head
+
+    def advanced(self, partition: Partition, epoch: int, now: float) -> None:
+        """By any replica of the partition."""
+        self._newest.advanced(epoch, now)
+        known = self._partitions.setdefault(partition, HeadHistory(_HEADS_OF_PARTITION))
+        known.advanced(epoch, now)
+
+    def keep(self, partitions: Collection[Partition]) -> None:
+        """Forget those that a new generation does not have."""
+        self._partitions = {p: h for p, h in self._partitions.items() if p in partitions}
+
+    def lag_s(
+        self, sources: Iterable[Partition], stable_epoch: int, now: float, interval_s: float
+    ) -> float:
+        """Of a query that reads these sources."""
+        stopped_s = max(_STOPPED_S, _STOPPED_EPOCHS * interval_s)
+        known = (h for p in sources if (h := self._partitions.get(p)) is not None)
+        ages = (
+            h.age_s(stable_epoch, now, interval_s) for h in known if now - h.advanced_at < stopped_s
+        )
+        lag_s = min(ages, default=None)
+        return self._newest.age_s(stable_epoch, now, interval_s) if lag_s is None else lag_s
+
+
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
     """Inputs of a report. `wall_s` is the Unix time when `now` was zero."""
@@ -69,7 +117,7 @@ class ReportInputs:
     graph: Graph | None
     membership: Membership
     manifest: Manifest | None
-    heads: HeadHistory
+    heads: SourceHeads
     diverged: tuple[str, ...]
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
@@ -145,7 +193,8 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
     for segment in inputs.generation.topology.segments:
         for query in segment.queries:
             stable = _stable_epoch(query, segment, inputs)
-            lag_s = inputs.heads.age_s(stable, now, inputs.generation.interval_s)
+            sources, interval_s = inputs.graph.sources[segment.id], inputs.generation.interval_s
+            lag_s = inputs.heads.lag_s(sources, stable, now, interval_s)
             reports.append(QueryReport(query, stable, round(lag_s, 1)))
     return tuple(sorted(reports, key=lambda report: report.name))
 

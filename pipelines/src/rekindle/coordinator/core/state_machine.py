@@ -21,9 +21,9 @@ from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
 from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
 from rekindle.coordinator.core.report import (
-    HeadHistory,
     ReportInputs,
     ReportPacer,
+    SourceHeads,
     build_report,
     rfc3339,
 )
@@ -87,7 +87,7 @@ class Coordinator:
         self._obsolete_since = 0.0  # since when obsolete tasks can be told to stop by polls
         self._isolated = False
         self._fenced = False
-        self._heads = HeadHistory()
+        self._heads = SourceHeads()
         self._pacer = ReportPacer()
         self._problems: dict[str, str] = {}
         # Derived once for each tick, not for each poll.
@@ -207,7 +207,7 @@ class Coordinator:
             self._settle(now)
             self._update_derived()
         if self._is_source(event.slot):
-            self._heads.advanced(response.head_epoch, now)
+            self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
         self._compare(event.slot, response)
         return self._assign_restore(task)
 
@@ -267,6 +267,7 @@ class Coordinator:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
             self._graph = build_graph(generation.topology)
+            self._heads.keep(self._graph.inputs)
             self.containment.configured(generation)
             self._obsolete_since = now
             self._pacer.mark_urgent()

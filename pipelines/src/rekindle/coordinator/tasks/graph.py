@@ -26,12 +26,14 @@ class Graph:
     inputs: Mapping[Partition, tuple[Partition, ...]]
     streams: Mapping[str, str]  # segment id -> operator id of its stream
     queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
+    sources: Mapping[str, tuple[Partition, ...]]  # segment id -> source partitions that it reads
 
 
 def build_graph(topology: Topology) -> Graph:
     partitions: list[Partition] = []
     readers: dict[Partition, list[Partition]] = {}
     inputs: dict[Partition, tuple[Partition, ...]] = {}
+    sources: dict[str, tuple[Partition, ...]] = {}
     for segment in topology.segments:
         for index in range(segment.partitions):
             mine = Partition(segment.id, index)
@@ -44,6 +46,11 @@ def build_graph(topology: Topology) -> Graph:
             inputs[mine] = tuple(dict.fromkeys(read))
             for source in inputs[mine]:
                 readers[source].append(mine)
+        producers = [topology.producer(entry.stream).id for entry in segment.inputs]
+        if producers:
+            sources[segment.id] = tuple(dict.fromkeys(p for id_ in producers for p in sources[id_]))
+        else:
+            sources[segment.id] = tuple(Partition(segment.id, i) for i in range(segment.partitions))
     return Graph(
         partitions=tuple(partitions),
         readers={p: tuple(r) for p, r in readers.items()},
@@ -53,6 +60,7 @@ def build_graph(topology: Topology) -> Graph:
             s.id: tuple(q for q in topology.spec.queries if q.name in s.queries)
             for s in topology.segments
         },
+        sources=sources,
     )
 
 
