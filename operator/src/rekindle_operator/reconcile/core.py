@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_SLOT
+from rekindle_operator.catalog import start_pass
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.reconcile.actions import (
     Action,
@@ -101,6 +102,7 @@ def reconcile_all(
     """The same, by topology. An error of one does not affect the others."""
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or Settings()
+    start_pass()
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
     inputs = PassInputs(snapshot, losses, now, settings)
