@@ -110,7 +110,7 @@ def test_a_full_disk_is_no_failure_of_the_operator(
 
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "NamedTemporaryFile", full)
-        with pytest.raises(DiskFull, match="operator a, epochs 0 to 0: no room"):
+        with pytest.raises(DiskFull, match="operator a, epochs 0 to 0: no space left"):
             chain.process(State(), epochs)
     assert chain.process(State(), epochs).outputs[0].rows.num_rows == 6
 

@@ -283,7 +283,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     jvm.kill()
     coordinator.until(lambda: bool(second.answer and second.answer.problem), 30)
     assert second.answer is not None
-    assert "the JVM died" in str(second.answer.problem)
+    assert "the JVM was killed" in str(second.answer.problem)
     coordinator.until(lambda: bool(second.answer and second.answer.problem is None), 60)
     assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [0, 0, 0]
 
