@@ -161,6 +161,8 @@ def test_a_control_plane_not_started_raises_an_error(tmp_path: Path) -> None:
 def test_a_failed_start_names_the_component_and_its_log(tmp_path: Path) -> None:
     settings = Settings(extra_arguments={"kube-apiserver": ["--no-such-flag"]})
     broken = ControlPlane(tmp_path / "broken", settings)
-    with pytest.raises(ControlPlaneError, match=r"(?s)kube-apiserver ended.*--no-such-flag"):
+    with pytest.raises(
+        ControlPlaneError, match=r"(?s)kube-apiserver exited with code 1.*no-such-flag"
+    ):
         broken.start()
     assert broken.pids == {}

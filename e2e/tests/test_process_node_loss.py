@@ -100,7 +100,7 @@ def kubelet_responds(node: ProcessNode, pods: Pods) -> bool:
     """As the operator probes (docs/decisions/0025-kubelets-as-signals.md)."""
     kubelet = node_view(pods.api.call("GET", f"/api/v1/nodes/{node.name}")).kubelet
     assert kubelet is not None
-    return asyncio.run(probe.responds(kubelet, probe.unverified_tls(), within_s=2.0))
+    return asyncio.run(probe.kubelet_responds(kubelet, probe.unverified_tls(), within_s=2.0))
 
 
 def is_closed(held: socket.socket) -> bool:
