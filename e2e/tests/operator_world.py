@@ -27,7 +27,7 @@ from rekindle_testing.waiting import wait_for
 
 START_S = 60.0  # start of the process on a busy machine
 _POLL_S = 0.1
-_BEAT_S = 0.25
+_UPDATE_INTERVAL_S = 0.25
 _HEARTBEAT_S = 1.0
 
 
@@ -91,9 +91,9 @@ class World:
         self.silent: set[str] = set()  # pods that do not respond to the coordinator
         self.cut_off = False  # no pod responds to it
         self.coordinators_run = True
-        self._beaten_at = 0.0
+        self._lease_renewed_at = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread = threading.Thread(target=self._update_until_closed, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -279,16 +279,16 @@ class World:
 
     # --- kubelets and the data plane ------------------------------------------
 
-    def _play(self) -> None:
-        while not self._stop.wait(_BEAT_S):
+    def _update_until_closed(self) -> None:
+        while not self._stop.wait(_UPDATE_INTERVAL_S):
             try:
-                self._beat()
+                self._update()
             except (ApiException, urllib3.exceptions.HTTPError) as error:
                 print("the fake data plane is refused:", error, file=sys.stderr)
 
-    def _beat(self) -> None:
-        if time.monotonic() - self._beaten_at >= _HEARTBEAT_S:
-            self._beaten_at = time.monotonic()
+    def _update(self) -> None:
+        if time.monotonic() - self._lease_renewed_at >= _HEARTBEAT_S:
+            self._lease_renewed_at = time.monotonic()
             for node in list(self._alive):
                 body = {"spec": {"renewTime": now_text()}}
                 self.coordination.patch_namespaced_lease(node, "kube-node-lease", body)

@@ -143,7 +143,7 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) 
 
     died = threading.Event()
     use = {"data_dir": tmp_path, "cds_archive": cds_archive}
-    spark = sessions.start_session("test", **use, on_death=lambda _: died.set())
+    spark = sessions.start_session("test", **use, on_exit=lambda _: died.set())
     compiled = topology('- {name: a, inputs: [rows], sql: "SELECT * FROM rows"}', "a")
     chain = SparkChain(compiled.segments[0], compiled, spark)
     epochs = nasty_epochs(1, 1, 10)

@@ -67,10 +67,10 @@ class Reader:
 
 @given(st.lists(st.tuples(lags, st.floats(-STEP_S, STEP_S), behind, behind, phases, phases)))
 def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
-    story: list[tuple[float, float, int, int, Phase, Phase]],
+    steps: list[tuple[float, float, int, int, Phase, Phase]],
 ) -> None:
     reader = Reader()
-    for lag_s, more_s, epochs, others, phase, other in story:
+    for lag_s, more_s, epochs, others, phase, other in steps:
         lag_s += STEP_S
         reader.hears((lag_s, epochs, phase), (lag_s + more_s * 0.999, others, other))
     assert not reader.left
@@ -78,13 +78,13 @@ def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
 
 @given(st.lists(st.tuples(lags, behind, phases, st.floats(0, STEP_S)), min_size=1))
 def test_readers_leave_a_lagging_replica_once(
-    story: list[tuple[float, int, Phase, float]],
+    steps: list[tuple[float, int, Phase, float]],
 ) -> None:
     reader = Reader()
     reader.hears((0, 0, "Live"), (0, 0, "Live"))
     first = reader.choice.current
     lagged = False
-    for lag_s, epochs, phase, other_s in story:
+    for lag_s, epochs, phase, other_s in steps:
         reader.hears((lag_s, epochs, phase), (other_s, 0, "Live"))
         lagged = lagged or (lag_s - other_s > STEP_S and epochs >= 2)
         assert reader.left == ([first] if lagged else [])

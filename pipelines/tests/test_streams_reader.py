@@ -139,10 +139,10 @@ _events = st.one_of(
 
 @given(st.lists(st.tuples(_events, st.floats(0, 5)), max_size=40))
 def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
-    story: list[tuple[RoutesChanged | EpochsReceived | CallFailed, float]],
+    steps: list[tuple[RoutesChanged | EpochsReceived | CallFailed, float]],
 ) -> None:
     made, now, taken, known = ReplicaChoice(5, 3), 0.0, [], ()
-    for event, passed in story:
+    for event, passed in steps:
         now += passed
         for effect in made.step(event, now):
             if isinstance(effect, DeliverEpochs):

@@ -40,7 +40,7 @@ _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was pause
 _STUCK_S = 60.0
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_RETRY_S = 0.25
-_LIST_AGAIN_S = 1.0  # after a list of topologies that failed; longer with each one in a row
+_LIST_RETRY_S = 1.0  # after a list of topologies that failed; longer with each one in a row
 _STALLED_FAILURES = 2  # lists of topologies in a row
 _COALESCE_S = 0.02  # changes come in bursts
 
@@ -207,7 +207,7 @@ class Relister:
         self._custom = client.CustomObjectsApi(api)
         self._cluster = cluster
         self._settings = settings
-        self._backoff = Backoff(BackoffPolicy(_LIST_AGAIN_S, settings.timing.resync_s))
+        self._backoff = Backoff(BackoffPolicy(_LIST_RETRY_S, settings.timing.resync_s))
 
     def wait_for_resource(self) -> None:
         """Return once topologies can be listed, however long the CRD takes to appear."""

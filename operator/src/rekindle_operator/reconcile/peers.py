@@ -46,8 +46,10 @@ def lost_peers(
 def _silently_not_ready(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> frozenset[str]:
-    """Nodes that have been NotReady for a while and whose kubelets do not respond; none unless
-    another node could take a replica, or if NotReady is known to be wrong."""
+    """Nodes that have been NotReady for a while and of whose kubelets no response is known (none
+    ever is if kubelets are not asked); none unless another node could take a replica, or if
+    NotReady is known to be wrong. For how long is by the clock of the control plane: if it is
+    behind, a replica is deleted too early, which costs a start."""
     if losses.problem or not losses.usable:
         return frozenset()
     return frozenset(
@@ -63,7 +65,7 @@ def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: 
     if losses.is_on_lost_node(pod) and age_s >= _MIN_AGE_S:
         return "this replica's node is lost"
     if pod.node in not_ready and age_s >= _MIN_AGE_S:
-        return "this replica's node is NotReady, and its kubelet does not respond"
+        return "this replica's node is NotReady, and no response of its kubelet is known"
     if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
         return "its node's kubelet does not accept this replica"
     return ""

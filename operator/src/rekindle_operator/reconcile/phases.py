@@ -88,7 +88,7 @@ _DOWN_TO: Mapping[QueryState, Changes] = {
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
-_COMING_TO: Mapping[QueryState, Changes] = {
+_STARTING_TO: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (),
     QueryState.FAILED: (),
     QueryState.UNKNOWN: (),
@@ -109,8 +109,8 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
     None: _DOWN_TO,  # it has no state yet
     QueryState.WAITING: _DOWN_TO,
     QueryState.FAILED: _DOWN_TO,
-    QueryState.RESTORING: _COMING_TO,
-    QueryState.CATCHING_UP: _COMING_TO,
+    QueryState.RESTORING: _STARTING_TO,
+    QueryState.CATCHING_UP: _STARTING_TO,
     QueryState.LIVE: _LIVE_TO,
     QueryState.UNKNOWN: _DOWN_TO,  # of a query that was live before, see `query_changes`
 }

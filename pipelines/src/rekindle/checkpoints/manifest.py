@@ -35,7 +35,7 @@ class Entry:
     `engine` and `state_format` are those of the task that saved it (`rekindle.engine.version`).
 
     `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
-    `epoch`. `operators`: ids of the chain, so that another segmentation can find its state.
+    `epoch`. `operators`: ids of the chain, so that its state is found when segments change.
     `chain`: the chained digest of the partition's output through `epoch`, "" where it begins here.
     """
 

@@ -1,7 +1,7 @@
 """Identity of the input of a `files` source: its files in order, with sizes and content hashes.
 
 A replay must read the same input. So the first task that opens a source records its identity in the
-checkpoint store, and whoever opens it later (a replica, or a task after a restart) compares.
+checkpoint store; a task that opens it later (a replica, or after a restart) compares.
 Modification times are left out: a file that is restored from a copy is the same file.
 
 Design: docs/design/exactly-once.md#sources.

@@ -79,7 +79,7 @@ class OutputLog:
         self._file_bytes = min(file_bytes, max(1, budget // 8)) if budget else file_bytes
         # Locks, acquired in this order. Calls of the store, which may be slow, hold only the first.
         self._appending = threading.Lock()  # held by the one appender
-        self._writing = threading.Lock()  # held by whoever changes files
+        self._writing = threading.Lock()  # held while files are changed
         self._changed = threading.Condition()  # held to read or change the index
         self._closed = False
         self._floor = NO_EPOCH

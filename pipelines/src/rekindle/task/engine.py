@@ -75,7 +75,7 @@ class EngineStarter:
             cds_archive=config.cds_archive,
             data_dir=config.data,
             memory=config.memory,
-            on_death=self._died,
+            on_exit=self._died,
         )
         self._death = None
         self._session = session

@@ -31,10 +31,9 @@ from rekindle.topology.model import Segment
 
 REPORT_INTERVAL_S = 2.0
 _HEADS = 4096
-_HEADS_OF_PARTITION = 256  # of each of up to a thousand source partitions; older ones are estimated
-_STOPPED_S = (
-    5.0  # a source that has released nothing for so long, and for a few epochs, has stopped
-)
+_HEADS_OF_PARTITION = 64  # of each of up to a thousand source partitions; older ones are estimated
+# A source that has released nothing for this long, and for a few epochs, has stopped.
+_STOPPED_S = 5.0
 _STOPPED_EPOCHS = 3
 _PROBLEMS = 32
 
@@ -71,10 +70,10 @@ class HeadHistory:
 class SourceHeads:
     """Heads of all source partitions.
 
-    A source releases epochs by its node's clock, and clocks differ. A query can have an epoch only
-    when each source that it reads has released it, so its lag counts from the slowest clock among
-    those. One that has stopped releasing says nothing about clocks; if all have, the newest head of
-    any source counts."""
+    The head of a source is the epoch that its node's clock has released, whether or not its tasks
+    have computed it, and clocks differ. A query can have an epoch only when each source that it
+    reads has released it, so its lag counts from the slowest clock among those. A source that has
+    stopped says nothing about clocks; if all have, the newest head of any source counts."""
 
     def __init__(self) -> None:
         self._newest = HeadHistory()

@@ -84,7 +84,7 @@ class Coordinator:
         self._pods_are_known = False
         self._polling_since: float | None = None
         self._settled = False
-        self._obsolete_since = 0.0  # since when obsolete tasks can be told to stop by polls
+        self._obsolete_since = 0.0  # since when obsolete tasks can be asked to stop by polls
         self._isolated = False
         self._fenced = False
         self._heads = SourceHeads()
@@ -173,7 +173,7 @@ class Coordinator:
                 self.committer.garbage_collected(problem)
                 return []
             case FenceRaised(by=by):
-                return [StepDown(f"a newer coordinator is in charge: {by}")]
+                return [StepDown(f"a newer coordinator has taken over: {by}")]
             case ProblemChanged(subject=subject, message=message):
                 return self._problem_changed(subject, message)
         assert_never(event)

@@ -71,8 +71,8 @@ class _CoreCollector(Collector):
             labels=["slot"],
         )
         for task in core.membership:
-            if task.last_heard is not None:
-                silence.add_metric([task.slot.key], now - task.last_heard)
+            if task.last_response_at is not None:
+                silence.add_metric([task.slot.key], now - task.last_response_at)
             suspected.add_metric([task.slot.key], float(core.is_suspected(task)))
         yield silence
         yield suspected

@@ -45,7 +45,7 @@ class Task:
 
     pod: Pod
     known_since: float
-    last_heard: float | None = None
+    last_response_at: float | None = None
     response: PollResponse | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
@@ -75,8 +75,8 @@ class Task:
         """How long it had been silent when it was suspected; then it does not change."""
         if self.suspected_since is None:
             return 0.0
-        heard = self.known_since if self.last_heard is None else self.last_heard
-        return max(0.0, self.suspected_since - heard)
+        responded_at = self.known_since if self.last_response_at is None else self.last_response_at
+        return max(0.0, self.suspected_since - responded_at)
 
     @property
     def phase(self) -> TaskPhase:
@@ -137,7 +137,7 @@ class Membership:
             task.known_since = now
         if not pod.runs:
             task.response, task.position, task.assigned, task.first_stable = None, None, None, None
-            task.suspected_since, task.last_heard = None, None
+            task.suspected_since, task.last_response_at = None, None
         task.pod = pod
         return task
 
@@ -146,9 +146,9 @@ class Membership:
         previous = task.response
         rebooted = previous is not None and previous.boot_id != response.boot_id
         news = task.suspected or rebooted or previous is None or previous.phase != response.phase
-        if task.last_heard is not None and now - task.last_heard <= _MAX_REGULAR_GAP_S:
-            task.gaps.append(now - task.last_heard)
-        task.last_heard = now
+        if task.last_response_at is not None and now - task.last_response_at <= _MAX_REGULAR_GAP_S:
+            task.gaps.append(now - task.last_response_at)
+        task.last_response_at = now
         task.suspected_since = None
         task.refusal = None
         if rebooted or task.first_stable is None:
@@ -207,8 +207,8 @@ class Membership:
     def _reset_timers(self, pause_s: float) -> None:
         for task in self:
             task.known_since += pause_s
-            if task.last_heard is not None:
-                task.last_heard += pause_s
+            if task.last_response_at is not None:
+                task.last_response_at += pause_s
 
 
 def _ended(pod: Pod) -> Pod:
@@ -218,9 +218,9 @@ def _ended(pod: Pod) -> Pod:
 def _is_silent(task: Task, now: float) -> bool:
     if not task.pod.runs:
         return False
-    if task.last_heard is None:
+    if task.last_response_at is None:
         return task.pod.started and now - task.known_since > MAX_SILENCE_S
-    return now - task.last_heard > task.tolerated_silence_s()
+    return now - task.last_response_at > task.tolerated_silence_s()
 
 
 def _position(task: Task, response: PollResponse) -> int | None:
@@ -253,18 +253,18 @@ def coordinator_is_isolated(
     replica with a partner that responds proves nothing: the reader may have the partner's epochs.
     `inputs` names, for each slot, the replicas that it can read from.
     """
-    running = [t for t in membership if t.pod.runs and t.last_heard is not None]
+    running = [t for t in membership if t.pod.runs and t.last_response_at is not None]
     silent = {t.slot: t for t in running if t.suspected}
     if len(silent) < 2 or 2 * len(silent) <= len(running):
         return False
-    heard = {t.partition for t in running if not t.suspected}
+    responding = {t.partition for t in running if not t.suspected}
     proofs = 0
     for task in running:
         if task.suspected or task.response is None:
             continue
         for slot in inputs.get(task.slot, ()):
             peer = silent.get(slot)
-            if peer is None or peer.response is None or peer.partition in heard:
+            if peer is None or peer.response is None or peer.partition in responding:
                 continue
             if peer.endpoint in task.response.unreadable:
                 return False

@@ -105,8 +105,8 @@ def running(
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
     CatchingUp; None while no replica serves."""
-    heard = [t for t in replicas if t.response is not None and not is_suspected(t)]
-    best = min(heard, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot.replica), default=None)
+    responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
+    best = min(responding, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot.replica), default=None)
     return best.slot if best else None
 
 

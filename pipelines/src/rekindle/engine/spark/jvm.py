@@ -109,7 +109,7 @@ class Jvm:
     port: int
     secret: str
     stopping: bool = False
-    on_death: Callable[[int], None] | None = None
+    on_exit: Callable[[int], None] | None = None
     _watcher: threading.Thread | None = field(default=None, repr=False)
 
     @property
@@ -117,7 +117,7 @@ class Jvm:
         return self.process.poll() is None
 
     def watch(self) -> None:
-        """Call `on_death` with the exit status as soon as the JVM exits unexpectedly."""
+        """Call `on_exit` with the exit status as soon as the JVM exits unexpectedly."""
         self._watcher = threading.Thread(target=self._wait, name="jvm-watcher", daemon=True)
         self._watcher.start()
 
@@ -125,8 +125,8 @@ class Jvm:
         status = self.process.wait()
         if not self.stopping:
             log.error("the JVM died with status %d", status)
-            if self.on_death is not None:
-                self.on_death(status)
+            if self.on_exit is not None:
+                self.on_exit(status)
 
     def kill(self) -> None:
         self.stopping = True

@@ -20,7 +20,7 @@ from rekindle.engine.spark.plans import HashAggregation
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
-_DEATH_S = 5.0
+_JVM_EXIT_TIMEOUT_S = 5.0
 """How long a JVM may take to end after its sockets closed, or after it ran out of memory."""
 _FAILURES = (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException, MemoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -148,7 +148,7 @@ def _classify(error: Exception, what: str) -> Exception:
     if no_memory or not isinstance(
         error, PySparkException
     ):  # other errors do not say whether the JVM exited
-        _wait_for_death()
+        _wait_for_jvm_exit()
     jvm = current_jvm()
     if jvm is not None and not jvm.alive:
         status = jvm.process.returncode
@@ -183,9 +183,9 @@ def _cause(lines: Sequence[str]) -> str:
     return message if name == "SparkException" else f"{name}: {message}"
 
 
-def _wait_for_death() -> None:
+def _wait_for_jvm_exit() -> None:
     """Wait for a JVM that closed its sockets, or had an OutOfMemoryError, to exit."""
-    deadline = time.monotonic() + _DEATH_S
+    deadline = time.monotonic() + _JVM_EXIT_TIMEOUT_S
     while (jvm := current_jvm()) is not None and jvm.alive and time.monotonic() < deadline:
         time.sleep(0.02)
 

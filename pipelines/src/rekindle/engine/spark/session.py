@@ -74,14 +74,14 @@ def start_session(
     cds_archive: Path | None = None,
     data_dir: Path | None = None,
     memory: MemoryPlan | None = None,
-    on_death: Callable[[int], None] | None = None,
+    on_exit: Callable[[int], None] | None = None,
     log_file: Path | None = None,
 ) -> SparkSession:
     """Start the JVM, if there is none, and a session in it.
 
     `conf` is the user's sparkConf, which has precedence. `memory` gives the sizes of the JVM.
     `cds_archive` was created by `engine.spark.training`; if it does not match, a warning is logged
-    and the start is slower. `on_death` is called in a thread with the exit status when the JVM
+    and the start is slower. `on_exit` is called in a thread with the exit status when the JVM
     exits unexpectedly. `log_file`: for the output of the JVM. Raises EngineLost.
     """
     global _jvm
@@ -103,7 +103,7 @@ def start_session(
             meanwhile=_import_pyspark,
             log_file=log_file,
         )
-    _jvm.on_death = on_death
+    _jvm.on_exit = on_exit
     settings = {
         **_CONF,
         "spark.driver.host": bind,

@@ -26,8 +26,8 @@ from rekindle.topology.windows.kind import END, START, WindowAssigner
 from rekindle.topology.windows.registry import assigner_of
 
 ORDER = "__r"
-BACK = "__back"
-"""Microseconds that are taken off a row's event time, where they are not the same for all rows."""
+TIME_OFFSET = "__time_offset"
+"""Column of the microseconds to subtract from event time, if inputs differ in them."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
@@ -52,8 +52,8 @@ class WindowNode:
     keys: tuple[str, ...]
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
-    back: tuple[int, ...] = ()
-    """BACK of the rows of each input, if they differ; it is then in `time`."""
+    time_offsets: tuple[int, ...] = ()
+    """TIME_OFFSET of each input, if they differ; it is then in `time`."""
 
     @property
     def closed_view(self) -> str:
@@ -113,15 +113,15 @@ def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNod
     column = topology.nodes[node.inputs[0]].event_time
     assert column is not None, f"{node.name}: validation requires an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
-    back = tuple(int(_is_window_end(topology, name)) for name in node.inputs)
-    same = len(set(back)) == 1
+    offsets = tuple(int(_is_window_end(topology, name)) for name in node.inputs)
+    same = len(set(offsets)) == 1
     if not same:
-        time = f"{time} - {BACK}"
-    elif back[0]:
-        time = f"{time} - {back[0]}L"
+        time = f"{time} - {TIME_OFFSET}"
+    elif offsets[0]:
+        time = f"{time} - {offsets[0]}L"
     decomposition = decompose(window.aggregate)
     keys = window.group_by
-    return WindowNode(node, assigner_of(window), keys, decomposition, time, () if same else back)
+    return WindowNode(node, assigner_of(window), keys, decomposition, time, () if same else offsets)
 
 
 def _is_window_end(topology: Topology, name: str) -> bool:
@@ -228,9 +228,9 @@ def _placed_sql(
     if len(inputs) == 1:
         rows = quote(inputs[0])
     else:
-        backs = [f", {back}L AS {BACK}" for back in window.back] or [""] * len(inputs)
-        parts = zip(backs, inputs, strict=True)
-        rows = f"({' UNION ALL '.join(f'SELECT *{back} FROM {quote(n)}' for back, n in parts)})"
+        offsets = [f", {offset}L AS {TIME_OFFSET}" for offset in window.time_offsets]
+        parts = zip(offsets or [""] * len(inputs), inputs, strict=True)
+        rows = f"({' UNION ALL '.join(f'SELECT *{offset} FROM {quote(n)}' for offset, n in parts)})"
     return f"SELECT /*+ {hint} */ *, {', '.join([*keys, marker, *order])} FROM {rows}"
 
 
