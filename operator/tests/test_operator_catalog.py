@@ -48,21 +48,25 @@ def test_a_spec_that_changed_is_compiled_again(compiled: list[str]) -> None:
     assert compiled == ["a", "b", "a"]
 
 
-def test_specs_of_topologies_that_are_gone_are_dropped(compiled: list[str]) -> None:
-    run_pass({"a": {}, "b": {}})
-    for _ in range(2):
-        run_pass({"b": {}})
-    assert set(catalog._CACHE._used) | set(catalog._CACHE._before) == {("b", "{}")}
-    assert compiled == ["a", "b"]
+def test_the_cache_is_bounded(compiled: list[str]) -> None:
+    for n in range(10 * _TOPOLOGIES):
+        run_pass({"edited": {"n": n}, "kept": {}})
+    assert len(catalog._CACHE) <= 1026
+    assert compiled.count("kept") == 1
 
 
-def test_a_pass_drops_compiled_specs(cluster: ModelCluster) -> None:
+def test_a_pass_without_topologies_drops_none(compiled: list[str]) -> None:
+    specs = {f"t{n}": {"n": n} for n in range(3 * _TOPOLOGIES)}
+    for passed in (specs, {}, {}, specs):
+        run_pass(passed)
+    assert len(compiled) == len(specs)
+
+
+def test_each_pass_begins_with_the_cache(cluster: ModelCluster) -> None:
     cluster.settle()
     assert any(name == "flights" for name, _ in catalog._CACHE._used)
-    for _ in range(2):
-        reconcile(Snapshot(), cluster.now)
+    reconcile(Snapshot(), cluster.now)
     assert not catalog._CACHE._used
-    assert not catalog._CACHE._before
 
 
 def test_a_spec_is_still_compiled_before_any_pass() -> None:

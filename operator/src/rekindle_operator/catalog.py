@@ -1,8 +1,8 @@
 """Compiled specs, with a cache: each spec is validated and compiled once.
 
 The JSON of the spec is the cache's key, so the same spec of another generation costs nothing. A
-pass compiles the specs of all topologies, so what a whole pass has not used is of no topology any
-more and is dropped: with a limit below the number of topologies each pass would compile them all.
+pass compiles the specs of all topologies, so the cache grows with them: with a fixed limit below
+their number each pass would compile them all.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -35,29 +35,37 @@ class Rejected:
 SpecResult = Compiled | Rejected
 
 _Key = tuple[str, str]
+_KEPT = 1024  # results, or twice as many as a pass uses
 
 
 class _Cache:
-    """Results of this pass and of the one before. For the thread that reconciles."""
+    """Results by key. For the thread that reconciles."""
 
     def __init__(self) -> None:
-        self._before: dict[_Key, SpecResult] = {}
-        self._used: dict[_Key, SpecResult] = {}
+        self._results: dict[_Key, SpecResult] = {}
+        self._used: set[_Key] = set()  # in this pass
+
+    def __len__(self) -> int:
+        return len(self._results)
 
     def start_pass(self) -> None:
-        self._before, self._used = self._used, {}
+        # A pass that uses none, since no list of topologies succeeded, says nothing about the next.
+        if self._used and len(self) > max(_KEPT, 2 * len(self._used)):
+            self._results = {k: r for k, r in self._results.items() if k in self._used}
+        self._used = set()
 
     def compiled(self, key: _Key) -> SpecResult:
-        found = self._used.get(key) or self._before.get(key) or _compile(*key)
-        self._used[key] = found
-        return found
+        self._used.add(key)
+        if key not in self._results:
+            self._results[key] = _compile(*key)
+        return self._results[key]
 
 
 _CACHE = _Cache()
 
 
 def start_pass() -> None:
-    """Drop what the last pass has not used. Each pass calls it first."""
+    """Bound the cache: beyond its limit, what the last pass has not used is dropped."""
     _CACHE.start_pass()
 
 
