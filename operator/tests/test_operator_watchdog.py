@@ -132,15 +132,24 @@ class ApiServerWith:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
 
-    def add_pod(self, name: str, host_ip: str, pod_ip: str, release: str = "rekindle") -> None:
+    def add_pod(
+        self,
+        name: str,
+        host_ip: str,
+        pod_ip: str,
+        release: str = "rekindle",
+        node: str = "node",
+        created: str = "2026-01-01T00:00:00Z",
+    ) -> None:
         self.pods[name] = {
             "metadata": {
+                "creationTimestamp": created,
                 "name": name,
                 "uid": f"uid of {name}",
                 "resourceVersion": "5",
                 "labels": {names.LABEL_OPERATOR: release},
             },
-            "spec": {"nodeName": "node"},
+            "spec": {"nodeName": node},
             "status": {"startTime": "2026-01-01T00:00:00Z", "hostIP": host_ip, "podIP": pod_ip},
         }
 
@@ -230,6 +239,19 @@ def test_pods_whose_node_responds_are_kept(api: ApiServerWith, clock: Clock) -> 
     api.renewed = False
     run_for(dog, clock, 1.5)
     assert api.deleted == []
+
+
+def test_a_new_machine_with_its_address_does_not_save_a_pod(
+    api: ApiServerWith, clock: Clock
+) -> None:
+    """The port of the fake API server is that of the kubelet."""
+    api.add_pod("dead", "127.0.0.1", "127.0.0.1")
+    api.add_pod("watchdog", "127.0.0.1", "", release="", node="new", created="2026-01-01T00:01:00Z")
+    dog = watchdog(api, clock, pod_port=free_port(), kubelet_port=api.server.server_port)
+    dog.step()
+    api.renewed = False
+    run_for(dog, clock, 1.5)
+    assert [name for name, _ in api.deleted] == ["dead"]
 
 
 def test_a_starting_operator_is_kept_if_probes_do_not_work(

@@ -22,6 +22,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle import names
+from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
 from rekindle_operator.cluster.containers import failing_since, preparing_since
 from rekindle_operator.cluster.convert import (
     Json,
@@ -297,7 +298,8 @@ class ClusterCache:
             reports = dict(self._reports.as_of(topologies, renewed))
             failures = self._failures.by_owner(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
-        pods, nodes = self.pods.views(), self.nodes.views()
+        pods = pods_with_own_addresses(self.pods.views())
+        nodes = nodes_with_own_addresses(self.nodes.views())
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)

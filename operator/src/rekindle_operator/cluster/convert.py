@@ -159,6 +159,7 @@ def node_view(raw: Json) -> NodeView:
         labels=meta.get("labels") or {},
         allocatable=Amounts.parse(status.get("allocatable")),
         kubelet=_kubelet(status),
+        created_at=parse_time(meta.get("creationTimestamp")),
     )
 
 

@@ -62,6 +62,7 @@ class NodeView:
     labels: Mapping[str, str]
     allocatable: Amounts
     kubelet: Endpoint | None = None  # as its status reports it
+    created_at: float = 0.0
 
     @property
     def zone(self) -> str:

@@ -20,7 +20,13 @@ from rekindle_operator.election import Candidate, ElectionTiming, Span
 from rekindle_operator.lease import lease_path, read_lease
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_responds, pod_responds
-from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming, read_pod
+from rekindle_operator.watchdog.core import (
+    Observation,
+    OperatorPod,
+    WatchdogTiming,
+    read_pod,
+    with_moved,
+)
 
 _PROBE_TIMEOUT_S = 1.0
 _MAX_EXTRA_HOSTS = 8
@@ -148,8 +154,9 @@ class Watchdog:
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
         matches = [of.get(names.LABEL_OPERATOR) == settings.release for of in labels]
-        pods = [read_pod(item) for item, own in zip(items, matches, strict=True) if own]
-        return pods, hosts - {"", settings.own_host}
+        pods = with_moved(read_pod(item) for item in items)
+        own = [pod for pod, match in zip(pods, matches, strict=True) if match]
+        return own, hosts - {"", settings.own_host}
 
     def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
         """Probe in parallel, since probes of lost nodes last until their timeout. Until a kubelet
@@ -173,7 +180,7 @@ class Watchdog:
             threading.Thread(target=probe, args=(pod,), daemon=True)
             for pod in pods
             for probe in (probe_kubelet, probe_pod)
-            if pod.uid in responses
+            if pod.uid in responses and not pod.moved
         ]
         if not self._probes_work:
             chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))

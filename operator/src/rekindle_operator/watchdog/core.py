@@ -40,7 +40,8 @@ _MIN_PROBES = 2
 
 @dataclass(frozen=True, slots=True)
 class OperatorPod:
-    """`accepted`: the kubelet of its node has started to handle it."""
+    """`accepted`: the kubelet of its node has started to handle it. `moved`: its node's address
+    belongs to another node now, so a response from there would not be of its node."""
 
     name: str
     uid: str
@@ -50,6 +51,8 @@ class OperatorPod:
     host_ip: str = ""
     pod_ip: str = ""
     ended: bool = False
+    created: str = ""  # RFC 3339, as the API server wrote it
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +136,12 @@ def read_pod(raw: Mapping[str, Any]) -> OperatorPod:
         host_ip=status.get("hostIP") or "",
         pod_ip=status.get("podIP") or "",
         ended=status.get("phase") in ("Succeeded", "Failed"),
+        created=meta.get("creationTimestamp") or "",
     )
+
+
+def with_moved(pods: Iterable[OperatorPod]) -> list[OperatorPod]:
+    """The same pods, `moved` if a newer one has the address of its node on another node."""
+    pods = list(pods)
+    newest = {p.host_ip: p.node for p in sorted(pods, key=lambda p: p.created)}
+    return [replace(p, moved=bool(p.host_ip) and newest[p.host_ip] != p.node) for p in pods]

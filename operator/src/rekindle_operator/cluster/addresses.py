@@ -1,0 +1,39 @@
+"""Addresses that a newer machine or pod has taken over. Pure.
+
+The object of a lost node can stay while another machine, with another name, gets its address. A
+response from there says nothing about the lost node, nor about the pods that it ran.
+
+Design: docs/design/recovery.md#loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
+
+
+def nodes_with_own_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+    """Of several nodes with the address of one kubelet, only the newest keeps it."""
+    newest: dict[Endpoint, NodeView] = {}
+    for node in sorted(nodes, key=lambda n: n.created_at):
+        if node.kubelet is not None:
+            newest[node.kubelet] = node
+    return tuple(
+        n if n.kubelet is None or newest[n.kubelet] is n else replace(n, kubelet=None)
+        for n in nodes
+    )
+
+
+def pods_with_own_addresses(pods: Iterable[PodView]) -> tuple[PodView, ...]:
+    """Pods that the operator watches keep their address unless a newer pod on another node has
+    it."""
+    pods = tuple(pods)
+    watched = {p.ip for p in pods if p.is_watched and p.ip}
+    holders = [p for p in pods if p.ip in watched and not p.ended]
+    newest = {p.ip: p.node for p in sorted(holders, key=lambda p: p.created_at)}
+    return tuple(
+        replace(p, ip="") if p.is_watched and newest.get(p.ip, p.node) != p.node else p
+        for p in pods
+    )
