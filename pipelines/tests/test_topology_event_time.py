@@ -78,7 +78,8 @@ def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column:
             "SELECT ts AS a, date_trunc('HOUR', ts) AS b, origin FROM s UNION ALL "
             "SELECT date_trunc('DAY', seen) AS a, seen AS b, origin FROM other",
             ["s", "other"],
-            "the SELECTs of o output event time as different columns",
+            "in o, UNION ALL matches columns by position, and event time is "
+            "column 1 of SELECT FROM s, but column 2 of SELECT FROM other",
         ),
         ("SELECT origin, ts FROM timeless", ["timeless"], "source timeless has no eventTime"),
     ],
@@ -90,6 +91,77 @@ def test_a_lost_event_time_is_reported_with_its_place(
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"
     assert said in problem.message
+
+
+TWO_TIMES = "k STRING, u TIMESTAMP, t TIMESTAMP"
+
+
+def union_spec(sql: str) -> TopologySpec:
+    """`sql` over the inputs a and b, with the columns k, u and t, of which t is event time."""
+    timed = {"schema": TWO_TIMES, "eventTime": {"column": "t"}}
+    files = {**source()["files"], "orderBy": "t"}
+    operator = {"name": "o", "inputs": ["a", "b"], "sql": sql}
+    daily = window("w", "o", window={"size": "1d", "aggregate": "count(*) AS n"})
+    sources = [source("a", **timed, files=files), source("b", **timed, files=files)]
+    return load_spec(manifest_spec(sources, [operator, daily], [query("q", "w")]))
+
+
+@pytest.mark.parametrize(
+    ("sql", "column"),
+    [
+        ("SELECT u, t FROM a UNION ALL SELECT u, t FROM b", "t"),
+        ("SELECT * FROM a UNION ALL SELECT * FROM b", "t"),
+        ("SELECT t AS u, u AS t FROM a UNION ALL SELECT u, t FROM b", "t"),
+        ("SELECT u, t FROM a UNION ALL SELECT u, t AS x FROM b", "t"),
+        ("SELECT u, t AS x FROM a UNION ALL SELECT u, t FROM b", "x"),
+        ("SELECT t AS x, t FROM a UNION ALL SELECT t, u FROM b", "x"),
+        ("SELECT t AS x, t FROM a UNION ALL SELECT t AS x, t FROM b", "t"),
+        ("SELECT u, t FROM a UNION ALL SELECT u, date_trunc('HOUR', t) AS t FROM b", "t"),
+        ("SELECT u, t FROM a UNION ALL SELECT u, TIMESTAMP'2020-01-01' AS t FROM b", "t"),
+        ("SELECT u, t FROM a UNION ALL (SELECT u, t FROM b UNION ALL SELECT u, t FROM a)", "t"),
+    ],
+)
+def test_event_time_goes_through_a_union_by_position(sql: str, column: str) -> None:
+    spec = union_spec(sql)
+    assert derive_streams(spec).streams["o"].event_time == column
+    assert validate(spec, "t", local=True) == []
+
+
+SWAPPED = "event time is column 2 of SELECT FROM a, but column 1 of SELECT FROM b"
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT u, t FROM a UNION ALL SELECT t, u FROM b", SWAPPED),
+        ("SELECT u, t FROM a UNION ALL SELECT t AS u, u AS t2 FROM b", SWAPPED),
+        ("SELECT u, t FROM a UNION ALL (SELECT u, t FROM a UNION ALL SELECT t, u FROM b)", SWAPPED),
+        (
+            "SELECT u, t FROM a UNION ALL SELECT u, date_trunc('HOUR', t) AS x FROM b",
+            "SELECT FROM b does not output t, its event time",
+        ),
+        (
+            "SELECT u, t FROM a UNION ALL SELECT u, TIMESTAMP'2020-01-01' AS x FROM b",
+            "SELECT FROM b does not output t, its event time",
+        ),
+        (
+            "SELECT t, date_trunc('HOUR', t) AS x FROM a UNION ALL "
+            "SELECT t AS y, date_trunc('HOUR', t) AS t FROM b",
+            "event time is column 1 of SELECT FROM a, but column 2 of SELECT FROM b",
+        ),
+    ],
+)
+def test_a_union_without_event_time_at_one_position_is_refused(sql: str, message: str) -> None:
+    (problem,) = validate(union_spec(sql), "t", local=True)
+    assert (problem.path, problem.reason) == ("spec.operators[1].inputs[0]", "NoEventTime")
+    assert message in problem.message
+    assert problem.hint is not None
+    assert "at the same position" in problem.hint
+
+
+def test_a_common_table_expression_is_refused() -> None:
+    found = validate(union_spec("WITH c AS (SELECT t, u FROM b) SELECT * FROM c"), "t", local=True)
+    assert "NotRowWise" in {problem.reason for problem in found}
 
 
 def test_a_window_does_not_read_ends_of_windows_and_other_times_as_one_input() -> None:

@@ -8,7 +8,7 @@ Design: docs/design/compilation.md#event-time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from rekindle.topology.sql.columns import unknown_columns
 from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
 from rekindle.topology.sql.inference import field_of, infer_types, known_type
-from rekindle.topology.sql.row_wise import SqlReport, check_sql
+from rekindle.topology.sql.row_wise import SelectReport, SqlReport, check_sql
 from rekindle.topology.windows.kind import END, START
 
 
@@ -171,35 +171,47 @@ def _common(values: list[str | None]) -> str | None:
 
 
 def _kept_event_time(report: SqlReport, inputs: Mapping[str, Stream]) -> str | None:
-    """The event time of the output: the TIMESTAMP with the name of the inputs' event time;
-    otherwise the first column that copies the input's event time in each SELECT, under any name."""
-    column, schema = _common([s.event_time for s in inputs.values()]), report.schema
-    if schema is None:
-        return column
-    if column in schema.names and known_type(schema.field(column)) in (None, TIMESTAMP):
-        return column
-    copies = [_event_time_copies(inputs[name], copied) for name, copied in report.copies]
-    everywhere = set.intersection(*copies) if copies else set()
-    return schema.names[min(everywhere)] if everywhere else None
+    """The event time of the output: a column that is event time in every SELECT, by its position as
+    in UNION ALL. Of several the one with the name of the event time of the first SELECT's input,
+    else the first."""
+    if report.schema is None:
+        return _common([s.event_time for s in inputs.values()])
+    places = [_event_time_places(select, inputs[select.input]) for select in report.selects]
+    everywhere = set.intersection(*places) if places else set()
+    if not everywhere:
+        return None
+    names, first = report.schema.names, inputs[report.selects[0].input].event_time
+    return str(names[min(everywhere, key=lambda at: (names[at] != first, at))])
 
 
-def _event_time_copies(stream: Stream, copied: Sequence[str | None]) -> set[int]:
-    """The output columns that copy the event time of a SELECT's input."""
+def _event_time_places(select: SelectReport, stream: Stream) -> set[int]:
+    """The positions of a SELECT's output columns that are event time: its TIMESTAMP with the name
+    of the input's event time if that is computed, else all copies of the input's event time."""
     if stream.event_time is None:
         return set()
-    return {at for at, column in enumerate(copied) if column == stream.event_time}
+    copies = {at for at, column in enumerate(select.copies) if column == stream.event_time}
+    for at, column in enumerate(select.columns):
+        if column.name == stream.event_time and known_type(column) in (None, TIMESTAMP):
+            return copies if at in copies else {at}
+    return copies
 
 
 def _lost_event_time(operator: str, report: SqlReport, inputs: Mapping[str, Stream]) -> str:
-    """A message about the SELECT that does not output event time."""
+    """A message about the SELECTs that do not output event time, or not at the same position."""
     for name, stream in inputs.items():
         if stream.event_time is None:
             return stream.no_event_time or f"{name} has none"
-    for name, copied in report.copies:
-        if not _event_time_copies(inputs[name], copied):
-            column = inputs[name].event_time
-            return f"in {operator}, SELECT FROM {name} does not output {column}, its event time"
-    return f"the SELECTs of {operator} output event time as different columns"
+    places: dict[str, None] = {}
+    for select in report.selects:
+        found = _event_time_places(select, inputs[select.input])
+        if not found:
+            column = inputs[select.input].event_time
+            what = f"does not output {column}, its event time"
+            return f"in {operator}, SELECT FROM {select.input} {what}"
+        numbers = " and ".join(str(at + 1) for at in sorted(found))
+        places[f"column {numbers} of SELECT FROM {select.input}"] = None
+    what = "UNION ALL matches columns by position, and event time is"
+    return f"in {operator}, {what} {', but '.join(places)}"
 
 
 def _check_keys(
@@ -275,7 +287,10 @@ def _window(
 def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
     why = f": {stream.no_event_time}" if stream.no_event_time else ""
     what = f"a window needs event time, and input {name} has none{why}"
-    hint = "set eventTime of the source, and output its column, under any name, in every SELECT"
+    hint = (
+        "set eventTime of the source, and output its column in every SELECT, under any name and "
+        "at the same position"
+    )
     return Problem(path, "NoEventTime", what, hint)
 
 

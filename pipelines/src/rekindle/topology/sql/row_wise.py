@@ -54,15 +54,25 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 
 
 @dataclass(frozen=True, slots=True)
+class SelectReport:
+    """One SELECT of an operator's SQL: the name of its input, its own output columns, and for each
+    of them the input column that it copies, None if it is computed."""
+
+    input: str
+    columns: tuple[pa.Field, ...]
+    copies: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SqlReport:
     """Inputs and output of an operator's SQL. `schema` is None if `problems` make it unknown; its
-    names are right, its types may be unknown (`rekindle.topology.sql.inference`). `copies`: for
-    each SELECT its input, and for each output column the input column that it copies."""
+    names are right, its types may be unknown (`rekindle.topology.sql.inference`). `selects`: the
+    SELECTs whose columns are known, left to right."""
 
     problems: tuple[Problem, ...]
     reads: tuple[str, ...]
     schema: pa.Schema | None
-    copies: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    selects: tuple[SelectReport, ...] = ()
 
 
 def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
@@ -75,7 +85,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
     outputs: list[list[pa.Field] | None] = []
-    copies: list[tuple[str, tuple[str | None, ...]]] = []
+    selects: list[SelectReport] = []
     for branch in _branches(tree, problems):
         problems += _check_clauses(branch)
         name = _input_of(branch, inputs, problems)
@@ -88,15 +98,16 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
             visible = VisibleColumns.of(branch, name, schema)
             wrong = check_columns(branch, visible)
             problems += wrong or check_casts(branch, visible)
-            outputs[-1] = None if wrong else output_columns(branch, visible, problems)
-            if outputs[-1] is not None:
-                copies.append((name, tuple(copied_columns(branch, visible))))
+            found = None if wrong else output_columns(branch, visible, problems)
+            if found is not None:
+                outputs[-1] = found
+                copies = tuple(copied_columns(branch, visible))
+                selects.append(SelectReport(name, tuple(found), copies))
     unread = [name for name in inputs if name not in reads]
     if unread and all(f.reason != "InvalidFrom" for f in problems):
         problems.append(_unread(unread[0], reads))
     result = _union(outputs, problems)
-    found = tuple(dict.fromkeys(problems))
-    return SqlReport(found, tuple(reads), result, tuple(copies))
+    return SqlReport(tuple(dict.fromkeys(problems)), tuple(reads), result, tuple(selects))
 
 
 def _with_quotes(
