@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,19 @@ from rekindle.cli import main
 from rekindle.cli import run as run_module
 from rekindle.cli.amounts import readable_bytes, readable_duration
 from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
+from rekindle.connectors.source import SourceExtent
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import DroppedRows
 from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark import session as sessions
-from rekindle.reference import EPOCHS_PER_JOB, Opened, Progress, ReferenceResult, SparkStarting
+from rekindle.reference import (
+    EPOCHS_PER_JOB,
+    Opened,
+    OpenedSource,
+    Progress,
+    ReferenceResult,
+    SparkStarting,
+)
 
 LOG = Path("/state/run.log")
 MANIFEST = """
@@ -41,6 +51,18 @@ spec:
 """
 
 
+def micros(time: str) -> int:
+    return int(datetime.fromisoformat(f"{time}+00:00").timestamp()) * 1_000_000
+
+
+def read_source(
+    first: str | None = "2013-01-01", last: str | None = "2013-12-31", last_epoch: int = 7
+) -> OpenedSource:
+    """A source of files with 10,000 rows, of these event times."""
+    extent = SourceExtent(10_000, *(None if t is None else micros(t) for t in (first, last)))
+    return OpenedSource("a", extent, last_epoch, ("speedup", 60.0), computed=False)
+
+
 def lines(*events: Opened | SparkStarting | Progress) -> list[str]:
     stream = io.StringIO()
     display = Lines(stream, "t", LOG)
@@ -58,10 +80,57 @@ def test_without_a_terminal_there_is_a_line_every_five_seconds() -> None:
 
 
 def test_the_start_names_the_log() -> None:
-    assert lines(Opened(("a", "b"), 7), SparkStarting(archive=True)) == [
-        "t: read a, b; epochs 0 to 7",
-        "t: starting Spark, log in /state/run.log",
+    assert lines(SparkStarting(archive=True)) == ["t: starting Spark, log in /state/run.log"]
+
+
+def test_the_start_has_rows_and_event_times_of_each_source() -> None:
+    timeless = replace(read_source(None, None), name="b")
+    start = micros("1970-01-01")
+    endless = OpenedSource("c", SourceExtent(None, start, None), None, ("rowsPerSecond", 5.0), True)
+    assert lines(Opened((read_source(), timeless, endless), 7, 500_000)) == [
+        "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to 2013-12-31T00:00:00",
+        "t: source b: 10,000 rows, no event time",
+        "t: source c: unbounded, event time from 1970-01-01T00:00:00 on",
+        "t: epochs 0 to 7, which take 4.0 s in a cluster",
     ]
+
+
+UNIT = (
+    "check the unit in eventTime.expression: timestamp_seconds, timestamp_millis, timestamp_micros"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "warning"),
+    [
+        ("1970-01-16", "1970-01-17", f"all event times are before 1980; {UNIT}"),
+        ("1970-01-16", "1980-01-01", None),
+        ("2013-01-01", "2099-12-31", None),
+        ("2013-01-01", "2100-01-01", f"it has event times after 2099; {UNIT}"),
+        (None, None, None),
+    ],
+)
+def test_implausible_event_times_get_a_warning(
+    first: str | None, last: str | None, warning: str | None
+) -> None:
+    _, _, *warnings = lines(Opened((read_source(first, last),), 8, 1_000_000))
+    assert warnings == ([] if warning is None else [f"t: warning: source a: {warning}"])
+
+
+def test_computed_event_times_get_no_warning() -> None:
+    generated = replace(read_source("1970-01-01", "1970-01-02"), computed=True)
+    assert len(lines(Opened((generated,), 8, 1_000_000))) == 2
+
+
+def test_a_run_of_very_many_epochs_names_the_field_to_raise() -> None:
+    slow = replace(read_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
+    _, epochs, warning = lines(Opened((read_source(), slow), 31_514_401, 1_000_000))[1:]
+    assert epochs == "t: epochs 0 to 31,514,401, which take 364 d 18 h in a cluster"
+    assert warning == (
+        "t: warning: source a: speedup 1 makes 31,514,401 epochs, which take 364 d 18 h in a "
+        "cluster; raise speedup"
+    )
+    assert len(lines(Opened((slow,), 100, 1_000_000))) == 2
 
 
 def test_without_an_archive_the_warm_up_is_named() -> None:
@@ -73,11 +142,12 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, highlight=False)
     with Bars(console, "t", LOG) as bars:
-        bars.report(Opened(("a",), 99))
+        bars.report(Opened((read_source(),), 99, 1_000_000))
         for n in range(50):
             bars.report(Progress(n, 99, 1000 * n, n / 10))
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert "t: read a; epochs 0 to 99" in printed
+    assert "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to " in printed
+    assert "t: epochs 0 to 99, which take 1 min 40 s in a cluster" in printed
     assert re.search(r"epoch +50/100 49,000 rows 0:00:\d\d about 4.9 s left", printed)
 
 

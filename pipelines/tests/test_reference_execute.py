@@ -14,10 +14,11 @@ import pytest
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
+from rekindle.connectors.source import SourceExtent
 from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
-from rekindle.reference import Opened, RunEvent, SparkStart, redirect, run_reference
+from rekindle.reference import Opened, OpenedSource, RunEvent, SparkStart, redirect, run_reference
 from rekindle.reference.rewrite import relative_paths
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.load import load_topology
@@ -160,7 +161,12 @@ def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None
     told: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)
     opened, *progress = told
-    assert opened == Opened(("a", "b"), 4)
+    assert isinstance(opened, Opened)
+    assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
+    assert opened.sources == (
+        OpenedSource("a", SourceExtent(95, 0, 9_400_000), 9, ("rowsPerSecond", 10.0), True),
+        OpenedSource("b", SourceExtent(12, 0, 3_666_666), 3, ("rowsPerSecond", 3.0), True),
+    )
     assert [p.epoch for p in progress] == [1, 3, 4]
     assert [p.rows for p in progress] == sorted({p.rows for p in progress})
     assert result.rows["q"] == 50 + 12

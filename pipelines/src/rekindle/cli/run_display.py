@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from rekindle.cli.amounts import readable_duration
+from rekindle.cli.run_input import describe_input
 from rekindle.reference import Opened, Progress, ReferenceResult, RunEvent, SparkStarting
 
 _LINE_EVERY_S = 5.0
@@ -51,14 +52,14 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
-def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> str:
+def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> list[str]:
+    """The lines about a step of the start."""
     match event:
         case Opened():
-            names = ", ".join(event.sources)
-            return f"{topology}: read {names}; epochs 0 to {event.last_epoch}"
+            return [f"{topology}: {line}" for line in describe_input(event)]
         case SparkStarting():
             hint = "" if event.archive else "; run `rekindle warm-up` once to make this faster"
-            return f"{topology}: starting Spark, log in {log}{hint}"
+            return [f"{topology}: starting Spark, log in {log}{hint}"]
         case _:
             assert_never(event)
 
@@ -78,7 +79,8 @@ class Lines:
 
     def report(self, event: RunEvent) -> None:
         if not isinstance(event, Progress):
-            self._print(describe_start(event, self._topology, self._log))
+            for line in describe_start(event, self._topology, self._log):
+                self._print(line)
             return
         is_last = event.epoch == event.last_epoch
         if not is_last and event.seconds - self._printed_s < _LINE_EVERY_S:
@@ -127,7 +129,8 @@ class Bars:
             if self._task is not None:
                 self._bar.update(self._task, completed=event.epoch + 1, rows=event.rows, left=left)
             return
-        self._bar.console.print(describe_start(event, self._topology, self._log))
+        for line in describe_start(event, self._topology, self._log):
+            self._bar.console.print(line)
         if isinstance(event, Opened):
             total = event.last_epoch + 1
             self._task = self._bar.add_task(self._topology, total=total, rows=0, left="")

@@ -52,7 +52,7 @@ from rekindle.connectors.prepared import (
     with_checksum,
     write_rows,
 )
-from rekindle.connectors.source import SourceContext, SourceCut
+from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 from rekindle.streams.checksum import checksum_table
@@ -120,7 +120,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         return prepared
 
     lateness = source.event_time.lateness if source.event_time else 0
-    return FilesSource(job.name, load(rows, index) or prepare(), lateness, prepare)
+    return FilesSource(job.name, load(rows, index) or prepare(), job.event_time, lateness, prepare)
 
 
 class FilesSource:
@@ -128,9 +128,15 @@ class FilesSource:
     are damaged."""
 
     def __init__(
-        self, name: str, prepared: Prepared, lateness_us: int, prepare: Callable[[], Prepared]
+        self,
+        name: str,
+        prepared: Prepared,
+        event_time: str | None,
+        lateness_us: int,
+        prepare: Callable[[], Prepared],
     ) -> None:
         self._name = name
+        self._event_time = event_time
         self._lateness_us = lateness_us
         self._prepare = prepare
         self._take(prepared)
@@ -150,6 +156,14 @@ class FilesSource:
     @property
     def last_epoch(self) -> int:
         return int(self._epochs[-1]) if len(self._epochs) else NO_EPOCH
+
+    @property
+    def extent(self) -> SourceExtent:
+        rows = self._rows.num_rows
+        if self._event_time is None:
+            return SourceExtent(rows, None, None)
+        times = pc.min_max(self._rows.column(self._event_time))
+        return SourceExtent(rows, times["min"].value, times["max"].value)
 
     def cut(self, epoch: int) -> SourceCut:
         """The rows of `epoch`; none after the last one, with END_OF_INPUT."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rekindle.connectors.cuts import SECOND_US, exact_fraction, first_row, scaled
+from rekindle.connectors.cuts import INT64_MAX, SECOND_US, exact_fraction, first_row, scaled
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceContext, SourceCut
+from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
 from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -106,6 +106,15 @@ class GeneratorSource:
             return None
         micros = (rows - 1) * self._rate.denominator * SECOND_US
         return micros // (self._rate.numerator * self._interval_us) if rows else NO_EPOCH
+
+    @property
+    def extent(self) -> SourceExtent:
+        """Times are before jitter."""
+        rows, first_us = self._spec.rows, self._start_us
+        if rows is None or first_us is None:
+            return SourceExtent(rows, first_us, None)
+        last_us = first_us + (rows - 1) * self._rate.denominator * SECOND_US // self._rate.numerator
+        return SourceExtent(rows, first_us, min(last_us, INT64_MAX))
 
     def cut(self, epoch: int) -> SourceCut:
         first, end = self._bound(epoch), self._bound(epoch + 1)

@@ -32,6 +32,16 @@ class SourceCut:
     watermark: int
 
 
+@dataclass(frozen=True, slots=True)
+class SourceExtent:
+    """All rows of a source, and the first and last event time in them, microseconds UTC. `rows` and
+    `last_us` are None if it is unbounded, both times if no row has one."""
+
+    rows: int | None
+    first_us: int | None
+    last_us: int | None
+
+
 class ReplayableSource(Protocol):
     """Returns any epoch, any number of times, in any order. `input`: the files that were read;
     empty if rows are computed."""
@@ -45,6 +55,11 @@ class ReplayableSource(Protocol):
     def last_epoch(self) -> int | None:
         """The last epoch that may have rows; NO_EPOCH if there are none, None if unbounded. Later
         epochs are empty and carry END_OF_INPUT."""
+        ...
+
+    @property
+    def extent(self) -> SourceExtent:
+        """Known without a cut; reads one column at most."""
         ...
 
     def cut(self, epoch: int) -> SourceCut: ...

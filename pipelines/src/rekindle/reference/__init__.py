@@ -4,6 +4,7 @@ from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (
     EPOCHS_PER_JOB,
     Opened,
+    OpenedSource,
     Progress,
     ReferenceResult,
     RunEvent,
@@ -15,6 +16,7 @@ from rekindle.reference.run import (
 __all__ = [
     "EPOCHS_PER_JOB",
     "Opened",
+    "OpenedSource",
     "Progress",
     "ReferenceResult",
     "RunEvent",

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
-from rekindle.connectors.source import ReplayableSource
+from rekindle.connectors.source import ReplayableSource, SourceExtent
 from rekindle.engine.model import Chain, DroppedRows
 from rekindle.errors import RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, last_epoch_to_run
@@ -46,11 +46,24 @@ class SparkStart:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedSource:
+    """`last_epoch`: None if it is unbounded; `replay_speed`: the field that sets it, and its value;
+    `computed`: its event times follow from the spec, not from files."""
+
+    name: str
+    extent: SourceExtent
+    last_epoch: int | None
+    replay_speed: tuple[str, float] | None
+    computed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The sources are open; `last_epoch` is the last one of the run."""
 
-    sources: tuple[str, ...]
+    sources: tuple[OpenedSource, ...]
     last_epoch: int
+    epoch_interval_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,8 @@ def run_reference(
         sources = _open_sources(topology, work, stack)
         last = last_epoch_to_run(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
-        report(Opened(tuple(sources), last))
+        opened = tuple(_opened(topology, name, source) for name, source in sources.items())
+        report(Opened(opened, last, topology.spec.epoch_interval))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
@@ -152,6 +166,15 @@ def _open_sources(
             stack.callback(source.close)
             sources[node.name] = source
     return sources
+
+
+def _opened(topology: Topology, name: str, source: ReplayableSource) -> OpenedSource:
+    spec = topology.nodes[name].spec
+    if not isinstance(spec, SourceSpec):
+        raise TypeError(f"{name} is not a source")
+    _, options = spec.kind
+    computed = not options.raw_rows
+    return OpenedSource(name, source.extent, source.last_epoch, options.replay_speed, computed)
 
 
 def _sinks(topology: Topology) -> OpenSink:

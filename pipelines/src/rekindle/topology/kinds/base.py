@@ -53,6 +53,11 @@ class SourceOptions(Spec):
         """The URL of the files that it reads (field `url`); None if it reads none."""
         return None
 
+    @property
+    def replay_speed(self) -> tuple[str, float] | None:
+        """The field that says how fast it is replayed, and its value; None if it is not."""
+        return None
+
     def reading(self, url: str) -> Self:
         """A copy of this source that reads another URL."""
         return self.model_copy(update={"url": url})

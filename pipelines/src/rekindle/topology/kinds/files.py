@@ -93,6 +93,12 @@ class FilesSourceSpec(SourceOptions):
     def input_url(self) -> str:
         return self.url
 
+    @property
+    def replay_speed(self) -> tuple[str, float] | None:
+        if self.speedup is not None:
+            return "speedup", self.speedup
+        return None if self.rows_per_second is None else ("rowsPerSecond", self.rows_per_second)
+
     def describe(self) -> str:
         return f"{self.format} {self.url}"
 

@@ -31,6 +31,10 @@ class GeneratorSourceSpec(SourceOptions):
     rows: int | None = Field(None, gt=0)
     """Number of rows after which the source ends; without it, the source is unbounded."""
 
+    @property
+    def replay_speed(self) -> tuple[str, float] | None:
+        return "rowsPerSecond", self.rows_per_second
+
     def describe(self) -> str:
         return "generator"
 

@@ -1,0 +1,73 @@
+"""Describes the input of a run before it starts, and warns of what is hardly intended. Pure.
+
+A number that is read in another unit gives times far in the past or future: the run succeeds, and
+its windows are of no use. A replay that is too slow is noticed after days only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rekindle.cli.amounts import readable_duration
+from rekindle.reference import Opened, OpenedSource
+
+_FROM_US = int(np.datetime64("1980-01-01", "us").astype(np.int64))
+_TO_US = int(np.datetime64("2100-01-01", "us").astype(np.int64))
+_MANY_EPOCHS = 1_000_000
+
+
+def describe_input(opened: Opened) -> list[str]:
+    """A line for each source and one for the run, then the warnings."""
+    duration = _duration(opened.last_epoch + 1, opened)
+    return [
+        *(f"source {source.name}: {_extent(source)}" for source in opened.sources),
+        f"epochs 0 to {opened.last_epoch:,}, which take {duration} in a cluster",
+        *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _unlikely(s)),
+        *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _slow(s, opened)),
+    ]
+
+
+def _extent(source: OpenedSource) -> str:
+    extent = source.extent
+    rows = "unbounded" if extent.rows is None else f"{extent.rows:,} rows"
+    if extent.first_us is None:
+        return f"{rows}, no event time"
+    end = f"to {_iso(extent.last_us)}" if extent.last_us is not None else "on"
+    return f"{rows}, event time from {_iso(extent.first_us)} {end}"
+
+
+def _unlikely(source: OpenedSource) -> Iterator[str]:
+    """Event times that a generator computes are as its spec says."""
+    first_us, last_us = source.extent.first_us, source.extent.last_us
+    if source.computed or first_us is None or last_us is None:
+        return
+    hint = (
+        "check the unit in eventTime.expression: timestamp_seconds, timestamp_millis, "
+        "timestamp_micros"
+    )
+    if last_us < _FROM_US:
+        yield f"all event times are before 1980; {hint}"
+    elif last_us >= _TO_US:
+        yield f"it has event times after 2099; {hint}"
+
+
+def _slow(source: OpenedSource, opened: Opened) -> Iterator[str]:
+    if source.last_epoch is None or source.replay_speed is None:
+        return
+    epochs = min(source.last_epoch, opened.last_epoch) + 1
+    if epochs >= _MANY_EPOCHS:
+        field, value = source.replay_speed
+        yield (
+            f"{field} {value:g} makes {epochs:,} epochs, which take {_duration(epochs, opened)} in "
+            f"a cluster; raise {field}"
+        )
+
+
+def _duration(epochs: int, opened: Opened) -> str:
+    return readable_duration(epochs * opened.epoch_interval_us / 1_000_000)
+
+
+def _iso(time_us: int) -> str:
+    return str(np.datetime64(time_us, "us").astype("datetime64[s]"))
