@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rekindle.cli.option_types import not_empty
 from rekindle.cli.topology_file import add_file_argument, read_file
 
 if TYPE_CHECKING:
@@ -24,9 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_argument(parser)
     parser.add_argument("--format", choices=_FORMATS, default="text", help="default: %(default)s")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", default="-", help="a file; - is stdout (default)"
+        "-o",
+        "--output",
+        type=not_empty,
+        metavar="OUT",
+        default="-",
+        help="a file; - is stdout (default)",
     )
-    parser.add_argument("--svg", metavar="OUT", help="the same as --format svg --output OUT")
+    parser.add_argument(
+        "--svg", type=not_empty, metavar="OUT", help="the same as --format svg --output OUT"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

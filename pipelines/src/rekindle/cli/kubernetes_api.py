@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
+from rekindle.cli.option_types import kubernetes_name, not_empty
 from rekindle.errors import RekindleError
 
 if TYPE_CHECKING:
@@ -40,12 +41,21 @@ class ApiError(RekindleError):
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments for the topology and the cluster, named as in kubectl."""
-    parser.add_argument("topology", metavar="TOPOLOGY", help="name of a StreamTopology")
-    parser.add_argument("-n", "--namespace", help="default: the context's, else `default`")
     parser.add_argument(
-        "--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config"
+        "topology", type=kubernetes_name, metavar="TOPOLOGY", help="name of a StreamTopology"
     )
-    parser.add_argument("--context", help="of the kubeconfig; default: its current one")
+    parser.add_argument(
+        "-n", "--namespace", type=kubernetes_name, help="default: the context's, else `default`"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=not_empty,
+        metavar="FILE",
+        help="default: $KUBECONFIG, else ~/.kube/config",
+    )
+    parser.add_argument(
+        "--context", type=not_empty, help="of the kubeconfig; default: its current one"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,7 @@ def open_cluster(args: argparse.Namespace) -> ClusterReader:
     RekindleError."""
     try:
         from kubernetes import client, config
+        from yaml import YAMLError
     except ModuleNotFoundError as error:
         raise RekindleError("no kubernetes client: install rekindle[cli]") from error
     file = args.kubeconfig
@@ -136,6 +147,10 @@ def open_cluster(args: argparse.Namespace) -> ClusterReader:
         raise RekindleError(
             f"no cluster: {error} (give --kubeconfig, or set KUBECONFIG)"
         ) from error
+    except (YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f": {error}" if isinstance(error, YAMLError | ValueError) else ""
+        where = file or "the file that KUBECONFIG names, else ~/.kube/config,"
+        raise RekindleError(f"no cluster: {where} is not a kubeconfig{why}") from error
     chosen = next((c for c in contexts if c["name"] == args.context), current)
     namespace = args.namespace or chosen["context"].get("namespace") or "default"
     return ClusterReader(client.ApiClient(settings), namespace)

@@ -9,16 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rekindle.cli.option_types import number_from, path
 from rekindle.cli.topology_file import add_file_argument, read_file
 from rekindle.errors import InvalidTopology, RekindleError
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
   rekindle run topology.yaml --output out
@@ -26,32 +22,34 @@ EXAMPLES = """\
   rekindle run topology.yaml --output out --until-epoch 100 --master 'local[*]'
 """
 _KEPT_LOGS = 20
+MAX_EPOCH = 10**12 - 1
+"""As in `rekindle.connectors.cuts`, which takes time to import."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_argument(parser)
     parser.add_argument(
         "--input",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="read files sources from this directory, by file name and, if that is ambiguous, "
         "parent directories (default: from their own URLs)",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="write each query's files to DIR/<query> (default: to its sink)",
     )
     parser.add_argument(
         "--until-epoch",
-        type=_number_from(0),
+        type=number_from(0, MAX_EPOCH),
         metavar="N",
         help="stop after this epoch; the first is 0 (default: at the end of all sources)",
     )
     parser.add_argument(
         "--epochs-per-job",
-        type=_number_from(1),
+        type=number_from(1),
         metavar="N",
         default=64,
         help="maximum number of epochs in one Spark job (default: %(default)s)",
@@ -63,23 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spark-log",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="log of Spark (default: a new file in ~/.local/state/rekindle)",
     )
-
-
-def _number_from(least: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
-        return number
-
-    return parsed
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from rekindle.cli.kubernetes_api import (
     add_cluster_arguments,
     open_cluster,
 )
+from rekindle.cli.option_types import seconds_from
 from rekindle.errors import InvalidTopology
 from rekindle.termination import Terminated
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--watch", action="store_true", help="refresh until Ctrl-C")
     parser.add_argument(
         "--interval",
-        type=float,
+        type=seconds_from(0.1, 86_400),
         default=1.0,
         metavar="SECONDS",
         help="refresh interval with --watch (default: %(default)s)",

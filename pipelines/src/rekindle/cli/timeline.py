@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rekindle.cli.kubernetes_api import add_cluster_arguments, open_cluster
+from rekindle.cli.option_types import duration_us, path_with_ending
 from rekindle.errors import RekindleError
 
 EXAMPLES = """\
@@ -20,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=path_with_ending(".svg", ".png", ".pdf"),
         metavar="FILE",
         help=".svg, .png or .pdf (default: TOPOLOGY-timeline.svg)",
     )
     parser.add_argument(
         "--since",
-        type=_duration,
+        type=duration_us,
         metavar="DURATION",
         help="how far back, such as 90s, 15m or 2h (default: to the oldest Event or "
         "recovery in the status)",
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         cluster.events(document),
         cluster.nodes(),
         now,
-        now - args.since if args.since is not None else None,
+        now - timedelta(microseconds=args.since) if args.since is not None else None,
     )
     if not timeline.history.changes:
         raise RekindleError(f"{args.topology} has no queries in its status yet: nothing to draw")
@@ -56,12 +57,3 @@ def run(args: argparse.Namespace) -> int:
     draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.axis)
     print(f"{output}: {len(timeline.history.queries())} queries, {timeline.axis}")
     return 0
-
-
-def _duration(text: str) -> timedelta:
-    from rekindle.topology.units import parse_duration
-
-    try:
-        return timedelta(microseconds=parse_duration(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

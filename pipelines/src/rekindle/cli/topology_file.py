@@ -6,9 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from rekindle.cli.option_types import not_empty
+
 
 def add_file_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a StreamTopology in YAML; - is stdin")
+    parser.add_argument(
+        "file", type=not_empty, metavar="FILE", help="a StreamTopology in YAML; - is stdin"
+    )
 
 
 def read_file(file: str) -> bytes:

@@ -30,7 +30,7 @@ from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec, TopologySpec
 
 EPOCHS_PER_JOB = 64
-_LOCAL_MASTER = re.compile(r"local(\[([1-9]\d*|\*)\])?")
+_LOCAL_MASTER = re.compile(r"local(\[([1-9]\d{0,2}|\*)\])?")
 
 MakeChain = Callable[[Segment], Chain]
 
@@ -121,7 +121,7 @@ def run_reference(
     if not _LOCAL_MASTER.fullmatch(spark.master):
         raise RekindleError(
             f"--master {spark.master} is not supported: a run is one process; give local, "
-            "local[n] or local[*], or apply the topology to a cluster"
+            "local[n] with n up to 999, or local[*], or apply the topology to a cluster"
         )
     topology = compile_topology(redirect(spec, input=input, output=output), name, local=True)
     with contextlib.ExitStack() as stack:
