@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,26 @@ def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.M
     world.sinks.pause_after(4)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
     eventually(lambda: world.status.response(1).sinks[0].conflict is None)
+
+
+def test_checks_of_conflicts_on_a_slow_store_leave_time_to_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[tuple[float, float]] = []
+
+    def check(may_write: Callable[[int], bool]) -> None:
+        began = time.monotonic()
+        time.sleep(0.2)
+        checks.append((began, time.monotonic()))
+
+    monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
+    monkeypatch.setattr(world.sink, "retry_conflicts", check)
+    world.sink.conflict = "epoch 0 exists with rows that differ"
+    world.sinks.assign([SINK])
+    world.run_to(5)
+    eventually(lambda: len(checks) > 2)
+    for (began, ended), (next_began, _) in itertools.pairwise(checks):
+        assert next_began - ended >= 3 * (ended - began)
 
 
 def test_a_log_that_was_marked_is_deleted_once(tmp_path: Path) -> None:

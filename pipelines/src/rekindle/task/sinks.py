@@ -28,7 +28,10 @@ WAIT_S = 0.25
 PAUSED_S = 0.05
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
-"""Seconds between checks of a conflicting file: it may have been deleted."""
+"""Seconds between checks of the conflicting files: they may have been deleted."""
+_RETRY_PAUSE = 4
+"""The pause between checks is at least this many times as long as the last check: on a slow store
+checks of many files leave most of the thread's time to writing."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,11 +121,14 @@ class SinkWriter:
             self._next = batch.epoch + 1
 
     def _retry_conflicts(self, sink: Sink) -> None:
-        now = time.monotonic()
-        if self.conflict is None or now < self._retry_at:
+        began = time.monotonic()
+        if self.conflict is None or began < self._retry_at:
             return
-        self._retry_at = now + RETRY_CONFLICTS_S
-        sink.retry_conflicts(lambda epoch: not self._paused(epoch))
+        try:
+            sink.retry_conflicts(lambda epoch: not self._paused(epoch))
+        finally:
+            ended = time.monotonic()
+            self._retry_at = ended + max(RETRY_CONFLICTS_S, _RETRY_PAUSE * (ended - began))
         self.conflict = sink.conflict
 
     def _paused(self, epoch: int) -> bool:
