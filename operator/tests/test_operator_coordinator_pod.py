@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from model_cluster import ModelCluster
 
 from rekindle_operator.pod_policy import Feature, PodPolicy
 from rekindle_operator.reconcile.core import reconcile
 
+ROOT = Path(__file__).parents[2]
 BULK = {"key": "bulk", "operator": "Exists"}
 FAST = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
 
@@ -82,6 +85,24 @@ def test_the_coordinator_reads_the_store_as_tasks_do(cluster: ModelCluster) -> N
         "ca"
     ]
     assert "scratch" not in {v["name"] for v in spec["volumes"]}
+
+
+def test_a_template_makes_the_root_read_only(cluster: ModelCluster) -> None:
+    """The template of docs/operations.md#a-read-only-root, by the default policy."""
+    text = (ROOT / "docs/operations.md").read_text().partition("### A read-only root")[2]
+    template = yaml.safe_load(text.partition("```yaml")[2].partition("```")[0])["podTemplate"]
+    cluster.edit("flights", podTemplate=template)
+    cluster.settle()
+    coordinator = cluster.raw_pods[cluster.coordinator().name]
+    tasks = [cluster.raw_pods[name] for name in cluster.tasks()]
+    assert tasks
+    for pod in (coordinator, *tasks):
+        security = pod["spec"]["containers"][0]["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+    for pod in tasks:
+        paths = {m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert {"/tmp", "/var/lib/rekindle-task"} <= paths
 
 
 def test_labels_and_annotations_are_shared_except_identity(cluster: ModelCluster) -> None:
