@@ -51,7 +51,7 @@ class World:
         self.now = 100.0
         self.head = -1
         self.store: list[Manifest] = []
-        self.entries: dict[str, tuple[str, str]] = {}  # what is wrong with a state, its chain
+        self.entries: dict[str, tuple[str, str]] = {}  # corruption and chained digest of each
         self.store_up = True
         self.tasks: dict[Slot, FakeTask] = {}
         self.incarnations: dict[Slot, int] = {}
@@ -283,13 +283,13 @@ class World:
         if newest is None:
             return found
         for partition in self.graph.partitions:
-            stands = [oldest_epoch(newest.entries[partition.key])]
-            stands += [t.position for t in self.serving(partition)]
+            positions = [oldest_epoch(newest.entries[partition.key])]
+            positions += [t.position for t in self.serving(partition)]
             for source in self.graph.inputs[partition]:
                 bases = [t.log_base - 1 for t in self.serving(source)]
                 bases.append(oldest_epoch(newest.entries[source.key]))
-                if max(bases) > min(stands):
-                    found.append(f"{partition.key} at {stands} cannot read {source.key}: {bases}")
+                if max(bases) > min(positions):
+                    found.append(f"{partition.key} at {positions} cannot read {source.key}: {bases}")
         return found
 
     # --- I2: a task restored from an entry does not write its epochs again ---

@@ -309,8 +309,8 @@ def test_csv_values_in_quotes_may_hold_anything(tmp_path: Path) -> None:
 def test_csv_quotes_inside_of_bare_values_are_text(tmp_path: Path) -> None:
     path = csv_file(tmp_path, "k,v", '5" pipe,a', 'b,6"')
     path.write_bytes(path.read_bytes() + b"c,d")
-    said = [{"k": '5" pipe'}, {"k": "b"}, {"k": "c"}]
-    assert read(path, "k STRING", "csv") == said
+    expected = [{"k": '5" pipe'}, {"k": "b"}, {"k": "c"}]
+    assert read(path, "k STRING", "csv") == expected
 
 
 def test_a_misspelt_csv_column_gets_a_hint(tmp_path: Path) -> None:

@@ -41,9 +41,7 @@ def test_a_frozen_task_is_suspected_in_time_and_delays_no_other(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_the_watch_survives_old_versions_and_disconnects(
-    tmp_path: Path,
-) -> None:
+def test_the_watch_survives_expired_versions_and_disconnects(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:
             await all_live(coordinator)
@@ -65,7 +63,8 @@ def test_the_watch_survives_old_versions_and_disconnects(
 def test_pods_of_an_older_topology_are_ignored(
     tmp_path: Path,
 ) -> None:
-    """It ends within its grace period, and its incarnation may be higher than all current ones."""
+    """Such a pod ends within its grace period; its incarnation may be higher than all current
+    ones."""
 
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:

@@ -26,15 +26,15 @@ class Interruption:
     """Whether a signal may still interrupt."""
 
     def __init__(self) -> None:
-        self._ends = False
+        self._is_cleaning_up = False
 
     def ignore(self) -> None:
         """From now on signals are ignored: the clean-up has begun."""
-        self._ends = True
+        self._is_cleaning_up = True
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if not self._ends:
-            self._ends = True
+        if not self._is_cleaning_up:
+            self._is_cleaning_up = True
             raise Interrupted(number)
 
 
