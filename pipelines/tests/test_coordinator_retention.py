@@ -1,8 +1,8 @@
 """I5: no epoch is truncated, and no entry dropped, that a consumer may still need.
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
-restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest on the way
-is held to I2 as well: all sinks have what it counts as written.
+restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest must
+satisfy I2 as well: all sinks have what it counts as written.
 
 Design: docs/design/coordinator.md#retention.
 """

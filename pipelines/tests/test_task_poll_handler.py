@@ -169,7 +169,7 @@ def test_polls_work_over_http(control: ControlServer) -> None:
     assert ask(control, "/v1/poll", json.dumps({"fence": 1}))[0] == 400
 
 
-def test_metrics_are_named_for_the_task(control: ControlServer) -> None:
+def test_metrics_have_the_labels_of_the_task(control: ControlServer) -> None:
     _, text = ask(control, "/metrics")
     assert 'rekindle_task_stable_epoch{partition="0",replica="0",segment="hourly"' in text
     assert 'phase="Waiting"' in text

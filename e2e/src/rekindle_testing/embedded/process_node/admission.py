@@ -37,7 +37,7 @@ def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> 
     if problems := contract.refused(pod):
         return Refusal(UNSUPPORTED, "; ".join(problems))
     others = list(others)
-    if len(others) + 1 > quantities.whole(allocatable["pods"]):
+    if len(others) + 1 > quantities.parse_rounded_up(allocatable["pods"]):
         return Refusal("OutOfpods", f"Node has room for {allocatable['pods']} pods, all taken")
     used = _sum(requests(other) for other in others)
     for resource, amount in sorted(requests(pod).items()):

@@ -25,7 +25,7 @@ from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_object import NodeObject
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.pod_worker import NodeServices, PodWorker
-from rekindle_testing.embedded.process_node.quantities import whole
+from rekindle_testing.embedded.process_node.quantities import parse_rounded_up
 from rekindle_testing.embedded.process_node.server import KubeletServer
 from rekindle_testing.embedded.process_node.settings import NodeSettings
 
@@ -189,7 +189,7 @@ class Agent:
             for container, limit in limited:
                 if container.attempt is None:
                     continue
-                if tree.exceeds(tree.descendants(container.attempt.shim), whole(limit)):
+                if tree.exceeds(tree.descendants(container.attempt.shim), parse_rounded_up(limit)):
                     container.kill("OOMKilled")
 
 

@@ -30,6 +30,6 @@ def ceil_divide(amount: Decimal, divisor: Decimal) -> int:
     return int((amount / divisor).to_integral_value(ROUND_CEILING))
 
 
-def whole(text: str | int | float) -> int:
+def parse_rounded_up(text: str | int | float) -> int:
     """Rounded up, as Kubernetes does with bytes."""
     return ceil_divide(parse(text), Decimal(1))

@@ -38,7 +38,7 @@ class PodView:
     pod_ip: str
     host_ip: str
     start_time: float
-    # Set for a pod that was refused or evicted: phase Failed, whatever else.
+    # Set for a pod that was refused or evicted: phase Failed, whatever its containers do.
     failure: tuple[str, str] | None = None
     prepared: bool = True
     conditions: Sequence[Json] = field(default_factory=tuple)

@@ -52,7 +52,7 @@ class Volumes:
             limit = empty.get("sizeLimit")
             if limit and empty.get("medium") != "Memory" and volume["name"] in self.paths:
                 used = _disk_usage(self.paths[volume["name"]])
-                if used > quantities.whole(limit):
+                if used > quantities.parse_rounded_up(limit):
                     return (
                         f'Usage of EmptyDir volume "{volume["name"]}" exceeds the limit "{limit}".'
                     )
@@ -74,7 +74,7 @@ class Volumes:
             empty = volume.get("emptyDir") or {}
             if empty.get("medium") == "Memory":
                 limit = empty.get("sizeLimit")
-                size = f",size={quantities.whole(limit)}" if limit else ""
+                size = f",size={quantities.parse_rounded_up(limit)}" if limit else ""
                 syscalls.mount("tmpfs", str(path), "tmpfs", data=f"mode=777{size}")
         return path
 
