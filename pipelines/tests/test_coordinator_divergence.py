@@ -11,7 +11,7 @@ from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import Contradiction, PollResponse
-from rekindle.streams.digest import chain_digest, chain_from
+from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
 
@@ -21,18 +21,18 @@ BOTH = Slot("both", 0, 0)
 
 
 def chained(digests: list[str], base: int = -1) -> dict[int, EpochDigests]:
-    claims, chain = {}, chain_from(base)
+    results, before = {}, chained_digest_from(base)
     for epoch, digest in enumerate(digests, base + 1):
-        chain = chain_digest(chain, epoch, 0, digest)
-        claims[epoch] = EpochDigests(chain, digest)
-    return claims
+        before = chain_digest(before, epoch, 0, digest)
+        results[epoch] = EpochDigests(before, digest)
+    return results
 
 
-def newest(claims: dict[int, EpochDigests], count: int = 16) -> dict[int, EpochDigests]:
-    return {e: claims[e] for e in sorted(claims)[-count:]}
+def newest(results: dict[int, EpochDigests], count: int = 16) -> dict[int, EpochDigests]:
+    return {e: results[e] for e in sorted(results)[-count:]}
 
 
-def life(replica: int, incarnation: int = 1, boot: str = "a") -> Computation:
+def computation(replica: int, incarnation: int = 1, boot: str = "a") -> Computation:
     return Computation(REPLICAS[replica], incarnation, boot)
 
 
@@ -45,8 +45,8 @@ def test_any_difference_shows_in_the_newest_epochs(length: int, data: st.DataObj
     good = [f"d{e}" for e in range(length)]
     bad = [*good[:wrong], "other", *good[wrong + 1 :]]
     comparison = DigestComparison()
-    comparison.observed(life(0), newest(chained(good)))
-    comparison.observed(life(1), newest(chained(bad)))
+    comparison.observed(computation(0), newest(chained(good)))
+    comparison.observed(computation(1), newest(chained(bad)))
     assert LEFT in comparison.disputes
 
 
@@ -54,8 +54,8 @@ def test_any_difference_shows_in_the_newest_epochs(length: int, data: st.DataObj
 def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: int) -> None:
     digests = [f"d{e}" for e in range(length)]
     comparison = DigestComparison()
-    comparison.observed(life(0), newest(chained(digests)))
-    comparison.observed(life(1), newest(chained(digests[base + 1 :], base)))
+    comparison.observed(computation(0), newest(chained(digests)))
+    comparison.observed(computation(1), newest(chained(digests[base + 1 :], base)))
     assert not comparison.disputes
     assert comparison.agreed(LEFT) == length - 1
 
@@ -63,14 +63,14 @@ def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: i
 def test_a_state_that_differs_is_disputed() -> None:
     comparison = DigestComparison()
     for replica, state in enumerate(("s", "t")):
-        comparison.observed(life(replica), {3: EpochDigests("-1:c", "d", state)})
+        comparison.observed(computation(replica), {3: EpochDigests("-1:c", "d", state)})
     assert comparison.disputes[LEFT].kind == "state"
 
 
 def disputed() -> DigestComparison:
     comparison = DigestComparison()
-    comparison.observed(life(0), chained(["d0", "right"]))
-    comparison.observed(life(1), chained(["d0", "wrong"]))
+    comparison.observed(computation(0), chained(["d0", "right"]))
+    comparison.observed(computation(1), chained(["d0", "wrong"]))
     assert comparison.disputes[LEFT].after == 0
     return comparison
 
@@ -91,15 +91,15 @@ def test_a_third_node_decides_for_two_of_three(result: str, odd: int) -> None:
 
 def test_a_replica_that_changes_its_result_has_diverged() -> None:
     comparison = disputed()
-    comparison.observed(life(1, boot="b"), chained(["d0", "right"]))
+    comparison.observed(computation(1, boot="b"), chained(["d0", "right"]))
     assert set(comparison.diverged) == {REPLICAS[1]}
 
 
 def test_a_replica_that_repeats_itself_decides_nothing() -> None:
     comparison = disputed()
-    comparison.observed(life(1, boot="b"), chained(["d0", "wrong"]))
+    comparison.observed(computation(1, boot="b"), chained(["d0", "wrong"]))
     assert not comparison.diverged
-    comparison.request_recomputation(LEFT, [life(0), life(1, boot="b")], 100.0)
+    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 100.0)
     assert comparison.must_restart(REPLICAS[0]) == "a"
     assert comparison.must_restart(REPLICAS[1]) is None
 
@@ -107,10 +107,11 @@ def test_a_replica_that_repeats_itself_decides_nothing() -> None:
 def test_when_both_repeat_themselves_one_is_replaced() -> None:
     comparison = disputed()
     for replica, result in enumerate(("right", "wrong")):
-        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
-    comparison.request_recomputation(LEFT, [life(0, boot="b"), life(1, boot="b")], 100.0)
+        comparison.observed(computation(replica, boot="b"), chained(["d0", result]))
+    alive = [computation(0, boot="b"), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, alive, 100.0)
     assert set(comparison.diverged) == {REPLICAS[1]}
-    comparison.observed(life(1, incarnation=2), chained(["d0", "right"]))
+    comparison.observed(computation(1, incarnation=2), chained(["d0", "right"]))
     assert not comparison.diverged
     assert not comparison.disputes
 
@@ -119,14 +120,15 @@ def unresolved() -> DigestComparison:
     """Both contradict themselves."""
     comparison = disputed()
     for replica, result in ((1, "third"), (0, "fourth")):
-        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
+        comparison.observed(computation(replica, boot="b"), chained(["d0", result]))
     return comparison
 
 
 def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
     comparison = unresolved()
     assert comparison.disputes[LEFT].unresolved
-    comparison.request_recomputation(LEFT, [life(0, boot="b"), life(1, boot="b")], 1000.0)
+    alive = [computation(0, boot="b"), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, alive, 1000.0)
     assert comparison.must_restart(REPLICAS[0]) is None
     assert not comparison.diverged
 
@@ -137,20 +139,20 @@ def test_a_replica_that_contradicts_itself_is_replaced(flaky: int, first: int) -
     comparison = disputed()
     for replica in (first, 1 - first):
         result = "third" if replica == flaky else ("right", "wrong")[replica]
-        comparison.observed(life(replica, boot="b"), chained(["d0", result]))
+        comparison.observed(computation(replica, boot="b"), chained(["d0", result]))
     assert set(comparison.diverged) == {REPLICAS[flaky]}
     comparison.forget(REPLICAS[flaky])
     result = ("wrong", "right")[flaky]  # twice the result of the other one
-    comparison.observed(life(flaky, incarnation=2), chained(["d0", result]))
+    comparison.observed(computation(flaky, incarnation=2), chained(["d0", result]))
     assert not comparison.disputes
     assert not comparison.diverged
 
 
 def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     comparison = disputed()
-    comparison.observed(life(1, boot="b"), chained(["d0", "third"]))
+    comparison.observed(computation(1, boot="b"), chained(["d0", "third"]))
     assert not comparison.diverged
-    comparison.request_recomputation(LEFT, [life(0), life(1, boot="b")], 1000.0)
+    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 1000.0)
     assert comparison.must_restart(REPLICAS[0]) == "a"
     assert comparison.must_restart(REPLICAS[1]) is None
 
@@ -158,12 +160,12 @@ def test_after_a_contradiction_the_other_replica_computes_again() -> None:
 def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     comparison = DigestComparison()
     digests = [f"d{e}" for e in range(30)]
-    comparison.observed(life(0), newest(chained(digests)))
-    comparison.observed(life(1), newest(chained([*digests[:20], "other", *digests[21:]])))
+    comparison.observed(computation(0), newest(chained(digests)))
+    comparison.observed(computation(1), newest(chained([*digests[:20], "other", *digests[21:]])))
     again = chained(digests[11:], 10)  # from an entry whose segments are cut differently
-    comparison.observed(life(1, boot="b"), again, 10)
+    comparison.observed(computation(1, boot="b"), again, 10)
     assert LEFT in comparison.disputes
-    comparison.observed(life(0, boot="b"), again, 10)
+    comparison.observed(computation(0, boot="b"), again, 10)
     assert LEFT not in comparison.disputes
     assert comparison.agreed(LEFT) == 29
 
@@ -179,22 +181,22 @@ def test_an_unresolved_dispute_ends_with_its_parties() -> None:
 def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
     comparison = disputed()
     comparison.forget(REPLICAS[1])
-    comparison.observed(life(1, incarnation=2), chained(["d0", "third"]))
+    comparison.observed(computation(1, incarnation=2), chained(["d0", "third"]))
     assert comparison.disputes[LEFT].unresolved
     comparison.forget(REPLICAS[1])
-    comparison.observed(life(1, incarnation=3), chained(["d0", "right"]))
+    comparison.observed(computation(1, incarnation=3), chained(["d0", "right"]))
     assert not comparison.disputes
     assert not comparison.diverged
 
 
 def test_only_one_replica_computes_again_at_a_time() -> None:
     comparison = disputed()
-    both = [life(0), life(1)]
+    both = [computation(0), computation(1)]
     comparison.request_recomputation(LEFT, both, 100.0)
     comparison.request_recomputation(LEFT, both, 101.0)
     asked = [comparison.must_restart(slot) for slot in REPLICAS]
     assert asked == [None, "a"]
-    comparison.request_recomputation(LEFT, [life(0)], 101.0 + 60)
+    comparison.request_recomputation(LEFT, [computation(0)], 101.0 + 60)
     assert comparison.must_restart(REPLICAS[0]) == "a"
 
 

@@ -12,7 +12,7 @@ from task_world import SCHEMA, World
 
 from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment
-from rekindle.streams.digest import chain_digest, chain_from
+from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.log import OutputLog
 from rekindle.task.discard import discard_marked, mark
 from rekindle.task.state import TaskState
@@ -35,11 +35,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_a_chained_digest_covers_every_epoch_since_its_base(world: World) -> None:
     world.run_to(8)
-    chain = chain_from(-1)
+    chained = chained_digest_from(-1)
     for batch in world.log:
-        chain = chain_digest(chain, batch.epoch, batch.watermark, batch.digest)
+        chained = chain_digest(chained, batch.epoch, batch.watermark, batch.digest)
     answer = world.status.response(1)
-    assert answer.chained[max(answer.chained)] == chain == world.loop.state.chain
+    assert answer.chained[max(answer.chained)] == chained == world.loop.state.chained_digest
     assert answer.digests == {b.epoch: b.digest for b in world.log}
 
 
@@ -49,8 +49,8 @@ def test_a_chained_digest_continues_from_a_checkpoint(tmp_path: Path) -> None:
     start = whole.saved[0]
     restored = World(tmp_path / "restored", start)
     restored.run_to(25)
-    assert restored.loop.state.chain == whole.loop.state.chain
-    assert TaskState(9, 90, State()).chain == ""
+    assert restored.loop.state.chained_digest == whole.loop.state.chained_digest
+    assert TaskState(9, 90, State()).chained_digest == ""
 
 
 def test_requested_digests_are_kept(world: World) -> None:

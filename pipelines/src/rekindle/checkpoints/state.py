@@ -60,7 +60,7 @@ class StateStore:
         operator_ids: Iterable[str],
         state: State,
         previous: Entry | None,
-        chain: str = "",
+        chained_digest: str = "",
     ) -> EntryRef:
         """Save the state after `epoch`; `previous` is this partition's entry in the newest
         committed manifest. `bytes` of the result is what was written. Raises StoreError; then
@@ -84,7 +84,7 @@ class StateStore:
             watermark,
             operators,
             objects,
-            chain,
+            chained_digest,
             engine_version(),
             STATE_FORMAT,
         )

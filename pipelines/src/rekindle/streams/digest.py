@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 DIGEST_BYTES = 16
 
 
-def chain_from(epoch: int) -> str:
+def chained_digest_from(epoch: int) -> str:
     """The chained digest before any output, after the epoch that is its base."""
     return f"{epoch}:"
 

@@ -26,7 +26,7 @@ from rekindle.engine.model import Chain, ChainResult
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
 from rekindle.protocol import TaskProblem
-from rekindle.streams.digest import chain_digest, chain_from, digest_table
+from rekindle.streams.digest import chain_digest, chained_digest_from, digest_table
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
@@ -110,7 +110,7 @@ class EpochLoop:
         if result is None:
             return 0
         _check(epochs, result)
-        chain = self.state.chain or chain_from(self.state.epoch)
+        chained = self.state.chained_digest or chained_digest_from(self.state.epoch)
         for output in result.outputs:
             check_columns(output.epoch, output.rows)
             digest = digest_table(output.rows)
@@ -125,15 +125,15 @@ class EpochLoop:
             self._compare(batch)
             if not self._append(batch):
                 return 0
-            chain = chain_digest(chain, batch.epoch, batch.watermark, digest)
-            self._status.computed(batch.epoch, digest, chain)
+            chained = chain_digest(chained, batch.epoch, batch.watermark, digest)
+            self._status.computed(batch.epoch, digest, chained)
         for _ in epochs:
             self._taken.popleft()
         if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
             pa.default_memory_pool().release_unused()  # otherwise the process keeps it
         newest = epochs[-1]
         self._status.processed(newest.epoch, time.perf_counter() - started)
-        self.state = TaskState(newest.epoch, newest.watermark, result.state, chain)
+        self.state = TaskState(newest.epoch, newest.watermark, result.state, chained)
         if self.is_checkpoint(newest.epoch):
             self._save(self.state)
         return len(epochs)

@@ -20,4 +20,4 @@ class TaskState:
     epoch: int
     watermark: int
     operators: State
-    chain: str = ""
+    chained_digest: str = ""

@@ -90,9 +90,9 @@ class TaskStatus:
         self.engine_epoch = epoch
         self._durations.append(seconds)
 
-    def computed(self, epoch: int, digest: str, chain: str) -> None:
+    def computed(self, epoch: int, digest: str, chained: str) -> None:
         """This process has computed an epoch: its digest, and that of all output through it."""
-        self._computed[epoch] = (digest, chain)
+        self._computed[epoch] = (digest, chained)
         if epoch - KEPT_DIGESTS not in self._requested:
             self._computed.pop(epoch - KEPT_DIGESTS, None)
 
@@ -166,7 +166,7 @@ class TaskStatus:
             "head_epoch": components.inputs.head(),
             "log_base": components.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
-            "chained": {e: chain for e, (_, chain) in computed.items()},
+            "chained": {e: chained for e, (_, chained) in computed.items()},
             "checkpoints": components.saver.done(),
             "sinks": components.sinks.progress(),
             "unreadable": components.inputs.unreadable(),

@@ -19,7 +19,7 @@ from rekindle.engine.model import State
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.protocol import RestorePoint
-from rekindle.streams.digest import chain_from
+from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
 from rekindle.task.state import TaskState
@@ -44,7 +44,7 @@ class TaskStore:
         """State and watermark at a restore point; empty if it has no object. Raises StoreError,
         StateMismatch."""
         if point.object is None:
-            return TaskState(point.epoch, NO_WATERMARK, State(), chain_from(point.epoch))
+            return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest_from(point.epoch))
         entry, saved = self._opened().load(point.object)
         if entry.engine != engine_version():
             _log.warning(
@@ -53,8 +53,8 @@ class TaskStore:
                 engine_version(),
             )
         mine = {o: b for o, b in saved.buckets.items() if o in self._operators}
-        chain = entry.chain or chain_from(point.epoch)
-        return TaskState(point.epoch, entry.watermark, State(mine), chain)
+        chained_digest = entry.chain or chained_digest_from(point.epoch)
+        return TaskState(point.epoch, entry.watermark, State(mine), chained_digest)
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         return self._opened().save(
@@ -65,7 +65,7 @@ class TaskStore:
             self._operators,
             state.operators,
             previous,
-            state.chain,
+            state.chained_digest,
         )
 
     def load_entry(self, name: str) -> Entry:

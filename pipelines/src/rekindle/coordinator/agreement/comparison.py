@@ -165,7 +165,7 @@ class DigestComparison:
         else:
             epoch = min(disputed)
             result = (by, disputed[epoch])
-            self._disputes[partition] = Dispute(partition, after, epoch, "chain", (result,))
+            self._disputes[partition] = Dispute(partition, after, epoch, "chained", (result,))
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 
@@ -341,5 +341,5 @@ def _has_agreement(digests: Sequence[EpochDigests]) -> bool:
         one.agrees(two, kind)
         for at, one in enumerate(digests)
         for two in digests[at + 1 :]
-        for kind in ("chain", "digest")
+        for kind in ("chained", "digest")
     )

@@ -1,7 +1,7 @@
 """The results that a computation of a partition reports for its epochs. Pure.
 
 Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is
-visible at any later epoch. Chains with different bases cannot be compared; then the epoch's digest
+visible at any later epoch. Those with different bases cannot be compared; then the epoch's digest
 is.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
@@ -30,19 +30,20 @@ class EpochDigests:
     """Digests of one epoch: the chained digest of all output through it, the digest of its own
     output, and of the state after it if that was saved."""
 
-    chain: str | None = None
+    chained: str | None = None
     digest: str | None = None
     state: str | None = None
 
     def difference(self, other: EpochDigests) -> str | None:
         """The field in which two results of an epoch differ; None if no comparable one does."""
-        kinds = ("digest", "state") if self.agrees(other, "chain") is None else ("chain", "state")
+        same_bases = self.agrees(other, "chained") is not None
+        kinds = ("chained", "state") if same_bases else ("digest", "state")
         return next((kind for kind in kinds if self.agrees(other, kind) is False), None)
 
     def agrees(self, other: EpochDigests, kind: str) -> bool | None:
         """Whether they agree in one field; None if it cannot be compared."""
         mine, yours = getattr(self, kind), getattr(other, kind)
-        if mine is None or yours is None or (kind == "chain" and not same_base(mine, yours)):
+        if mine is None or yours is None or (kind == "chained" and not same_base(mine, yours)):
             return None
         return bool(mine == yours)
 
