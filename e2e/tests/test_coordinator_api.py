@@ -263,20 +263,20 @@ def test_a_coordinator_needs_little_memory(cluster: Cluster) -> None:
 
 def test_a_frozen_task_is_suspected_within_two_seconds(cluster: Cluster) -> None:
     slot = next(s for s in cluster.fleet.tasks if s.replica == 1)
-    reader_streams = cluster.fleet.topology.segment(slot.segment).stream
+    stream = cluster.fleet.topology.segment(slot.segment).stream
     eventually(lambda: cluster.row(slot).get("phase") == "Live")
     cluster.fleet.tasks[slot].frozen = True
     frozen = time.time()
     row = eventually(lambda: (r := cluster.row(slot)).get("suspected") and r)
-    seen = time.time() - frozen
-    said = datetime.fromisoformat(row["suspectedSince"]).timestamp() - frozen
-    print(f"suspected after {said:.2f} s, in the status read after {seen:.2f} s")
-    assert said < 2.0
+    seen_s = time.time() - frozen
+    suspected_s = datetime.fromisoformat(row["suspectedSince"]).timestamp() - frozen
+    print(f"suspected after {suspected_s:.2f} s, in the status read after {seen_s:.2f} s")
+    assert suspected_s < 2.0
     others = [s for s in cluster.fleet.tasks if s != slot]
     assert all(time.monotonic() - cluster.fleet.polled_at[s] < 1.0 for s in others)
     for other in others:
         for upstream in last_poll(cluster, other).upstreams:
-            if upstream.stream == reader_streams and upstream.partition == slot.partition:
+            if upstream.stream == stream and upstream.partition == slot.partition:
                 assert [e.suspected for e in upstream.endpoints] == [False, True]
     cluster.fleet.tasks[slot].frozen = False
     eventually(lambda: cluster.row(slot).get("suspected") is False)

@@ -91,7 +91,7 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
 
 
 def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) -> None:
-    passing = Problem("spec.podTemplate", "PodRefused", "webhook is away", "correct it")
+    passing = Problem("spec.podTemplate", "PodRefused", "webhook does not respond", "correct it")
     cluster.refusals["uid-flights", 1] = DryRunResult((passing,))
     cluster.settle()
     assert cluster.condition("Valid")["reason"] == "PodRefused"

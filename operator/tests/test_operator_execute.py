@@ -174,7 +174,8 @@ def grant_access(owner: str | None) -> list[str]:
 
 
 def test_an_account_of_another_owner_is_not_changed_or_used() -> None:
-    """Whoever may name a topology would have its image run as any account of that name."""
+    """Otherwise a user who may create topologies could choose a name, and run an image as the
+    ServiceAccount that has it."""
     calls = grant_access("another's")
     assert not [c for c in calls if c.startswith(("PATCH", "POST"))]
 
@@ -195,7 +196,7 @@ def test_a_pod_of_an_earlier_topology_delays_only_itself() -> None:
 
 @dataclass
 class Failing(client.ApiClient):
-    """Answers with the status that `fails` has for "VERB last-part-of-the-path", else well."""
+    """Answers with the status that `fails` has for "VERB last-part-of-the-path", else 200."""
 
     fails: dict[str, int]
     calls: list[str] = field(default_factory=list)

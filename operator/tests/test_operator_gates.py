@@ -1,4 +1,4 @@
-"""Gates that are opened and withdrawn, and pods that were never created."""
+"""Pods with an open gate that no node takes, and pods that were never created."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_unbound_pod_is_planned_again(cluster: ModelCluster) -> None:
     assert all(name.endswith("-2") for name in cluster.tasks()), "the timeout has doubled"
 
 
-def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> None:
+def test_a_loss_replaces_only_unbound_pods_for_lost_nodes(running: ModelCluster) -> None:
     running.binding = False
     for name in "bc":
         running.nodes[name] = replace(running.nodes[name], cordoned=True)
@@ -52,7 +52,7 @@ def test_a_loss_withdraws_only_gates_for_lost_nodes(running: ModelCluster) -> No
     assert set(after.values()) == {"e"}
 
 
-def test_a_failing_topology_withdraws_no_gate_of_others(running: ModelCluster) -> None:
+def test_a_failing_topology_replaces_no_pods_of_others(running: ModelCluster) -> None:
     """None of its actions succeeds, so its losses look new in each pass."""
     running.lose_node("a")
     for name in "de":

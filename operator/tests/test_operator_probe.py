@@ -73,7 +73,7 @@ def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
             with tls.wrap_socket(connection, server_side=True) as secure:
                 secure.recv(1)
         except OSError:
-            pass  # as kubelets do: the next one may be better
+            pass  # as in a kubelet: the next connection may succeed
 
     return handle
 
@@ -87,7 +87,7 @@ def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext)
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_so_is_a_refusal_of_those_without_a_certificate(
+def test_a_refusal_of_clients_without_a_certificate_is_one_too(
     serve: Serve, server_tls: ssl.SSLContext, newest: ssl.TLSVersion
 ) -> None:
     server_tls.verify_mode, server_tls.maximum_version = ssl.CERT_REQUIRED, newest
@@ -98,7 +98,7 @@ def test_so_is_a_refusal_of_those_without_a_certificate(
         server_tls.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
 
 
-def test_a_port_that_is_open_and_says_nothing_is_none(serve: Serve) -> None:
+def test_an_open_port_that_sends_nothing_is_no_sign_of_life(serve: Serve) -> None:
     """What the kernel does for a process that is frozen."""
     done = threading.Event()
     try:
@@ -115,7 +115,7 @@ def test_a_closed_connection_or_port_is_no_response(serve: Serve) -> None:
 
 
 class OneNode(ClusterCache):
-    """A store whose mirrors hold one node and its task."""
+    """A cache whose mirrors hold one node and its task."""
 
     def __init__(self, only: NodeView) -> None:
         super().__init__(client.ApiClient(), None, time.time)
@@ -151,7 +151,7 @@ def results_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]
     return asyncio.run(follow())
 
 
-def test_the_store_records_who_responded(serve: Serve, server_tls: ssl.SSLContext) -> None:
+def test_the_cache_records_who_responded(serve: Serve, server_tls: ssl.SSLContext) -> None:
     began = time.time()
     cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
     results = results_after(cluster, lambda w: w.responded_at is not None)

@@ -113,7 +113,7 @@ class FakeApi:
     async def apply_status(self, request: web.Request) -> web.Response:
         body = await request.json()
         if self.refuses_status:
-            return web.json_response({"message": "a webhook is away"}, status=500)
+            return web.json_response({"message": "a webhook does not respond"}, status=500)
         fence = self.topology["status"].get("dataPlane", {}).get("fence", 0)
         if body["status"]["dataPlane"]["fence"] < fence:
             return web.json_response({"message": "the fence cannot decrease"}, status=422)

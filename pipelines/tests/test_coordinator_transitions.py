@@ -19,20 +19,22 @@ from rekindle.topology.model import Slot
 
 LEFT = Partition("left", 0)
 
-LIFE = st.builds(
+COMPUTATIONS = st.builds(
     Computation,
     slot=st.builds(Slot, st.just("left"), st.just(0), st.integers(0, 2)),
     incarnation=st.integers(1, 3),
     boot=st.sampled_from("ab"),
 )
 EVENTS = st.one_of(
-    st.tuples(st.just("observed"), LIFE, st.sampled_from("xyz"), st.none() | st.integers(0, 6)),
-    st.tuples(st.just("forget"), LIFE),
-    st.tuples(st.just("discard"), LIFE),
-    st.tuples(st.just("inherited"), LIFE, st.sampled_from(["", "x", "y"])),
-    st.tuples(st.just("recompute"), st.lists(LIFE, max_size=3), st.integers(0, 200)),
+    st.tuples(
+        st.just("observed"), COMPUTATIONS, st.sampled_from("xyz"), st.none() | st.integers(0, 6)
+    ),
+    st.tuples(st.just("forget"), COMPUTATIONS),
+    st.tuples(st.just("discard"), COMPUTATIONS),
+    st.tuples(st.just("inherited"), COMPUTATIONS, st.sampled_from(["", "x", "y"])),
+    st.tuples(st.just("recompute"), st.lists(COMPUTATIONS, max_size=3), st.integers(0, 200)),
     st.tuples(st.just("configured"), st.integers(1, 3)),
-    st.tuples(st.just("checkpoint_contradicted"), LIFE),
+    st.tuples(st.just("checkpoint_contradicted"), COMPUTATIONS),
 )
 
 

@@ -1,4 +1,4 @@
-"""System columns through the user's SQL: the text stays, they go where they must."""
+"""System columns are added to the user's SQL; the rest of its text does not change."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def closing_epochs(ends: pd.Series, times: pd.Series) -> np.ndarray:
     return known[places]
 
 
-def same(got: pd.DataFrame, wanted: pd.DataFrame, keys: list[str]) -> None:
+def assert_same_rows(got: pd.DataFrame, wanted: pd.DataFrame, keys: list[str]) -> None:
     columns = list(wanted.columns)
     got = got[columns].sort_values(keys).reset_index(drop=True)
     wanted = wanted.sort_values(keys).reset_index(drop=True)
@@ -90,7 +90,7 @@ def test_alarms_are_the_windows_with_long_delays(input: Path, output: Path) -> N
     wanted["_epoch"] = closing_epochs(wanted["window_end"], departures(input)["time_hour"])
     got = in_utc(read_sink(f"file://{output}/delay-alarms").to_pandas(), "window_end")
     assert len(wanted) > 100
-    same(got, wanted, ["window_end", "origin", "carrier"])
+    assert_same_rows(got, wanted, ["window_end", "origin", "carrier"])
 
 
 def test_routes_are_counted_by_week(input: Path, output: Path) -> None:
@@ -102,7 +102,7 @@ def test_routes_are_counted_by_week(input: Path, output: Path) -> None:
     wanted["_epoch"] = closing_epochs(wanted["window_end"], departures(input)["time_hour"])
     got = in_utc(read_sink(f"file://{output}/route-report").to_pandas(), "window_end")
     assert got["flights"].sum() == len(rows)
-    same(got, wanted, ["window_end", "origin", "dest"])
+    assert_same_rows(got, wanted, ["window_end", "origin", "dest"])
 
 
 def test_storms_are_the_days_of_each_airport(input: Path, output: Path) -> None:
@@ -113,7 +113,7 @@ def test_storms_are_the_days_of_each_airport(input: Path, output: Path) -> None:
     ).reset_index()
     wanted["_epoch"] = closing_epochs(wanted["window_end"], weather["time_hour"])
     got = in_utc(read_sink(f"file://{output}/storm-watch", "json").to_pandas(), "window_end")
-    same(got, wanted, ["window_end", "origin"])
+    assert_same_rows(got, wanted, ["window_end", "origin"])
 
 
 def test_results_do_not_depend_on_how_many_epochs_a_job_takes(

@@ -164,7 +164,7 @@ def test_a_common_table_expression_is_refused() -> None:
     assert "NotRowWise" in {problem.reason for problem in found}
 
 
-def test_a_window_does_not_read_ends_of_windows_and_other_times_as_one_input() -> None:
+def test_a_window_refuses_a_union_of_window_ends_and_row_times() -> None:
     hours = window("hours", "s")
     ends = {"name": "ends", "inputs": ["hours"], "sql": "SELECT window_end AS at, rows FROM hours"}
     plain = {"name": "plain", "inputs": ["s"], "sql": "SELECT ts AS at, n AS rows FROM s"}

@@ -55,14 +55,15 @@ def with_shared(spec: Manifest, template: Mapping[str, Any], task: str) -> Manif
     return {**merge(spec, {**pod, "volumes": volumes}), "containers": [container]}
 
 
-def required_nodes(template: Mapping[str, Any], without: list[Manifest]) -> Manifest | None:
-    """Required node affinity: the template's terms, each extended by the requirements `without`."""
+def required_nodes(template: Mapping[str, Any], exclusions: list[Manifest]) -> Manifest | None:
+    """Required node affinity: the template's terms, each extended by the `exclusions`
+    (requirements on a node's name)."""
     affinity = (template.get("spec") or {}).get("affinity") or {}
     required = (affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = list(required.get("nodeSelectorTerms") or ())
-    if not terms and not without:
+    if not terms and not exclusions:
         return None
-    if without:
-        fields = [{**t, "matchFields": [*(t.get("matchFields") or ()), *without]} for t in terms]
-        terms = fields or [{"matchFields": without}]
+    if exclusions:
+        fields = [{**t, "matchFields": [*(t.get("matchFields") or ()), *exclusions]} for t in terms]
+        terms = fields or [{"matchFields": exclusions}]
     return {_REQUIRED: {"nodeSelectorTerms": terms}}

@@ -24,7 +24,7 @@ from rekindle.connectors.json_lines import json_line, parse_lines
 from rekindle.objects import Objects, open_objects
 from rekindle.topology.spec import QuerySpec
 
-Bundle = tuple[str, int, int]  # query, partition, epoch
+FileKey = tuple[str, int, int]  # query, partition, epoch
 
 SHOWN = 5
 
@@ -41,7 +41,7 @@ class Difference:
     lost: int = 0
     repeated: int = 0
     differing: int = 0
-    files: tuple[Bundle, ...] = ()
+    files: tuple[FileKey, ...] = ()
     examples: tuple[str, ...] = field(default=())
 
     def __bool__(self) -> bool:
@@ -72,12 +72,12 @@ def read_sink(
     url, format, query = _place(place, format)
     objects = open_objects(url)
     tables = []
-    for bundle, name in _files(objects, format, query, 0, until_epoch):
+    for key, name in _files(objects, format, query, 0, until_epoch):
         rows = _table(objects.get(name), format, schema)
         key_columns = {
-            "_query": pa.array([bundle[0]] * rows.num_rows, pa.string()),
-            "_partition": pa.array([bundle[1]] * rows.num_rows, pa.int32()),
-            "_epoch": pa.array([bundle[2]] * rows.num_rows, pa.int64()),
+            "_query": pa.array([key[0]] * rows.num_rows, pa.string()),
+            "_partition": pa.array([key[1]] * rows.num_rows, pa.int32()),
+            "_epoch": pa.array([key[2]] * rows.num_rows, pa.int64()),
         }
         tables.append(pa.table({**key_columns, **{n: rows.column(n) for n in rows.column_names}}))
     if not tables:
@@ -103,21 +103,24 @@ def compare_sinks(
     found = _lines(actual, format, since_epoch, until_epoch)
     lost = differing = 0
     repeated = 0
-    files: list[Bundle] = []
+    files: list[FileKey] = []
     examples: list[str] = []
     expected_counts = Counter(line for lines in wanted.values() for line in lines)
-    for bundle in sorted(wanted.keys() | found.keys()):
-        theirs, ours = wanted.get(bundle, []), found.get(bundle, [])
-        if theirs == ours:
+    for key in sorted(wanted.keys() | found.keys()):
+        expected_lines, actual_lines = wanted.get(key, []), found.get(key, [])
+        if expected_lines == actual_lines:
             continue
-        files.append(bundle)
-        missing, extra = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
-        changed = _changed(theirs, ours) if missing and extra else 0
-        moved = 0 if missing or extra else sum(a != b for a, b in zip(theirs, ours, strict=True))
+        files.append(key)
+        missing = Counter(expected_lines) - Counter(actual_lines)
+        extra = Counter(actual_lines) - Counter(expected_lines)
+        changed = _changed(expected_lines, actual_lines) if missing and extra else 0
+        moved = 0
+        if not missing and not extra:
+            moved = sum(a != b for a, b in zip(expected_lines, actual_lines, strict=True))
         lost += missing.total() - changed
         repeated += extra.total() - changed
         differing += changed + moved
-        examples += _examples(bundle, missing, extra, expected_counts, moved)
+        examples += _examples(key, missing, extra, expected_counts, moved)
     return Difference(
         expected_rows=sum(map(len, wanted.values())),
         actual_rows=sum(map(len, found.values())),
@@ -129,21 +132,22 @@ def compare_sinks(
     )
 
 
-def _changed(theirs: list[str], ours: list[str]) -> int:
+def _changed(expected_lines: list[str], actual_lines: list[str]) -> int:
     """Positions at which both files have a row, and the rows are in one file only."""
-    only_theirs, only_ours = set(theirs) - set(ours), set(ours) - set(theirs)
-    pairs = zip(theirs, ours, strict=False)
-    return sum(a in only_theirs and b in only_ours for a, b in pairs)
+    only_expected = set(expected_lines) - set(actual_lines)
+    only_actual = set(actual_lines) - set(expected_lines)
+    pairs = zip(expected_lines, actual_lines, strict=False)
+    return sum(a in only_expected and b in only_actual for a, b in pairs)
 
 
 def _examples(
-    bundle: Bundle,
+    key: FileKey,
     missing: Counter[str],
     extra: Counter[str],
     expected_counts: Counter[str],
     moved: int,
 ) -> list[str]:
-    where = f"{bundle[0]} partition {bundle[1]} epoch {bundle[2]}"
+    where = f"{key[0]} partition {key[1]} epoch {key[2]}"
     found = [f"{where}: expected {line}" for line in list(missing)[:SHOWN]]
     found += [
         f"{where}: {'again' if expected_counts[line] else 'unexpected'} {line}"
@@ -167,18 +171,18 @@ def _format_at(url: str) -> str:
 
 def _files(
     objects: Objects, format: str, query: str | None, since_epoch: int, until_epoch: int | None
-) -> list[tuple[Bundle, str]]:
-    bundles = []
+) -> list[tuple[FileKey, str]]:
+    keyed = []
     for info in objects.list():
-        bundle = parse_name(info.name)
-        if bundle is None or not info.name.endswith(SUFFIX[format]):
+        key = parse_name(info.name)
+        if key is None or not info.name.endswith(SUFFIX[format]):
             continue
-        if query not in (None, bundle[0]) or bundle[2] < since_epoch:
+        if query not in (None, key[0]) or key[2] < since_epoch:
             continue
-        if until_epoch is not None and bundle[2] > until_epoch:
+        if until_epoch is not None and key[2] > until_epoch:
             continue
-        bundles.append((bundle, info.name))
-    return sorted(bundles)
+        keyed.append((key, info.name))
+    return sorted(keyed)
 
 
 def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
@@ -193,13 +197,13 @@ def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
 
 def _lines(
     place: QuerySpec | str, format: str | None, since_epoch: int, until_epoch: int | None
-) -> Mapping[Bundle, list[str]]:
+) -> Mapping[FileKey, list[str]]:
     """The rows of every file in a normal form: equal rows are equal strings."""
     url, format, query = _place(place, format)
     objects = open_objects(url)
     return {
-        bundle: _rows_as_lines(objects.get(name), format)
-        for bundle, name in _files(objects, format, query, since_epoch, until_epoch)
+        key: _rows_as_lines(objects.get(name), format)
+        for key, name in _files(objects, format, query, since_epoch, until_epoch)
     }
 
 

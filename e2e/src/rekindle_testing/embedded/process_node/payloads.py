@@ -57,7 +57,7 @@ def references(volume: Json) -> Iterator[Reference]:
 def payload(
     pod: Json, volume: Json, objects: Objects, tokens: Mapping[str, str], facts: PodFacts
 ) -> Payload:
-    """`tokens` are by the path of their projection."""
+    """`tokens`: path of the projection -> token."""
     holder: Json = volume.get("projected") or volume_sources(volume)[0][1]
     default = holder.get("defaultMode") or _DEFAULT_MODE
     files: Payload = {}

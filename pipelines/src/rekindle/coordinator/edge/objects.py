@@ -143,7 +143,7 @@ def lease(
     now: str,
     report: int | None,
 ) -> Json:
-    """`report`: the number of the report that still holds; None: none."""
+    """`report`: the number of the report that is valid; None: none is."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
