@@ -75,12 +75,12 @@ class Console:
         code = self.process.wait(90)
         wait_for(
             "the end of its processes",
-            lambda: not self._knowing() and not any(map(psutil.Process.is_running, family)),
+            lambda: not self._own_processes() and not any(map(psutil.Process.is_running, family)),
             20,
         )
         return code
 
-    def _knowing(self) -> list[int]:
+    def _own_processes(self) -> list[int]:
         """Processes whose command line or environment names the folder of this cluster."""
         found = []
         for process in psutil.process_iter():
@@ -102,8 +102,8 @@ def console(tmp_path: Path) -> Iterator[Console]:
 
 
 def _queries(console: Console) -> list[dict[str, Any]]:
-    said = console.type("kubectl", "get", "topo", "flights", "-o", "json")
-    return list(json.loads(said).get("status", {}).get("queries", []))
+    text = console.type("kubectl", "get", "topo", "flights", "-o", "json")
+    return list(json.loads(text).get("status", {}).get("queries", []))
 
 
 def _all_live(console: Console) -> bool:

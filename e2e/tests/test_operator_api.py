@@ -347,15 +347,18 @@ def test_validation_problems_are_in_valid_and_in_an_event(
             assert f"{one.path}: " in refused["message"]
             assert one.message in refused["message"]
             assert _HINTS[one.name] in refused["message"]
-            told = ("Warning", "Invalid", refused["message"])
-            wait_for(f"{one.name} is told", lambda name=one.name, t=told: t in _told(world, name))
+            expected = ("Warning", "Invalid", refused["message"])
+            wait_for(
+                f"the Event about {one.name}",
+                lambda name=one.name, e=expected: e in _events_of(world, name),
+            )
             assert world.remaining_objects(one.name) == []
     finally:
         for one in bad:
             world.delete(one.name, "Background")
 
 
-def _told(world: World, name: str) -> list[tuple[str, str, str]]:
+def _events_of(world: World, name: str) -> list[tuple[str, str, str]]:
     return [(e["type"], e["reason"], e["message"]) for e in world.events(name)]
 
 

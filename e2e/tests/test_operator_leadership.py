@@ -58,7 +58,7 @@ def test_a_frozen_api_server_ends_no_replica(
         wait_for("no replica to act", lambda: not _leaders(operators), _FROZEN_S)
         end = time.monotonic() + _FROZEN_S
         wait_for(
-            "the API server to be away for longer than a Lease lasts",
+            "the API server to be unavailable for longer than a Lease lasts",
             lambda: not _leaders(operators) and time.monotonic() > end,
             2 * _FROZEN_S,
         )

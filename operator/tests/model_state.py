@@ -63,9 +63,9 @@ class ModelState:
         self.task_reports: dict[
             str, dict[str, Any]
         ] = {}  # pod -> additional fields of its task's report
-        self.lags_s: dict[str, float] = {}  # query -> how far the coordinator reports it behind
+        self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
         self.refusing = ""  # the segment whose pods kubelets refuse
-        self.highest: dict[str, int] = {}  # pod base name -> incarnation, to see none come back
+        self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
         self.binding_delay_s = 0.0
         self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
         self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it

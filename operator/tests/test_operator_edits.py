@@ -91,8 +91,8 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
 
 
 def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) -> None:
-    passing = Problem("spec.podTemplate", "PodRefused", "webhook does not respond", "correct it")
-    cluster.refusals["uid-flights", 1] = DryRunResult((passing,))
+    transient = Problem("spec.podTemplate", "PodRefused", "webhook does not respond", "correct it")
+    cluster.refusals["uid-flights", 1] = DryRunResult((transient,))
     cluster.settle()
     assert cluster.condition("Valid")["reason"] == "PodRefused"
     cluster.refusals.clear()
@@ -349,8 +349,8 @@ def test_suspension_stops_tasks_first_and_is_no_recovery(
     assert {"Suspended", "Resumed"} <= set(running.reasons())
 
 
-def _take_away_replicas_that_are_left(cluster: ModelCluster) -> None:
-    """One of two nodes is lost, and with it the replicas that stay."""
+def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:
+    """A node with replicas 0 is lost; an edit then removes the replicas 1, which still run."""
     cluster.edit("flights", **with_replicas(2))
     for name in "ab":
         cluster.add_node(name, 16_000, 64 << 30)
@@ -365,7 +365,7 @@ def test_the_last_surplus_replica_serves_without_capacity(
     cluster: ModelCluster,
 ) -> None:
     """The replica that stays may not be on the same node, and there is no other node."""
-    _take_away_replicas_that_are_left(cluster)
+    _lose_replicas_that_an_edit_keeps(cluster)
     for _ in range(5):
         cluster.settle()
         cluster.pass_time(70.0)
@@ -379,7 +379,7 @@ def test_the_last_surplus_replica_serves_without_capacity(
 
 def test_a_silent_surplus_replica_is_replaced(cluster: ModelCluster) -> None:
     """Then the replica that stays may use its node, and starts from the checkpoint."""
-    _take_away_replicas_that_are_left(cluster)
+    _lose_replicas_that_an_edit_keeps(cluster)
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
     cluster.stuck.add(pod.name)

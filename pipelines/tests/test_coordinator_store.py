@@ -95,15 +95,15 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     sources = [save(url, "a", "op-a", 3), save(url, "b", "op-b", 3)]
     names = tuple(s.object for s in sources if s.object)
     migration = StateMigration(Partition("ab", 0), 3, ("op-a", "op-b", "op-new"), names)
-    last_poll = manifest(0, {"ab/0": (EntryRef(3, None, ""),)})
-    written = run(store.write(WriteManifest(last_poll, migrations=(migration,))))
+    unmigrated = manifest(0, {"ab/0": (EntryRef(3, None, ""),)})
+    written = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert written is not None
     (ref,) = written.entries["ab/0"]
     assert ref.object is not None
     entry, state = StateStore(Store(url), UID).load(ref.object)
     assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
     assert state.buckets["op-b"][0].to_pydict() == {"a": [3]}
-    again = run(store.write(WriteManifest(last_poll, migrations=(migration,))))
+    again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert again == written, "every coordinator assembles the same object"
     run(store.collect_garbage(1))
     assert run(store.unusable([ref.object])) == {}
@@ -123,9 +123,9 @@ def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
 def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
     ref = save(url, "a", "op-a", 3)
     assert ref.object is not None
-    held = Store(url)
-    (state,) = [i.name for i in held.list(f"{UID}/state/")]
-    held.delete(state)
+    objects = Store(url)
+    (state,) = [i.name for i in objects.list(f"{UID}/state/")]
+    objects.delete(state)
     lost = f"state object {state.removeprefix(f'{UID}/')} is missing"
     assert run(store.unusable([ref.object])) == {ref.object: lost}
 

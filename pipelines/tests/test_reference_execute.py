@@ -158,9 +158,9 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 
 
 def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
-    told: list[RunEvent] = []
-    result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=told.append)
-    opened, *progress = told
+    reported: list[RunEvent] = []
+    result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=reported.append)
+    opened, *progress = reported
     assert isinstance(opened, Opened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
     assert opened.sources == (
@@ -210,14 +210,14 @@ def sparse(directory: Path, *times: str) -> tuple[str, Any]:
 def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     name, spec = sparse(tmp_path, "0001-01-01", "2013-01-01", "2013-01-15")
     chains = Chains()
-    told: list[RunEvent] = []
+    reported: list[RunEvent] = []
     result = run_reference(
-        spec, name, output=tmp_path / "out", make_chain=chains, report=told.append
+        spec, name, output=tmp_path / "out", make_chain=chains, report=reported.append
     )
     last = (734_868 + 14) * 86_400 + 1
     assert result.epochs == last + 1
     assert result.rows == {"q": 8}
-    assert told[-1].epoch == last
+    assert reported[-1].epoch == last
     seen = chains.made["both"][0].seen
     a = [0, 734_868 * 86_400, last - 1, last]
     b = [0, 10_000, 20_000, 30_000, 40_000, 40_001]
@@ -231,16 +231,16 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("until", [1, 10_000, 15_000, 86_400, 90_000])
 def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
     name, spec = sparse(tmp_path, "2013-01-01", "2013-01-02")
-    told: list[RunEvent] = []
+    reported: list[RunEvent] = []
     result = run_reference(
         spec,
         name,
         output=tmp_path / "out",
         make_chain=Chains(),
         until_epoch=until,
-        report=told.append,
+        report=reported.append,
     )
-    assert told[-1].epoch == told[-1].last_epoch == result.epochs - 1 == min(until, 86_401)
+    assert reported[-1].epoch == reported[-1].last_epoch == result.epochs - 1 == min(until, 86_401)
     of_a = 1 + (until >= 86_400)
     assert result.rows == {"q": of_a + min(until // 10_000 + 1, 5)}
 

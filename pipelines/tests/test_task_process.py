@@ -114,7 +114,7 @@ class Task:
         self.answer: PollResponse | None = None
         self.restore = RestorePoint(epoch=-1)
         self.recompute: str | None = None
-        self.asked: tuple[int, ...] = ()
+        self.digests_of: tuple[int, ...] = ()
         self.saved: dict[int, CheckpointDone] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -183,7 +183,7 @@ class TinyCoordinator:
             saver=True,
             committed=committed,
             recompute=task.recompute,
-            digests_of=task.asked,
+            digests_of=task.digests_of,
             floor=floor if floor >= 0 else None,
         )
 
@@ -194,7 +194,7 @@ class TinyCoordinator:
                 task.start()  # as its container is
             body = self.desired(task).model_dump_json().encode()
             try:
-                asked = time.monotonic()
+                sent_at = time.monotonic()
                 url = f"http://{task.address}:8080/v1/poll"
                 with urllib.request.urlopen(url, body, timeout=1) as answer:
                     task.answer = PollResponse.model_validate_json(answer.read())
@@ -203,7 +203,7 @@ class TinyCoordinator:
                 ended = task.process.poll()
                 assert ended is None or task.recompute, task.output.read_text()[-3000:]
                 continue
-            self.slowest_s = max(self.slowest_s, time.monotonic() - asked)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - sent_at)
             for done in task.answer.checkpoints:
                 task.saved[done.epoch] = done
 
@@ -311,14 +311,14 @@ def test_a_task_that_has_to_recompute_discards_its_log(
     coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 180)
     newest = first.saved[max(first.saved)]
     assert first.answer is not None
-    told, before = first.answer.boot_id, first.answer.chained
+    old_boot, before = first.answer.boot_id, first.answer.chained
     epoch = max(before)
     first.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
-    first.recompute, first.asked = told, (epoch,)
+    first.recompute, first.digests_of = old_boot, (epoch,)
 
     def computed_again() -> bool:
         answer = first.answer
-        return answer is not None and answer.boot_id != told and epoch in answer.chained
+        return answer is not None and answer.boot_id != old_boot and epoch in answer.chained
 
     coordinator.until(computed_again, 120)
     assert first.answer.chained[epoch] == before[epoch]

@@ -51,8 +51,8 @@ def manifest(name: str, speedup: int) -> dict[str, Any]:
 def run_reference(
     document: dict[str, Any], shared: Path, output: Path, supervisor: Supervisor | None = None
 ) -> None:
-    """`rekindle run`: the oracle. Sinks go to `output`/<query>. Closing a `supervisor` of the
-    caller's ends a run that is in progress."""
+    """`rekindle run`: the oracle. Sinks go to `output`/<query>. If the caller passes a
+    `supervisor`, closing it ends a run that is in progress."""
     local = json.loads(json.dumps(document).replace(f"file://{MOUNT}", f"file://{shared}"))
     path = output.with_suffix(".yaml")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_REST = np.int64(0x7FFFFFFFFFFFFFFF)
+_ALL_BUT_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 def order_bits(values: pa.Array) -> pa.Array:
@@ -23,14 +23,14 @@ def order_bits(values: pa.Array) -> pa.Array:
     floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0
     floats[np.isnan(floats)] = np.nan
     bits = floats.view(np.int64)
-    return pa.array(bits ^ ((bits >> np.int64(63)) & _REST), pa.int64(), mask=~valid)
+    return pa.array(bits ^ ((bits >> np.int64(63)) & _ALL_BUT_SIGN), pa.int64(), mask=~valid)
 
 
 def from_order_bits(bits: pa.Array) -> pa.Array:
     """The inverse of `order_bits`."""
     valid = bits.is_valid().to_numpy(zero_copy_only=False)
     raw = pc.fill_null(bits, 0).to_numpy(zero_copy_only=False)
-    floats = (raw ^ ((raw >> np.int64(63)) & _REST)).view(np.float64)
+    floats = (raw ^ ((raw >> np.int64(63)) & _ALL_BUT_SIGN)).view(np.float64)
     return pa.array(floats, pa.float64(), mask=~valid)
 
 

@@ -38,7 +38,7 @@ def relative_paths(urls: Sequence[str]) -> dict[str, str]:
     """The path of each URL below another directory: its file name, or the part from its first
     wildcard, and as many parent directories as make it unique. Raises RekindleError."""
     parts = {url: [p for p in url.replace("://", "/", 1).split("/") if p] for url in urls}
-    kept = {url: _fixed_end(names) for url, names in parts.items()}
+    kept = {url: _tail_length(names) for url, names in parts.items()}
     while clashing := _clashing(parts, kept):
         longer = [url for url in clashing if kept[url] < len(parts[url]) - 1]
         if not longer:
@@ -51,7 +51,7 @@ def relative_paths(urls: Sequence[str]) -> dict[str, str]:
     return {url: "/".join(parts[url][-kept[url] :]) for url in urls}
 
 
-def _fixed_end(names: list[str]) -> int:
+def _tail_length(names: list[str]) -> int:
     """Number of path parts from the first one with a wildcard, at least 1."""
     wild = next((at for at, name in enumerate(names) if any(c in name for c in _WILD)), None)
     return 1 if wild is None else len(names) - wild

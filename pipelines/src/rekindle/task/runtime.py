@@ -256,8 +256,8 @@ class TaskRuntime:
         if self._loop_thread is not None:
             self._loop_thread.join(0.5 if failed else CALL_S)
         if components is not None:
-            whole = not failed and not self._recomputes
-            if whole and not components.sinks.flush(components.log.last, FLUSH_S):
+            may_flush = not failed and not self._recomputes
+            if may_flush and not components.sinks.flush(components.log.last, FLUSH_S):
                 _log.warning(
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )

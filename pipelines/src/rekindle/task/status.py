@@ -82,7 +82,8 @@ class TaskStatus:
 
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
-        self._failure = self._failure or problem  # before the phase, which is never without it
+        # Before the phase changes, so that a failed task always has a problem.
+        self._failure = self._failure or problem
         self.phases.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:

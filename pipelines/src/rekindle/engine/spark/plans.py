@@ -57,7 +57,7 @@ class HashAggregation:
     def __init__(self, plan: JavaObject) -> None:
         found = list(operators(plan))
         names = {class_name(operator) for operator in found}
-        self._alone = AGGREGATE in names and names <= IN_ORDER
+        self._keeps_order = AGGREGATE in names and names <= IN_ORDER
         self._metrics = [
             operator.metrics().apply("numTasksFallBacked")
             for operator in found
@@ -67,7 +67,7 @@ class HashAggregation:
     def rows(self, run: Callable[[], pa.Table]) -> pa.Table | None:
         """The result of `run`, which runs the plan; None if rows may have been aggregated out of
         order."""
-        if not self._alone:
+        if not self._keeps_order:
             return None
         before = self._fallbacks()
         rows = run()
