@@ -213,9 +213,9 @@ def _with_spares(
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """What is kept for queries that wait: by node all of it that the node could ever hold, and by
-    namespace all of it that counts to the share of one. Where a spare leaves so much of each
-    resource that it takes, it is never the reason that such a query has no capacity."""
+    """Requests that are reserved for waiting queries: by node, of all missing pods that would fit
+    on it if it were empty; by namespace that has a share, of all its missing pods. A spare that
+    leaves these free, of each resource that it requests itself, keeps no such query waiting."""
 
     by_node: Mapping[str, Amounts]
     by_namespace: Mapping[str, Amounts]
@@ -241,7 +241,7 @@ class _Reserved:
         )
 
     def excluded_nodes(self, spare: PodToPlace, capacity: Capacity) -> frozenset[str] | None:
-        """Nodes on which it would take something of that; None: wherever it goes."""
+        """Nodes on which it would use reserved capacity; None: it would on every node."""
         share = self.by_namespace.get(spare.namespace)
         if share is not None and not capacity.share_left[spare.namespace].covers(
             _plus_reserved(spare.requests, share)
