@@ -149,7 +149,7 @@ class World:
         response: Callable[[Candidate, Span], Candidate] | None,
     ) -> None:
         if at - began > _TIMEOUT_S:
-            at, response = began + _TIMEOUT_S, None  # the server may do it later all the same
+            at, response = began + _TIMEOUT_S, None  # the server may still do it later
 
         def take() -> None:
             if process.dead:

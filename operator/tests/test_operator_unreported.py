@@ -145,8 +145,8 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
     forged = replace(pod("!", "a"), owner_uid=None)
     snapshot = replace(snapshot, pods=(forged, *snapshot.pods))
     assert "!" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
-    unheard = ProbeResults(sent_at=NOW - 11, unanswered_since=NOW - 11)
-    probed = pods_to_probe(replace(snapshot, pod_probes={"!": unheard}), set(), NOW, TIMING)
+    unanswered = ProbeResults(sent_at=NOW - 11, unanswered_since=NOW - 11)
+    probed = pods_to_probe(replace(snapshot, pod_probes={"!": unanswered}), set(), NOW, TIMING)
     assert [p.uid for p in probed if p.node == "a"] == ["pa"]
 
 

@@ -67,9 +67,7 @@ def test_the_same_manifest_may_be_written_twice(store: Store) -> None:
     assert not ManifestStore(store, "u").write(manifest(1, fence=2))
 
 
-def test_a_suspended_coordinator_commits_no_deleted_number(
-    store: Store,
-) -> None:
+def test_a_paused_coordinator_commits_no_deleted_number(store: Store) -> None:
     manifests = ManifestStore(store, "u")
     for seq in range(1, 6):
         manifests.write(manifest(seq))
@@ -273,10 +271,10 @@ def test_a_manifest_of_another_topology_is_refused() -> None:
 
 
 def test_manifests_of_other_formats_are_read_or_refused() -> None:
-    said = json.loads(encode_manifest(manifest(3), "u"))
-    assert decode_manifest(to_json({**said, "ofTomorrow": 1}), "u") == manifest(3)
-    first = {name: value for name, value in said.items() if name != "topology"}
+    fields = json.loads(encode_manifest(manifest(3), "u"))
+    assert decode_manifest(to_json({**fields, "ofTomorrow": 1}), "u") == manifest(3)
+    first = {name: value for name, value in fields.items() if name != "topology"}
     assert decode_manifest(to_json({**first, "format": 1}), "u") == manifest(3)
     for number in (0, 3):
         with pytest.raises(ValueError, match=f"format {number}; this version reads 1 to 2"):
-            decode_manifest(to_json({**said, "format": number}), "u")
+            decode_manifest(to_json({**fields, "format": number}), "u")

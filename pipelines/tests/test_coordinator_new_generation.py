@@ -160,8 +160,8 @@ def test_an_added_source_reports_its_first_epoch() -> None:
     assert world.reports[-1]["problems"] == []
 
 
-def lineage_of(generation: Generation, **segments: tuple[str, ...]) -> Generation:
-    return replace(generation, lineage={**generation.lineage, **segments})
+def with_operator_ids(generation: Generation, **segments: tuple[str, ...]) -> Generation:
+    return replace(generation, operator_ids={**generation.operator_ids, **segments})
 
 
 def manifest_of(**epochs: dict[int, bool]) -> Manifest:
@@ -176,7 +176,7 @@ def manifest_of(**epochs: dict[int, bool]) -> Manifest:
 def fused(reader: bool) -> Generation:
     parts = [Part("src"), Part("an", ("src",), operators=("op-A", "op-N"), query=not reader)]
     parts += [Part("r", ("an",), query=True)] if reader else []
-    return lineage_of(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
+    return with_operator_ids(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
 
 
 def test_a_segment_that_never_started_loses_no_state() -> None:
@@ -222,7 +222,8 @@ def test_operators_in_other_segments_keep_their_state() -> None:
         for p in DIAMOND
     )
     generation = make_generation(parts, 2)
-    generation = replace(generation, lineage={**world.generation.lineage, **generation.lineage})
+    older = world.generation.operator_ids
+    generation = replace(generation, operator_ids={**older, **generation.operator_ids})
     world.allow_migrations = True
     world.change_generation(generation)
     world.rounds(4)
@@ -272,7 +273,7 @@ def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
     manifest = replace(manifest_of(src={29: True}), queries=previous.queries)
     entries = {**manifest.entries, "an/0": (EntryRef(29, "an@29", "d"),)}
     parts = [Part("src"), Part("an", ("src",), edit="-2", operators=("op-an", "op-N"), query=True)]
-    new = lineage_of(make_generation(parts, 2), an=("op-an",))
+    new = with_operator_ids(make_generation(parts, 2), an=("op-an",))
     graph = build_graph(new.topology)
     found = start_generation(replace(manifest, entries=entries), new, graph, head_epoch=35)
     assert found.entries["an-2/0"][0].epoch == 29

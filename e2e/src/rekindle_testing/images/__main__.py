@@ -55,10 +55,10 @@ _STORAGE_BYTES = 12_000_000_000
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit)
     began = time.monotonic()
     try:
-        with _alone():
+        with _exclusive_lock():
             wrong = _build_and_start()
     except ImageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -114,7 +114,7 @@ def _engine() -> Engine:
 
 
 def _clear(engine: Engine) -> None:
-    """Take away what an interrupted run has left, and layers that have become too many."""
+    """Remove what an interrupted run has left, and layers that have become too many."""
     if engine.kind is not EngineKind.BUILDAH:
         return
     shutil.rmtree(WORK / "tmp", ignore_errors=True)
@@ -218,7 +218,8 @@ def _engine_says(engine: Engine, command: Sequence[str]) -> str:
 
 
 def _prepared(engine: Engine, command: Sequence[str]) -> Sequence[str]:
-    """Each of buildah's commands finds that nothing is mounted, which is true in new namespaces."""
+    """The command, after buildah's record of mounts is deleted: it runs in new namespaces, in which
+    nothing is mounted."""
     if engine.kind is EngineKind.BUILDAH:
         shutil.rmtree(engine.run_directory, ignore_errors=True)
     return command
@@ -230,7 +231,7 @@ def _version() -> str:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive_lock() -> Iterator[None]:
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("a") as lock:
         try:
@@ -244,8 +245,8 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _leave(number: int, frame: object) -> NoReturn:
-    """An end by a signal takes the same way out as one by Ctrl-C."""
+def _exit(number: int, frame: object) -> NoReturn:
+    """A signal ends the program like Ctrl-C: context managers clean up."""
     sys.exit(128 + number)
 
 

@@ -31,7 +31,7 @@ class Image:
     """`writable`: the directories that a pod mounts; all else is read-only."""
 
     name: str
-    bar_mb: int
+    target_mb: int
     max_mb: int
     """Beyond it `make images` fails: what it has today, and some room."""
     writable: tuple[str, ...]
@@ -44,7 +44,7 @@ def _inside(name: str) -> Start:
 
 OPERATOR = Image(
     "operator",
-    bar_mb=250,
+    target_mb=250,
     max_mb=400,
     writable=("/tmp",),
     starts=(
@@ -54,7 +54,7 @@ OPERATOR = Image(
 )
 PIPELINES = Image(
     "pipelines",
-    bar_mb=900,
+    target_mb=900,
     max_mb=910,
     writable=("/tmp", "/var/lib/rekindle-task"),
     starts=(
@@ -91,7 +91,7 @@ def wrong_start(start: Start, exit_code: int, output: str) -> list[str]:
 
 
 def read_facts(output: str) -> Facts:
-    """The findings of `inside`; empty if it did not come so far."""
+    """The findings of `inside`; empty if it did not get that far."""
     lines = [line for line in output.splitlines() if line.startswith(FACTS)]
     return json.loads(lines[-1].removeprefix(FACTS)) if lines else {}
 
@@ -119,8 +119,9 @@ def wrong_facts(image: Image, facts: Facts) -> list[str]:
 
 def summary(image: Image, tag: str, facts: Facts) -> str:
     size_mb = facts["bytes"] / 1e6
-    bar = f"bar {image.bar_mb} MB" if size_mb <= image.bar_mb else f"above {image.bar_mb} MB"
-    line = f"{tag}: {size_mb:.0f} MB unpacked ({bar}); version {facts['version']}, "
+    target = f"the target of {image.target_mb} MB"
+    compared = f"within {target}" if size_mb <= image.target_mb else f"above {target}"
+    line = f"{tag}: {size_mb:.0f} MB unpacked ({compared}); version {facts['version']}, "
     line += f"user {facts['user']}, read-only root; "
     if image is PIPELINES:
         archive = f"archive of {facts['archive_bytes'] / 1e6:.0f} MB"

@@ -48,12 +48,12 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One accepted spec. `lineage`: segment id -> operator ids, of this and all known older
+    """One accepted spec. `operator_ids`: segment id -> operator ids, of this and all known older
     generations."""
 
     number: int
     topology: Topology
-    lineage: Mapping[str, tuple[str, ...]]
+    operator_ids: Mapping[str, tuple[str, ...]]
 
     @property
     def interval_s(self) -> float:

@@ -239,8 +239,8 @@ class Committer:
             refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
         )
         waited = now - (self._last_commit or 0.0)
-        patient = waited >= inputs.generation.checkpoint_interval_s
-        if epoch == self.newest.epoch and not (progressed and patient):
+        is_due = waited >= inputs.generation.checkpoint_interval_s
+        if epoch == self.newest.epoch and not (progressed and is_due):
             return None
         kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
         fresh = {r.object for refs in kept.values() for r in refs if r.object is not None}

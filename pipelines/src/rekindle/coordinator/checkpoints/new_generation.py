@@ -106,12 +106,12 @@ class _Starter:
         return any(r.epoch == migration.epoch for r in self._entries[migration.partition.key])
 
     def _first_entries(self, partition: Partition) -> Refs:
-        ancestors = self._ancestors(partition)
-        if ancestors:
-            refs = self._migrate(partition, ancestors)
+        predecessors = self._predecessors(partition)
+        if predecessors:
+            refs = self._migrate(partition, predecessors)
             if refs:
                 return refs
-            names = ", ".join(ancestors)
+            names = ", ".join(predecessors)
             self._problems.append(
                 f"{partition.key} starts empty at epoch {self._start + 1}: {names}, which have the "
                 "state of its operators, have no checkpoint epoch in common"
@@ -140,24 +140,24 @@ class _Starter:
         )
         return (empty_entry(base),)
 
-    def _ancestors(self, partition: Partition) -> dict[str, Refs]:
+    def _predecessors(self, partition: Partition) -> dict[str, Refs]:
         """Entries of partitions of older segments that had some of its operators."""
-        lineage = self._generation.lineage
-        mine = set(lineage.get(partition.segment, ()))
+        operator_ids = self._generation.operator_ids
+        mine = set(operator_ids.get(partition.segment, ()))
         found: dict[str, Refs] = {}
         for key, refs in self._previous.entries.items():
             segment, _, index = key.rpartition("/")
-            if int(index) == partition.index and mine & set(lineage.get(segment, ())):
+            if int(index) == partition.index and mine & set(operator_ids.get(segment, ())):
                 found[key] = refs
         return found
 
-    def _migrate(self, partition: Partition, ancestors: Mapping[str, Refs]) -> Refs:
-        operators = self._generation.lineage[partition.segment]
+    def _migrate(self, partition: Partition, predecessors: Mapping[str, Refs]) -> Refs:
+        operators = self._generation.operator_ids[partition.segment]
         # One that has never started has no state at any epoch.
-        begun = [refs for refs in ancestors.values() if any(ref.object for ref in refs)]
-        by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or ancestors.values()]
+        begun = [refs for refs in predecessors.values() if any(ref.object for ref in refs)]
+        by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or predecessors.values()]
         common = set.intersection(*(set(refs) for refs in by_epoch))
-        for refs in ancestors.values():
+        for refs in predecessors.values():
             if refs not in begun:  # empty up to its start; it has to write all epochs after it
                 common = {epoch for epoch in common if epoch <= refs[0].epoch}
         kept: list[EntryRef] = []
@@ -176,7 +176,7 @@ class _Starter:
     def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:
         parts = [Partition(segment.id, i) for i in range(segment.partitions)]
         fresh = [p for p in parts if p.key not in self._previous.entries]
-        carried = all(self._ancestors(p) for p in fresh)
+        carried = all(self._predecessors(p) for p in fresh)
         known = self._previous.queries.get(query.name)
         definition = definition_of(query, segment)
         if known is not None and known.identity == query.identity and carried:

@@ -74,13 +74,13 @@ def generations_from(
 
 def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
     """`compiled` has at least one generation."""
-    lineage = {
+    operator_ids = {
         segment.id: tuple(topology.nodes[name].id for name in segment.nodes)
         for topology in compiled.values()
         for segment in topology.segments
     }
     newest = max(compiled)
-    return Generation(newest, compiled[newest], lineage)
+    return Generation(newest, compiled[newest], operator_ids)
 
 
 def data_plane_document(report: Report) -> Json:

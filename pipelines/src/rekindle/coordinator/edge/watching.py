@@ -138,5 +138,5 @@ class GenerationReader:
                 self._compiled[number] = topology
             elif number == newest:
                 raise CompilationFailed(topology)
-            else:  # accepted by a less strict release: only its lineage is missing
+            else:  # accepted by a less strict release: only its operator ids are missing
                 _log.warning("generation %d does not compile any more: %s", number, topology)

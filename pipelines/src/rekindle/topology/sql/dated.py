@@ -39,7 +39,7 @@ _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 def undated_as_null(sql: str) -> str:
     """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP."""
     tokens = tokenize(sql)
-    return _render(sql, tokens, _reads(tokens), 0, len(sql))
+    return _render(sql, tokens, _operands(tokens), 0, len(sql))
 
 
 def may_lack_date(text: exp.Expr) -> bool:
@@ -57,14 +57,14 @@ def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
     found = [
         Problem("", "NonDeterministic", f"'{text}' {what}", "write a date too") for text in undated
     ]
-    found += [_without_format(name) for name in _nested_reads(sql)]
+    found += [_without_format(name) for name in _nested_parses(sql)]
     tokens = tokenize(sql)
-    unread = (at for at in _colon_casts(tokens) if first_of_operand(tokens, at - 1) is None)
-    return found + [_unclear(sql[tokens[at].start :]) for at in unread]
+    unclear = (at for at in _colon_casts(tokens) if first_of_operand(tokens, at - 1) is None)
+    return found + [_unclear(sql[tokens[at].start :]) for at in unclear]
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Operand:
     """The tokens of an operand that is cast to TIMESTAMP; `by_colons`: by `::`, not by a call."""
 
     first: int
@@ -72,15 +72,15 @@ class _Read:
     by_colons: bool = False
 
 
-def _reads(tokens: Sequence[Token]) -> list[_Read]:
+def _operands(tokens: Sequence[Token]) -> list[_Operand]:
     """All of them in the order of the text, outer ones first."""
     spans = (_argument(tokens, at) for at in range(len(tokens)))
-    found = [_Read(*span) for span in spans if span is not None]
+    found = [_Operand(*span) for span in spans if span is not None]
     for at in _colon_casts(tokens):
         first = first_of_operand(tokens, at - 1)
         if first is not None:
-            found.append(_Read(first, at, by_colons=True))
-    return sorted(found, key=lambda read: (read.first, -read.last))
+            found.append(_Operand(first, at, by_colons=True))
+    return sorted(found, key=lambda operand: (operand.first, -operand.last))
 
 
 def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
@@ -92,23 +92,23 @@ def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def _render(
-    sql: str, tokens: Sequence[Token], reads: Sequence[_Read], start: int, stop: int
+    sql: str, tokens: Sequence[Token], operands: Sequence[_Operand], start: int, stop: int
 ) -> str:
     """The text from `start` to `stop`, with these operands guarded."""
     parts: list[str] = []
-    left = deque(reads)
+    left = deque(operands)
     while left:
-        read = left.popleft()
-        begins, ends = tokens[read.first].start, tokens[read.last - 1].end + 1
+        operand = left.popleft()
+        begins, ends = tokens[operand.first].start, tokens[operand.last - 1].end + 1
         parts.append(sql[start:begins])
         inside = []
-        while left and left[0].first < read.last:
+        while left and left[0].first < operand.last:
             inside.append(left.popleft())
         inner = _render(sql, tokens, inside, begins, ends)
-        if read.by_colons:
+        if operand.by_colons:
             parts.append(f"({_guarded(inner)})")
         else:
-            alone = _is_call_alone(tokens, read.first, read.last)
+            alone = _is_call_alone(tokens, operand.first, operand.last)
             parts.append(inner if alone else _guarded(inner))
         start = ends
     return "".join([*parts, sql[start:stop]])
@@ -180,7 +180,7 @@ def _cast_texts(tree: exp.Expr) -> Iterator[str]:
             yield str(inner.this)
 
 
-def _nested_reads(sql: str) -> Iterator[str]:
+def _nested_parses(sql: str) -> Iterator[str]:
     """Calls that parse a TIMESTAMP inside a larger string, without a format."""
     tokens = tokenize(sql)
     for at in range(len(tokens) - 1):
