@@ -96,7 +96,7 @@ def test_most_nodes_not_ready_are_lost_once_a_report_arrives(
 
 
 def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluster) -> None:
-    """Its own tasks are replaced, elsewhere; to everybody else the node is as good as before."""
+    """The silent tasks are replaced on other nodes; all others may still use the node."""
     (victim, *_) = nodes_with_two_tasks(running)
     reported = {p.name for p in running.tasks().values() if p.node == victim}
     for pod in running.tasks().values():
@@ -153,7 +153,7 @@ def test_a_last_report_of_a_short_stall_loses_no_task(
 def test_a_node_that_responds_before_any_action_is_kept(
     running: ModelCluster,
 ) -> None:
-    """What was decided was not done: the API server did not confirm it, or was away."""
+    """What was decided was not done: the API server did not confirm it, or was unavailable."""
     (victim, *_) = nodes_with_two_tasks(running)
     running.quarantined[victim] = running.now
     running.pass_time(1.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.codec import decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
-from rekindle.checkpoints.state import StateStore, assemble, decode_table, encode_table
+from rekindle.checkpoints.state import StateStore, decode_table, encode_table, merge_entries
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.version import STATE_FORMAT, engine_version
@@ -227,23 +227,23 @@ def test_an_entry_says_which_engine_saved_it(store: Store) -> None:
     assert (entry.engine, entry.state_format) == (engine_version(), STATE_FORMAT)
 
 
-def test_states_of_different_formats_are_not_assembled() -> None:
+def test_states_of_different_formats_are_not_merged() -> None:
     first = Entry("ab", 0, 9, 90, ("a",), {"a": {1: "x"}}, state_format=1)
     second = Entry("cd", 0, 9, 80, ("c",), {"c": {2: "y"}}, state_format=2)
     with pytest.raises(ValueError, match="different state formats"):
-        assemble([first, second], ["a", "c"])
+        merge_entries([first, second], ["a", "c"])
 
 
 def test_other_segments_find_the_state_of_operators() -> None:
     first = Entry("ab", 0, 9, 90, ("a", "b"), {"b": {1: "x"}})
     second = Entry("cd", 0, 9, 80, ("c", "d"), {"c": {2: "y"}, "d": {3: "z"}})
-    merged = assemble([first, second], ["b", "new", "c"])
+    merged = merge_entries([first, second], ["b", "new", "c"])
     assert merged == Entry("ab+cd", 0, 9, 80, ("b", "c"), {"b": {1: "x"}, "c": {2: "y"}})
-    assert assemble([first], ["new"]) is None
+    assert merge_entries([first], ["new"]) is None
     later = Entry("cd", 0, 19, 80, ("c",), {})
-    assert assemble([first, later], ["a"]) == Entry("ab", 0, 9, 90, ("a",), {})
+    assert merge_entries([first, later], ["a"]) == Entry("ab", 0, 9, 90, ("a",), {})
     with pytest.raises(ValueError, match="different epochs"):
-        assemble([first, later], ["a", "c"])
+        merge_entries([first, later], ["a", "c"])
 
 
 def test_names_contain_what_an_object_belongs_to(store: Store) -> None:

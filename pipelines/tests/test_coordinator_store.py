@@ -104,7 +104,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
     assert state.buckets["op-b"][0].to_pydict() == {"a": [3]}
     again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
-    assert again == written, "every coordinator assembles the same object"
+    assert again == written, "every coordinator makes the same object"
     run(store.collect_garbage(1))
     assert run(store.unusable([ref.object])) == {}
 

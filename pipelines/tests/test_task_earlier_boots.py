@@ -66,11 +66,11 @@ def test_with_partners_sinks_write_nothing_of_earlier_boots(home: Path) -> None:
 def test_a_contradiction_is_reported_until_a_commit(home: Path) -> None:
     crashed(home, replicas=2)
     world = Boot(home, replicas=2).run()
-    said = world.status.response(1).contradiction
-    assert said is not None
-    assert (said.epoch, "earlier boot" in said.message) == (WRONG, True)
+    found = world.status.response(1).contradiction
+    assert found is not None
+    assert (found.epoch, "earlier boot" in found.message) == (WRONG, True)
     world.status.committed(WRONG - 1)
-    assert world.status.response(1).contradiction == said
+    assert world.status.response(1).contradiction == found
     world.status.committed(WRONG)
     assert world.status.response(1).contradiction is None
 
@@ -88,9 +88,9 @@ def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None
     assert third.world.log.last == NO_EPOCH, "nothing is served before it is decided"
     world = third.run()
     assert world.sums() == SUMS
-    said = world.status.response(1).contradiction
-    assert said is not None
-    assert (said.epoch, "two computations agree" in said.message) == (WRONG, True)
+    found = world.status.response(1).contradiction
+    assert found is not None
+    assert (found.epoch, "two computations agree" in found.message) == (WRONG, True)
     assert Boot(home, replicas=1).run().status.response(1).contradiction is None
 
 

@@ -29,7 +29,8 @@ def choose(
     reached: Callable[[str], bool],
     make: Callable[[], str],
 ) -> str | None:
-    """The argument BASE of a build: given, made here, or none where the Dockerfile's serves."""
+    """The argument BASE of a build: the one that is given, or made here; None if the
+    Dockerfile's own can be pulled."""
     if base := environment.get("BASE"):
         return base
     return None if reached(registry(default_of(dockerfile))) else make()

@@ -94,10 +94,10 @@ def make_plan(
     nodes = _with_spares(placement, spares, met, reserved_pods)
     tight = pack(needed.values(), capacity) if len(met) == len(needed) else None
     if tight is not None and len(nodes) < len(met) + len(spares):
-        closer = _with_spares(tight, spares, met, reserved_pods)
-        nodes = closer if len(closer) > len(nodes) else nodes
-    short = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
-    return Plan(tuple(order), tuple(_ranked(waiting, short, pods, capacity)), nodes, over)
+        with_tight = _with_spares(tight, spares, met, reserved_pods)
+        nodes = with_tight if len(with_tight) > len(nodes) else nodes
+    still_missing = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
+    return Plan(tuple(order), tuple(_ranked(waiting, still_missing, pods, capacity)), nodes, over)
 
 
 def _rank_all(
@@ -227,9 +227,9 @@ class _Reserved:
             name: total(
                 pod.requests.scaled(number)
                 for pod, number in alike.items()
-                if b.fits_when_empty(pod)
+                if node.fits_when_empty(pod)
             )
-            for name, b in capacity.nodes.items()
+            for name, node in capacity.nodes.items()
         }
         by_namespace = {
             name: total(pod.requests for pod in reserved_pods if pod.namespace == name)

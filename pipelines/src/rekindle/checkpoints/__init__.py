@@ -2,7 +2,7 @@
 
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
-from rekindle.checkpoints.state import StateStore, assemble
+from rekindle.checkpoints.state import StateStore, merge_entries
 from rekindle.checkpoints.store import ObjectMissing, Store
 
 __all__ = [
@@ -13,5 +13,5 @@ __all__ = [
     "ObjectMissing",
     "StateStore",
     "Store",
-    "assemble",
+    "merge_entries",
 ]

@@ -120,7 +120,7 @@ class StateStore:
         return entry, self.load_state(entry)
 
     def load_state(self, entry: Entry) -> State:
-        """The state of an entry, which may come from `assemble`."""
+        """The state of an entry, which may come from `merge_entries`."""
         wanted = [
             (operator, bucket, name)
             for operator, buckets in entry.objects.items()
@@ -178,7 +178,7 @@ class StateStore:
         return f"{self._uid}/{name}"
 
 
-def assemble(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
+def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
     """Builds the entry of these operators from entries of other segments.
 
     The entries are of one partition number. Operators that none of them contains start empty and

@@ -251,7 +251,7 @@ class ReadNewestManifest:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Put the assembled entries, then the manifest with their names in it, if its number is free.
+    """Put the migrated entries, then the manifest with their names in it, if its number is free.
     `fresh` are the entry objects that are in no manifest yet: it is first checked that their states
     exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
 

@@ -86,7 +86,7 @@ class _Starter:
         self._graph = graph
         self._start = start
         self._entries: dict[str, Refs] = {}
-        self._assemblies: list[StateMigration] = []
+        self._migrations: list[StateMigration] = []
         self._problems: list[str] = []
 
     def run(self) -> GenerationStart:
@@ -98,7 +98,7 @@ class _Starter:
         return GenerationStart(
             entries=self._entries,
             queries=self._query_starts(),
-            migrations=tuple(a for a in self._assemblies if self._keeps(a)),
+            migrations=tuple(a for a in self._migrations if self._keeps(a)),
             problems=tuple(dict.fromkeys(self._problems)),  # once for all partitions of a source
         )
 
@@ -165,7 +165,7 @@ class _Starter:
             objects = [refs[epoch].object for refs in by_epoch]
             sources = tuple(o for o in objects if o is not None)
             if sources:
-                self._assemblies.append(StateMigration(partition, epoch, operators, sources))
+                self._migrations.append(StateMigration(partition, epoch, operators, sources))
             kept.append(empty_entry(epoch))
         return tuple(kept)
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, assemble
+from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, merge_entries
 from rekindle.checkpoints.codec import encode_entry, entry_name
 from rekindle.checkpoints.state import entry_digest
 from rekindle.coordinator.model import StateMigration, WriteManifest
@@ -65,7 +65,7 @@ class CheckpointStore:
         """The manifest that was written; None if its number was taken."""
 
         def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
-            made = [(a, self._assemble(a, manifests, store)) for a in effect.migrations]
+            made = [(a, self._save_migrated(a, manifests, store)) for a in effect.migrations]
             manifest = _with_migrated(effect.manifest, made)
             return manifest if manifests.write(manifest) else None
 
@@ -75,12 +75,12 @@ class CheckpointStore:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain))
 
-    def _assemble(
+    def _save_migrated(
         self, migration: StateMigration, manifests: ManifestStore, store: Store
     ) -> EntryRef:
         sources = [manifests.entry(name) for name in migration.sources]
         try:
-            made = assemble(sources, migration.operators)
+            made = merge_entries(sources, migration.operators)
         except ValueError as error:
             raise StoreError(f"{migration.partition.key}: {error}") from error
         if made is None:

@@ -78,7 +78,7 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
         return "it has an aggregate, and sql works row by row; use an operator with window"
     if row_wise and not plan.deterministic():
         return "it has an expression that gives another result when an epoch is computed again"
-    if all(_is_safe(cast, of) for cast, of in _casts_to_timestamp(nodes)):
+    if all(_is_safe(cast, operand) for cast, operand in _casts_to_timestamp(nodes)):
         return None
     text = next(_texts_as_timestamp(plan), None)
     if text is None:
@@ -123,11 +123,11 @@ def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
             yield from _casts_to_timestamp(node)
 
 
-def _is_safe(cast: dict[str, Any], of: dict[str, Any]) -> bool:
+def _is_safe(cast: dict[str, Any], operand: dict[str, Any]) -> bool:
     """Whether the type of the operand shows that no string is cast."""
-    kind = of.get("dataType")
-    if kind == "string" and of["class"].endswith(".Literal"):
-        return re.match(STARTS_WITH_YEAR, str(of.get("value"))) is not None
+    kind = operand.get("dataType")
+    if kind == "string" and operand["class"].endswith(".Literal"):
+        return re.match(STARTS_WITH_YEAR, str(operand.get("value"))) is not None
     return kind is not None and "string" not in json.dumps(kind)
 
 
@@ -140,12 +140,12 @@ def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
 
 def _texts_in(expression: JavaObject) -> Iterator[str]:
     if class_name(expression) == "Cast" and _TIMED.search(expression.dataType().catalogString()):
-        of = expression.child()
-        kind = of.dataType().catalogString()
+        operand = expression.child()
+        kind = operand.dataType().catalogString()
         more = len(_TIMED.findall(expression.dataType().catalogString()))
         gained = len(_TIMED.findall(kind)) < more
-        if "string" in kind and gained and not _is_dated(of):
-            yield str(of.sql())
+        if "string" in kind and gained and not _is_dated(operand):
+            yield str(operand.sql())
     for child in each(expression.children()):
         yield from _texts_in(child)
 
