@@ -174,7 +174,7 @@ class TestNodes:
     def test_a_thawed_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("storms")[0].spec.node_name
         run.cluster.nodes[node].freeze()
-        _pass(run, 20, f"{node} freezes")
+        _mark_and_wait(run, 20, f"{node} freezes")
         run.cluster.nodes[node].thaw()
         run.observer.mark("joined", f"{node} wakes")
         run.wait_advanced(timeout_s=120)
@@ -184,7 +184,7 @@ class TestNodes:
     def test_a_reconnected_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("alarms")[0].spec.node_name
         run.cluster.nodes[node].partition()  # its tasks go on, and still reach the sinks
-        _pass(run, 15, f"{node} is cut off")
+        _mark_and_wait(run, 15, f"{node} is cut off")
         run.cluster.nodes[node].heal()
         run.observer.mark("joined", f"{node} is back")
         run.wait_advanced(timeout_s=120)
@@ -204,7 +204,7 @@ class TestNodes:
         run.verify(reference)
 
 
-def _pass(run: Run, seconds: float, what: str) -> None:
+def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     until = run.observer.mark("lost", what) + seconds
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
@@ -223,7 +223,7 @@ class TestEdits:
         assert run.incarnations() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
-        # It owes all rows from a checkpoint soon after the edit, not from where it began.
+        # It has all rows from a checkpoint epoch soon after the edit on, not from epoch 0.
         assert start % CHECKPOINT_EPOCHS == 0
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
         run.verify(reference, {ADDED: start})

@@ -170,7 +170,7 @@ def test_an_image_has_a_numeric_user_and_tini() -> None:
     assert wrong_config(ImageConfig("1", {}, (), (), "/")) == ["ENTRYPOINT is [], not tini"]
 
 
-def test_a_start_must_end_and_speak_as_expected() -> None:
+def test_a_start_must_end_and_print_as_expected() -> None:
     start = Start("it", exit_code=2, says="is not set")
     assert wrong_start(start, 2, "X is not set") == []
     (problem,) = wrong_start(start, 1, "Traceback\nImportError: no x")
@@ -206,7 +206,7 @@ def test_spark_must_use_the_archive_and_compute_right() -> None:
     assert names == ["archive_mapped", "rows"]
 
 
-def test_the_check_inside_finds_what_is_judged() -> None:
+def test_the_script_inside_reports_all_facts_that_are_checked() -> None:
     assert inside.operator()["version"]
     assert set(inside.common(file_sizes=[1, 2])) == set(FROM_A_START)
 

@@ -207,10 +207,10 @@ def test_a_large_epoch_is_sent_in_parts(
 
 def test_an_incomplete_epoch_is_not_accepted() -> None:
     (rows,) = TYPES.to_batches()
-    said = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
+    header = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
 
     def message(**more: int) -> flight.Message:
-        return rows, {**said, **more}
+        return rows, {**header, **more}
 
     whole = [message(epoch=0), message(epoch=1, part=0, parts=2)]
     request = ReadRequest("s", 0, 0, 1 << 20)

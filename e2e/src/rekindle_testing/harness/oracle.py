@@ -63,7 +63,7 @@ class Reference:
     ) -> int:
         """Compare through `until_epoch`; returns the rows that were compared.
 
-        Raises AssertionError with every difference. Queries that wrote nothing at all count as a difference.
+        Raises AssertionError with every difference; a query that wrote nothing at all is one.
         """
         differences = self.compare(document, until_epoch, since)
         wrong = [f"{name}: {difference}" for name, difference in differences.items() if difference]

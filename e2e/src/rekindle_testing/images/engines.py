@@ -1,4 +1,4 @@
-"""Docker, podman and buildah: which one serves, and their command lines. Pure.
+"""Docker, podman and buildah: which one is used, and their command lines. Pure.
 
 Buildah keeps its images below `build/`, and each of its commands runs in namespaces of its own:
 what it mounts and starts ends with it, also when it is killed.

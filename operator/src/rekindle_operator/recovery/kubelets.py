@@ -1,7 +1,7 @@
 """What probes of kubelets prove about their nodes (docs/decisions/0025). Pure.
 
 A single silent task does not prove that its node is lost: it may have crashed, or wait for a core.
-It does together with the node's kubelet, if that used to respond to the operator and is silent too.
+Together with the node's kubelet it does, if that used to respond to the operator and is silent too.
 A kubelet counts as silent only when another one has responded to a later probe: an operator that
 gets no response at all is itself cut off, and one that is too slow to read one response has not
 read the other either. The kubelet of the operator's own node proves nothing: no network is between
@@ -39,15 +39,15 @@ def unresponsive_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
         for n in snapshot.nodes
         if n.uid in snapshot.kubelet_probes
     ]
-    elsewhere = [its.responded_at for name, its in known if name != snapshot.own_node]
+    elsewhere = [probed.responded_at for name, probed in known if name != snapshot.own_node]
     last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
-        for name, its in known
-        if its.responded_at is not None
-        and its.unanswered_since is not None
+        for name, probed in known
+        if probed.responded_at is not None
+        and probed.unanswered_since is not None
         # The probe that got a response is later, so it was of another kubelet.
-        and last_response_at - its.unanswered_since >= timing.kubelet_silent_s
+        and last_response_at - probed.unanswered_since >= timing.kubelet_silent_s
     )
 
 
@@ -57,18 +57,18 @@ def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozen
     while."""
     names = {n.uid: n.name for n in snapshot.nodes}
     elsewhere = (
-        its.responded_at
-        for uid, its in snapshot.kubelet_probes.items()
+        probed.responded_at
+        for uid, probed in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
     last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         names[uid]
-        for uid, its in snapshot.kubelet_probes.items()
+        for uid, probed in snapshot.kubelet_probes.items()
         if uid in names
-        and its.unanswered_since is not None
-        and last_response_at - its.unanswered_since >= timing.kubelet_silent_s
-        and now - its.unanswered_since < timing.quarantine_s
+        and probed.unanswered_since is not None
+        and last_response_at - probed.unanswered_since >= timing.kubelet_silent_s
+        and now - probed.unanswered_since < timing.quarantine_s
     )
 
 
