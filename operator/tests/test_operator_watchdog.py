@@ -80,7 +80,7 @@ class ApiServerWith:
     def __init__(self) -> None:
         self.version = 1
         self.renewed = True
-        self.away = False  # it closes connections without a response
+        self.drops_connections = False  # it closes them without a response
         self.pods: dict[str, dict[str, Any]] = {}
         self.deleted: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class ApiServerWith:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if outer.away:
+                if outer.drops_connections:
                     self.close_connection = True
                 elif "/leases/" in self.path:
                     outer.version += outer.renewed
@@ -331,9 +331,9 @@ def test_nothing_is_lost_while_the_api_server_is_unreachable(
     api.renewed = False
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     dog.step()
-    api.away = True
+    api.drops_connections = True
     run_for(dog, clock, 1.0)
-    api.away = False
+    api.drops_connections = False
     dog.step()
     assert api.deleted == []
     run_until(dog, clock, lambda: api.deleted)

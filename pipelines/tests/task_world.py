@@ -49,8 +49,8 @@ class Counting:
         outputs = []
         for epoch in epochs:
             total += sum(epoch.inputs[0]["n"].to_pylist())
-            said = total + self.wrong.get(epoch.epoch, 0)
-            rows = pa.table({"n": [said]}, schema=SCHEMA)
+            reported = total + self.wrong.get(epoch.epoch, 0)
+            rows = pa.table({"n": [reported]}, schema=SCHEMA)
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
         table = pa.table({"n": [total]}, schema=SCHEMA)
         return ChainResult(tuple(outputs), State({"sum": {0: table}}))
@@ -70,7 +70,7 @@ class Rows:
     def cut(self, epoch: int) -> SourceCut:
         if self.fails and epoch >= self.fails_from:
             self.fails -= 1
-            raise SourceFailed("the file is away")
+            raise SourceFailed("the file cannot be read")
         return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
 
     def next_change(self, epoch: int) -> int | None:
@@ -83,12 +83,12 @@ class Rows:
 class FakeStates:
     def __init__(self) -> None:
         self.saved: list[tuple[int, str | None]] = []
-        self.away = 0
+        self.failures_left = 0
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
-        if self.away:
-            self.away -= 1
-            raise StoreError("the store is away")
+        if self.failures_left:
+            self.failures_left -= 1
+            raise StoreError("the store is unavailable")
         self.saved.append((state.epoch, previous.segment if previous else None))
         return EntryRef(state.epoch, f"entry-{state.epoch}", "d", 7)
 

@@ -74,15 +74,15 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     world.change_generation(make_generation(parts, 2))
     while world.store[-1].generation != 2:
         world.tick()
-    owes = world.store[-1].queries["q-right"].epoch
+    first_epoch = world.store[-1].queries["q-right"].epoch
     world.start_coordinator()  # the first coordinator ends before any task gets a restore point
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
     world.run(3 * world.every)
-    assert world.tasks[Slot("right", 0, 0)].position > owes
-    assert world.store[-1].entries["right/0"][0].epoch < owes
+    assert world.tasks[Slot("right", 0, 0)].position > first_epoch
+    assert world.store[-1].entries["right/0"][0].epoch < first_epoch
     world.tasks[Slot("right", 0, 0)].sink_lag = 0
     world.run(2 * world.every)
-    assert world.store[-1].entries["right/0"][0].epoch > owes
+    assert world.store[-1].entries["right/0"][0].epoch > first_epoch
 
 
 def edited() -> tuple[World, Slot, Slot]:
@@ -99,7 +99,7 @@ def written_by(world: World, slot: Slot) -> int:
 
 def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world, old, new = edited()
-    world.hold_writes = True  # the claim is slow
+    world.hold_writes = True  # the manifest with the new generation is written late
     world.run(3 * world.every)
     world.hold_writes = False
     world.release_writes()
@@ -208,8 +208,8 @@ def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
     found = start_generation(previous, generation, graph, head_epoch=45)
     assert [ref.epoch for ref in found.entries["r/0"]] == [29]
     assert not found.problems
-    stranded = replace(previous, entries={**previous.entries, "r/0": previous.entries["r/0"][1:]})
-    found = start_generation(stranded, generation, graph, head_epoch=45)
+    changed = replace(previous, entries={**previous.entries, "r/0": previous.entries["r/0"][1:]})
+    found = start_generation(changed, generation, graph, head_epoch=45)
     assert found.entries["r/0"] == (empty_entry(29),)
     assert "r/0 loses its state" in found.problems[0]
 
@@ -290,18 +290,18 @@ def test_a_query_of_an_old_release_continues() -> None:
     assert found.queries["q-src"] == replace(first.queries["q-src"], generation=0)
 
 
-def place_of(world: World, place: Path, slot: Slot) -> FilesSink:
+def opened_sink(world: World, directory: Path, slot: Slot) -> FilesSink:
     """The sink that a task opens for its assignment."""
     (given,) = next_polls(world)[slot].sinks
     definition = Definition(given.definition, given.generation, given.from_epoch, world.every)
-    spec = FilesSinkSpec(url=f"file://{place}")
+    spec = FilesSinkSpec(url=f"file://{directory}")
     return FilesSink(given.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
 
 
 def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     """Checkpoints stall and sinks continue; then all tasks stop and the definition changes."""
     world = started()
-    old = place_of(world, tmp_path, Slot("both", 0, 0))
+    old = opened_sink(world, tmp_path, Slot("both", 0, 0))
     world.store_up = False
     world.run(30)
     written = world.tasks[Slot("both", 0, 0)].position
@@ -319,5 +319,5 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
         world.start_task(Slot("both-2", partition, 0))
     world.rounds(4)
     assert world.store[-1].queries["q-both"].epoch < written
-    begins = [place_of(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
+    begins = [opened_sink(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
     assert begins == [boundary_at_or_after(written, world.every) + 1] * 2

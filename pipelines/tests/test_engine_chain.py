@@ -104,8 +104,8 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     half = chain.process(State(), epochs[:3]).state
     ((operator, buckets),) = half.buckets.items()
     turned = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
-    adopted = chain.align_state(State({operator: turned}))
-    assert chain.process(adopted, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
+    aligned = chain.align_state(State({operator: turned}))
+    assert chain.process(aligned, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     one = next(iter(buckets.values()))
     sums = [name for name in one.schema.names if name.startswith("p_sum_")]
     with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is missing"):
@@ -137,7 +137,7 @@ def check(got: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     assert got["high"] == pytest.approx(math.nan if has_nan else max(real), nan_ok=True)
 
 
-def test_a_window_takes_ends_of_windows_and_times_of_rows_as_what_they_are(spark: Spark) -> None:
+def test_one_input_of_a_window_has_window_ends_and_the_other_row_times(spark: Spark) -> None:
     operators = """
 - {name: minutes, inputs: [rows], window: {size: 1m, aggregate: "count(*) AS n"}}
 - {name: ends, inputs: [minutes], sql: "SELECT window_end AS t, n FROM minutes"}

@@ -77,10 +77,10 @@ def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
 
 def test_a_missing_source_is_reported_and_retried(world: World) -> None:
     world.source.fails = 2
-    said: list[str] = []
-    world.loop._wait = lambda _: bool(said.append(world.status.response(1).problem.message))  # type: ignore[union-attr,func-returns-value]
+    reported: list[str] = []
+    world.loop._wait = lambda _: bool(reported.append(world.status.response(1).problem.message))  # type: ignore[union-attr,func-returns-value]
     world.run_to(1)
-    assert said == ["the file is away"] * 2
+    assert reported == ["the file cannot be read"] * 2
     assert world.sums() == [0]
     assert world.status.response(1).problem is None
 
@@ -144,7 +144,7 @@ def test_a_failing_sink_delays_only_checkpoints(world: World) -> None:
 
 
 def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
-    world.states.away = 1
+    world.states.failures_left = 1
     world.run_to(30)
     for state in world.saved[:2]:
         world.saver.offer(state)
@@ -171,7 +171,7 @@ def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
 
 
 def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
-    world.states.away = 1
+    world.states.failures_left = 1
     gate = threading.Event()
     real = world.states.save
     world.states.save = lambda s, p: (gate.wait(5), real(s, p))[1]  # type: ignore[method-assign]

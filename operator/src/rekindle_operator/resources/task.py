@@ -204,8 +204,8 @@ def _memory(spec: Manifest) -> list[Manifest]:
     """REKINDLE_MEMORY: what the container may use, by which the task sizes its JVM and its calls.
     The downward API would give the node's memory if there is no limit."""
     container = next(c for c in spec["containers"] if c["name"] == CONTAINER)
-    resources = [of.get("resources") or {} for of in (container, spec)]
-    given = (of.get(part) or {} for part in ("limits", "requests") for of in resources)
+    resources = [level.get("resources") or {} for level in (container, spec)]
+    given = (level.get(part) or {} for part in ("limits", "requests") for level in resources)
     text = next((amounts["memory"] for amounts in given if "memory" in amounts), None)
     if text is None:
         return []
