@@ -44,7 +44,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.core import reconcile
 
-MOST_PASSES = 12
+MAX_PASSES = 12
 
 
 class ModelCluster(ModelState):
@@ -109,7 +109,7 @@ class ModelCluster(ModelState):
 
     def settle(self) -> int:
         """Reconcile until nothing is left to do; the number of passes that did something."""
-        for number in range(MOST_PASSES):
+        for number in range(MAX_PASSES):
             actions = reconcile(self.snapshot(), self.now, self.settings)
             if not actions and not self.kubelets_and_scheduler():
                 return number
@@ -161,7 +161,7 @@ class ModelCluster(ModelState):
                 continue
             here = [p for p in self.pods() if p.node == name and not p.ended]
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):
-                # A coordinator came first: its pods are not part of the plan.
+                # Only a coordinator may have taken the capacity: the plan does not include those.
                 assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)
                 continue
             assert not shares(pod, here), f"I6: a replica of {pod.name} is on {name}"

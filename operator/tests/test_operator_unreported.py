@@ -210,9 +210,9 @@ def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
     """Nobody reports on these nodes, and their kubelets responded before."""
     dead = {"a": SILENT, "b": SILENT, "c": ANSWERS}
     snapshot = peers_only(world(dead, {}))
-    turned = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
-    assert lost(replace(snapshot, nodes=turned)) == {"a", "b"}
-    responding = replace(snapshot, nodes=turned, kubelet_probes=ALL)
+    one_ready = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
+    assert lost(replace(snapshot, nodes=one_ready)) == {"a", "b"}
+    responding = replace(snapshot, nodes=one_ready, kubelet_probes=ALL)
     assert lost(responding) == set(), "the control plane has failed, not the nodes"
 
 

@@ -103,8 +103,8 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     chain = chain_of(window("size: 5m"), "w", spark)
     half = chain.process(State(), epochs[:3]).state
     ((operator, buckets),) = half.buckets.items()
-    turned = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
-    aligned = chain.align_state(State({operator: turned}))
+    reordered = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
+    aligned = chain.align_state(State({operator: reordered}))
     assert chain.process(aligned, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     one = next(iter(buckets.values()))
     sums = [name for name in one.schema.names if name.startswith("p_sum_")]

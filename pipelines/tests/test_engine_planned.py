@@ -66,12 +66,12 @@ def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iter
 ROW_WISE = "SELECT k, v * 2 AS v2, n, t, date_add(d, 1) AS d, parts FROM a WHERE n % 3 != 1"
 EXPLODED = "SELECT n, monotonically_increasing_id() AS at, explode(parts) AS part FROM a"
 TWO = "SELECT n, k FROM b UNION ALL SELECT n * 10 AS n, k FROM a"
-FOLDED = "SELECT k, count(1) AS c, sum(v) AS s FROM (SELECT /*+ COALESCE(1) */ * FROM a) GROUP BY k"
+GROUPS = "SELECT k, count(1) AS c, sum(v) AS s FROM (SELECT /*+ COALESCE(1) */ * FROM a) GROUP BY k"
 SORTED = (
     "SELECT k, count(1) AS c, min(k) AS m FROM"
     " (SELECT /*+ COALESCE(1) */ * FROM a SORT BY k) GROUP BY k"
 )
-FLOWING = [ROW_WISE, EXPLODED, TWO, FOLDED, SORTED]
+PLANNED_ONCE = [ROW_WISE, EXPLODED, TWO, GROUPS, SORTED]
 
 
 def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
@@ -80,7 +80,7 @@ def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> p
     return session.sql(sql).toArrow()
 
 
-@pytest.mark.parametrize("sql", FLOWING)
+@pytest.mark.parametrize("sql", PLANNED_ONCE)
 def test_a_planned_query_equals_an_unplanned_one(session: SparkSession, sql: str) -> None:
     query = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
     assert query is not None

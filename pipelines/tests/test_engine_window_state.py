@@ -52,8 +52,8 @@ def state_table(**columns: Any) -> pa.Table:
 
 def test_saved_columns_are_matched_by_name() -> None:
     saved = state_table()
-    turned = saved.select(["p3", "p2", "__k0", "p1", "p4", "__w", "p0"])
-    assert conform(SHAPE, {3: turned}, "op") == {3: saved}
+    reordered = saved.select(["p3", "p2", "__k0", "p1", "p4", "__w", "p0"])
+    assert conform(SHAPE, {3: reordered}, "op") == {3: saved}
 
 
 def test_compatible_saved_state_keeps_its_table() -> None:
@@ -205,7 +205,7 @@ def test_closed_windows_come_in_the_order_of_epoch_end_and_keys() -> None:
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("min", 1.0), ("max", math.nan)])
-def test_nan_is_above_all_as_in_spark(merge: str, expected: float) -> None:
+def test_nan_is_greater_than_every_number_as_in_spark(merge: str, expected: float) -> None:
     name = "p2" if merge == "min" else "p3"
     values = [math.nan, 1.0, None, math.inf]
     parts = [table([("a", 0, e, 1, 0.0, 0, v, v, "")]) for e, v in enumerate(values)]

@@ -148,7 +148,7 @@ def test_a_poll_of_another_shape_is_refused_by_its_version(control: ControlServe
     assert post(control, {"slots": []}, "token-a")[0] == 400
 
 
-def test_a_poll_without_a_version_is_of_the_first(control: ControlServer) -> None:
+def test_a_poll_without_a_version_has_protocol_1(control: ControlServer) -> None:
     old = {k: v for k, v in poll().items() if k not in ("protocol", "oldest_protocol")}
     status, text = post(control, old, "token-a")
     assert status == 426

@@ -22,7 +22,7 @@ HEAP_FULL = EngineLost(describe_exit(3, "512m"), 3)
 
 
 class Limited(Counting):
-    """A chain whose engine fails, as `fail` says, for calls that it refuses."""
+    """A chain whose engine fails for calls for which `refuse` returns an error."""
 
     def __init__(self, refuse: Callable[[Sequence[EpochInput]], Exception | None]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Limited(Counting):
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         if (error := self._refuse(epochs)) is not None:
-            self.calls.append([-e.epoch for e in epochs])
+            self.calls.append([-e.epoch for e in epochs])  # negative: it failed
             raise error
         return super().process(state, epochs)
 

@@ -47,7 +47,7 @@ ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.re
 # Of a topology
 ANNOTATION_ROLL = f"{GROUP}/roll"  # replace running pods that are outdated
 # Of Leases
-ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report that is still true
+ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report that is still valid
 ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: tells processes apart
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation

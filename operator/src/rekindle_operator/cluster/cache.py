@@ -187,8 +187,8 @@ class ClusterCache:
         self.mark_dirty()
 
     def replace_topologies(self, items: list[Json], version: int) -> None:
-        """With a complete list: topologies that it does not have are deleted, unless they are
-        newer."""
+        """Take over a complete list: topologies that are not in it were deleted, unless they are
+        newer than the list."""
         for raw in items:
             self.put_topology(raw)
         listed = {raw["metadata"]["uid"] for raw in items}

@@ -136,7 +136,7 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class LeaseView:
     """`seen_at`: when this process saw its last renewal. `report`: the number of the report that
-    its holder wrote last and that is still true; -1 if there is none, None if the holder's version
+    its holder wrote last and that is still valid; -1 if there is none, None if the holder's version
     does not number reports."""
 
     namespace: str

@@ -32,7 +32,7 @@ LONG_GAP_US = 365 * _DAY_US
 """A gap without rows that a source reports as a problem."""
 
 MIN_CALL_BYTES = 64 << 10
-"""Minimum bytes of a call, for readers that are so many that their share is smaller."""
+"""Minimum bytes of a reader's call; with many readers, the share of each may be smaller."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -111,8 +111,8 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        """Reports gaps of years, which usually mean a row with a wrong time: all of it must
-        pass."""
+        """Reports gaps of years, which usually mean a row with a wrong time: the task would wait
+        that long for the next row."""
         epoch = self._source.next_change(self._next)
         gap_us = 0 if epoch is None else (epoch - self._next) * self._interval_us
         if epoch is None or gap_us < LONG_GAP_US:
