@@ -113,9 +113,9 @@ def _is_running(world: World) -> bool:
 
 
 def _without_coordinator(world: World, nodes: list[str]) -> str:
-    """One with tasks: the topology starts before the last node is there, which may stay empty."""
-    (head,) = world.pods("flights", "coordinator").values()
-    return next(n for n in nodes if n != head.spec.node_name and _on(world, n))
+    """A node with tasks. The topology starts before all nodes are there, so one may stay empty."""
+    (coordinator,) = world.pods("flights", "coordinator").values()
+    return next(n for n in nodes if n != coordinator.spec.node_name and _on(world, n))
 
 
 def _on(world: World, node: str) -> set[str]:
@@ -186,7 +186,8 @@ def test_a_silent_node_is_lost_before_it_is_not_ready(
 def test_only_nodes_with_silent_kubelets_are_lost(
     world: World, nodes: list[str], flights: Any
 ) -> None:
-    """The reports of a coordinator without responses count there, and nowhere else."""
+    """A coordinator that gets no responses suspects all tasks; it is believed only about tasks on
+    nodes whose kubelets are silent too."""
     wait_for("it runs", lambda: _is_running(world))
     quiet = _without_coordinator(world, nodes)
     lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
@@ -255,7 +256,7 @@ def test_a_refused_edit_keeps_the_accepted_generation(
 
     world.edit("flights", break_pods)
     wait_for(
-        "the API server's word is in Valid",
+        "the API server's message in Valid",
         lambda: "restartPolicy" in world.condition("flights", "Valid").get("message", ""),
     )
 
@@ -264,7 +265,7 @@ def test_a_refused_edit_keeps_the_accepted_generation(
 
     world.edit("flights", misspell_pods)
     wait_for(
-        "a field that the API server does not know is one that it refuses",
+        "the API server's message about the unknown field",
         lambda: (
             'unknown field "spec.nodeSelectr"'
             in world.condition("flights", "Valid").get("message", "")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from model_objects import allows, rfc3339, shares
+from model_objects import allows, has_other_replica, rfc3339
 from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle import names
@@ -164,7 +164,7 @@ class ModelCluster(ModelState):
                 # Only a coordinator may have taken the capacity: the plan does not include those.
                 assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)
                 continue
-            assert not shares(pod, here), f"I6: a replica of {pod.name} is on {name}"
+            assert not has_other_replica(pod, here), f"I6: a replica of {pod.name} is on {name}"
             if not all(pod.selector[k] == node.labels.get(k) for k in pod.selector):
                 assert pod.pinned is None, "planned for a node that its selector rules out"
                 continue

@@ -20,7 +20,7 @@ def allows(raw: dict[str, Any], node: str) -> bool:
     )
 
 
-def shares(pod: PodView, others: Iterable[PodView]) -> bool:
+def has_other_replica(pod: PodView, others: Iterable[PodView]) -> bool:
     if pod.slot is None:
         return False
     return any(

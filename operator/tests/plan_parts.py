@@ -1,4 +1,4 @@
-"""Nodes, pods and queries as the planner sees them, in a line each."""
+"""Short constructors of nodes, pods and queries as the planner sees them."""
 
 from __future__ import annotations
 

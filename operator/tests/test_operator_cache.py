@@ -125,7 +125,7 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Requested(Exception):
-        """No failure of the API server, after which a mirror waits."""
+        """Not an error of the API server: after those a mirror waits and tries again."""
 
     called: list[str] = []
 

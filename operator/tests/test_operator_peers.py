@@ -94,7 +94,7 @@ def test_a_replica_that_no_kubelet_accepts_is_deleted() -> None:
     assert action.name == "b"
 
 
-def test_a_new_replica_is_as_old_as_this_process_has_seen_it() -> None:
+def test_the_age_of_a_replica_counts_from_when_this_process_saw_it() -> None:
     """The leader's clock is a minute ahead of the API server's."""
     new = peer("b", "up", accepted=False, created_at=NOW - 60)
     assert deleted(new, since={new.uid: NOW - 1}) == []

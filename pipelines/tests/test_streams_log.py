@@ -1,4 +1,4 @@
-"""The output log: an epoch occurs once, survives a crash, and is only dropped below the floor."""
+"""The output log: epochs occur once, survive a crash, and are dropped only up to the floor."""
 
 from __future__ import annotations
 

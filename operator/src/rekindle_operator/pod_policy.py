@@ -194,7 +194,7 @@ class _Check:
 
     def _image(self, name: Any, path: str) -> Iterator[Problem]:
         prefixes = self.policy.images
-        if name and prefixes and not any(_is_below(str(name), prefix) for prefix in prefixes):
+        if name and prefixes and not any(_has_prefix(str(name), prefix) for prefix in prefixes):
             what = (
                 f"the pod policy does not allow the image {name} (allowed: {', '.join(prefixes)})"
             )
@@ -205,8 +205,9 @@ def _hint(value: str, name: Any) -> str:
     return f"an administrator can add {name} to podPolicy.{value} in the chart"
 
 
-def _is_below(image: str, prefix: str) -> bool:
-    """Up to a separator: `registry.example` is no prefix of `registry.example.org/image`."""
+def _has_prefix(image: str, prefix: str) -> bool:
+    """Whether it begins with the prefix, up to a separator: `registry.example` is no prefix of
+    `registry.example.org/image`."""
     rest = image.removeprefix(prefix)
     return image.startswith(prefix) and (
         not rest or prefix.endswith(("/", ":", "@")) or rest[0] in "/:@"

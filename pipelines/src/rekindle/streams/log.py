@@ -4,7 +4,7 @@ It is a bounded cache, not a source of truth: lost epochs are computed again wit
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
 `damage` is set and the owner reopens the log. It does not know network or engine. The caller
-decides what is truncated; an epoch at or above the floor is never removed (invariant I5): over
+decides what is truncated; an epoch above the floor is never removed (invariant I5): over
 budget, whole files are spilled to the checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.

@@ -1,4 +1,4 @@
-"""A process node for its creator: start it, wait for it, kill it.
+"""The handle of a process node for the process that creates it: start it, wait, kill it.
 
 Runs in the process of the test or the demo.  The node ends with that process, also if
 it is killed.

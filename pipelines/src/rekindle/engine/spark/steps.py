@@ -64,8 +64,8 @@ class WindowNode:
 class Step:
     """`begin` is None for the segment's inputs; `end` is None for its output.
 
-    `tagged`: whether rows carry their epoch. In the last step they need not if there is only one
-    epoch, which saves a tenth of the time of an epoch of 100,000 rows.
+    `tagged`: whether rows carry their epoch. The last step does without it if there is only one
+    epoch: this saves a tenth of the time of an epoch of 100,000 rows.
     """
 
     begin: WindowNode | None
@@ -235,6 +235,6 @@ def _placed_sql(
 
 
 def _canonical(key: str, is_float: bool) -> str:
-    """A grouping key in canonical form. Floats are strings, because Spark sorts its own normal form
-    of them: + 0.0 changes −0.0 to 0.0, and the shortest decimal form is exact."""
+    """A grouping key in canonical form. Spark would sort floats by its own normal form of them, so
+    they become strings: `+ 0.0` changes −0.0 to 0.0, and the shortest decimal form is exact."""
     return f"CAST({quote(key)} + 0.0D AS STRING)" if is_float else quote(key)
