@@ -163,7 +163,7 @@ def test_binaries_have_their_pinned_versions() -> None:
     assert ETCD.link_flags() == []
 
 
-def test_another_compiler_or_set_is_another_entry() -> None:
+def test_cache_keys_depend_on_the_compiler_and_the_programs() -> None:
     assert key([ETCD], "go1.26.8") == key([ETCD], "go1.26.8") != key([ETCD], "go1.26.9")
     sets = [[ETCD], [HELM], [KUBERNETES], [ETCD, HELM]]
     assert len({key(binaries, "go1.26.8") for binaries in sets}) == 4

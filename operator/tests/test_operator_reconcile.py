@@ -58,7 +58,7 @@ def test_metrics_follow_the_cluster(
 def test_a_restart_of_the_operator_changes_nothing(running: ModelCluster) -> None:
     running.dry_runs.clear()
     running.quarantined.clear()
-    assert reconcile(running.snapshot(), running.now + 3600 * 0 + 1) == []
+    assert reconcile(running.snapshot(), running.now + 1) == []
 
 
 def test_replicas_of_a_partition_prefer_different_zones(cluster: ModelCluster) -> None:
@@ -242,7 +242,7 @@ def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCl
     cluster.edit("flights", podTemplate={"spec": {"tolerations": [bulk]}})
     taints = (Taint("bulk", "", "NoSchedule"),)
     cluster.add_node("a", cpu_m=500, memory=8 << 30, taints=taints)  # of one task, or a coordinator
-    for _ in range(4):  # and the scheduler has not come to it
+    for _ in range(4):  # the scheduler has not bound the coordinator yet
         cluster.apply(reconcile(cluster.snapshot(), cluster.now))
     assert len(cluster.tasks()) == 8
     assert all(p.gates for p in cluster.tasks().values())
@@ -261,7 +261,7 @@ def test_a_silent_coordinator_comes_back_on_the_only_node(cluster: ModelCluster)
     assert cluster.coordinator().node == "a"
 
 
-def test_an_unscheduled_coordinator_follows_avoided_nodes(
+def test_an_unscheduled_coordinator_is_replaced_once_its_node_is_usable(
     cluster: ModelCluster,
 ) -> None:
     cluster.add_node("a")

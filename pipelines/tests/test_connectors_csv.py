@@ -105,7 +105,7 @@ def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_another_csv_dialect_is_refused_with_the_option(
+def test_the_refusal_of_a_csv_dialect_names_the_option(
     tmp_path: Path, data: str | bytes, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=said):

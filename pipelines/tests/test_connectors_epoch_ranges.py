@@ -140,7 +140,7 @@ def test_old_ranges_are_deleted(place: Path) -> None:
 
 
 def test_sinks_without_the_right_to_delete_still_write() -> None:
-    class Forbidden(Interrupted):
+    class Forbidden(InterleavedObjects):
         def delete(self, name: str) -> None:
             raise PermissionError(name)
 
@@ -177,7 +177,7 @@ def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, p
     assert epochs_in(place, 0) == list(range(40, 50))
 
 
-class Interrupted:
+class InterleavedObjects:
     """Objects in memory; other writers may run before each operation."""
 
     url = "memory://root"
@@ -211,20 +211,21 @@ class Interrupted:
         self._held.pop(name, None)
 
 
-def ranges(objects: Interrupted, definition: Definition) -> EpochRanges:
+def ranges(objects: InterleavedObjects, definition: Definition) -> EpochRanges:
     return EpochRanges(objects, Retry(attempts=1), "q", definition)
 
 
 def test_a_range_before_the_newest_one_is_not_acquired() -> None:
-    """It listed, slept while others acquired and deleted ranges, and creates a free one."""
+    """Its writer has listed ranges, sleeps while others acquire and delete some, and then creates
+    one that nobody has."""
     held: dict[str, bytes] = {}
-    new = ranges(Interrupted(held, lambda: None), NEW)
+    new = ranges(InterleavedObjects(held, lambda: None), NEW)
 
     def others_go_on() -> None:
         for epoch in range(12, 60, SPAN):
             new.acquire(epoch)
 
-    class Sleeping(Interrupted):
+    class Sleeping(InterleavedObjects):
         def put(self, name: str, data: bytes) -> bool:
             if name.endswith("000000000004.json"):
                 others_go_on()
@@ -250,7 +251,7 @@ class Race:
         for generation in (1, 2, 3):
             definition = Definition(f"d{generation}", generation, 3 * generation, SPAN)
             for partition in (0, 1):
-                objects = Interrupted(held, self.meanwhile)
+                objects = InterleavedObjects(held, self.meanwhile)
                 key = generation, partition
                 self.ranges[key] = ranges(objects, definition)
                 self.next[key] = definition.from_epoch

@@ -72,10 +72,10 @@ def test_the_extent_of_generated_rows_is_before_jitter() -> None:
 
 
 def test_epochs_are_independent_and_consecutive() -> None:
-    fine = generator(rowsPerSecond=333.3)
-    coarse = generator(rowsPerSecond=333.3)
-    forward = [fine.cut(e).rows for e in range(20)]
-    assert coarse.cut(13).rows.equals(forward[13])
+    one = generator(rowsPerSecond=333.3)
+    another = generator(rowsPerSecond=333.3)
+    forward = [one.cut(e).rows for e in range(20)]
+    assert another.cut(13).rows.equals(forward[13])
     assert pa.concat_tables(forward).column("n").to_pylist() == list(range(6666))
     assert forward[0].schema == SCHEMA
 
@@ -186,7 +186,7 @@ def test_a_value_that_does_not_fit_later_is_named_with_its_epoch() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(7, 2), pa.string()])
-def test_doubles_may_be_other_fractions(kind: pa.DataType) -> None:
+def test_doubles_are_converted_to_other_fractional_types(kind: pa.DataType) -> None:
     columns = {"a": "uniform(0, 100)", "b": "normal(0, 10)"}
     rows = generator(pa.schema([("a", kind), ("b", kind)]), columns).cut(0).rows
     assert rows.num_rows == 1000

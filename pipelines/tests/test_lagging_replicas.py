@@ -41,7 +41,7 @@ class Reader:
         pods = [Pod(str(s.replica), s, 1, f"10.0.0.{s.replica}", True, True) for s in self._slots]
         self._members.pods_listed(pods, 0)
 
-    def hears(self, *replicas: tuple[float, int, Phase]) -> None:
+    def responses(self, *replicas: tuple[float, int, Phase]) -> None:
         """Lag, epochs behind the head and phase of each replica."""
         self.now += 0.25
         for slot, (lag_s, epochs, phase) in zip(self._slots, replicas, strict=True):
@@ -72,7 +72,7 @@ def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
     reader = Reader()
     for lag_s, more_s, epochs, others, phase, other in steps:
         lag_s += STEP_S
-        reader.hears((lag_s, epochs, phase), (lag_s + more_s * 0.999, others, other))
+        reader.responses((lag_s, epochs, phase), (lag_s + more_s * 0.999, others, other))
     assert not reader.left
 
 
@@ -81,11 +81,11 @@ def test_readers_leave_a_lagging_replica_once(
     steps: list[tuple[float, int, Phase, float]],
 ) -> None:
     reader = Reader()
-    reader.hears((0, 0, "Live"), (0, 0, "Live"))
+    reader.responses((0, 0, "Live"), (0, 0, "Live"))
     first = reader.choice.current
     lagged = False
     for lag_s, epochs, phase, other_s in steps:
-        reader.hears((lag_s, epochs, phase), (other_s, 0, "Live"))
+        reader.responses((lag_s, epochs, phase), (other_s, 0, "Live"))
         lagged = lagged or (lag_s - other_s > STEP_S and epochs >= 2)
         assert reader.left == ([first] if lagged else [])
 
@@ -94,7 +94,7 @@ def test_readers_leave_a_slow_replica_within_three_seconds() -> None:
     reader = Reader()
     for tick in range(40):
         behind_s = tick * 0.25 / 2
-        reader.hears((behind_s, int(behind_s), "Live"), (0.3, 0, "Live"))
+        reader.responses((behind_s, int(behind_s), "Live"), (0.3, 0, "Live"))
         if reader.left:
             break
     assert behind_s < 3
@@ -102,8 +102,8 @@ def test_readers_leave_a_slow_replica_within_three_seconds() -> None:
 
 def test_readers_do_not_switch_to_one_that_catches_up() -> None:
     reader = Reader()
-    reader.hears((0, 0, "Live"), (0, 0, "Live"))
-    reader.hears((50, 50, "CatchingUp"), (10, 10, "CatchingUp"))
+    reader.responses((0, 0, "Live"), (0, 0, "Live"))
+    reader.responses((50, 50, "CatchingUp"), (10, 10, "CatchingUp"))
     assert not reader.left
-    reader.hears((50, 50, "CatchingUp"), (9, 9, "Live"))
+    reader.responses((50, 50, "CatchingUp"), (9, 9, "Live"))
     assert reader.left

@@ -86,7 +86,7 @@ def test_a_call_waits_for_its_epoch_within_a_limit(log: OutputLog, client: Strea
     assert len(client.read(ReadRequest("s", 0, 0, 1, wait_s=1), 3).epochs) == 1
 
 
-def test_shares_are_disjoint_whole_and_in_order(log: OutputLog, client: StreamClient) -> None:
+def test_shares_are_disjoint_complete_and_in_order(log: OutputLog, client: StreamClient) -> None:
     log.append(batch(0, rows=50))
     shares = [
         client.read(ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, i)), 2).epochs[0]
@@ -135,16 +135,16 @@ class SlowServer(StreamServer):
             yield message
 
 
-@pytest.mark.parametrize("whole", [0, 2])
-def test_epochs_received_before_the_deadline_are_kept(log: OutputLog, whole: int) -> None:
+@pytest.mark.parametrize("received", [0, 2])
+def test_epochs_received_before_the_deadline_are_kept(log: OutputLog, received: int) -> None:
     for epoch in range(3):
         log.append(batch(epoch))
-    server = SlowServer(1 + whole)
+    server = SlowServer(1 + received)
     server.serve_log(log)
     client = StreamClient(f"{ADDRESS}:{server.port}")
     with contextlib.suppress(StreamUnavailable):
         client.read(ReadRequest("other", 0, 0, 1), 5)  # connected
-    if whole:
+    if received:
         response = client.read(ReadRequest("s", 0, 0, 1 << 20), 0.5)
         assert [b.rows for b in response.epochs] == [batch(0).rows, batch(1).rows]
     else:
@@ -180,10 +180,10 @@ def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.Monkey
 
     threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.1)
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     server.stop()
     assert done.wait(10)
-    assert time.monotonic() - asked < 10, "stopping waited for the call's own end"
+    assert time.monotonic() - stopped_at < 10, "stopping waited for the call's own end"
 
 
 def test_a_split_is_computed_once_for_all_consumers() -> None:

@@ -1,9 +1,9 @@
 """How deep objects of the API may be nested.
 
 The API server accepts JSON that is nested 10,000 levels deep, and `podTemplate` has no schema. The
-parser of Python fails at the recursion limit, by default 1,000, and with it a list of all
-topologies. So the limit is raised until everything can be parsed, and a spec that is deeper than
-any that is meant is refused, before anything else walks it.
+parser of Python fails at the recursion limit, by default 1,000; then topologies cannot be listed.
+So the limit is raised until everything can be parsed, and a spec that is deeper than any real one
+is refused, before anything else walks it.
 
 Design: docs/design/kubernetes.md#limits-of-the-api-server.
 """

@@ -18,7 +18,7 @@ class Timing:
     """Seconds. Design: docs/design/recovery.md#loss, docs/design/recovery.md#gates."""
 
     node_silent_s: float = 3.0  # all tasks of a node are silent
-    kubelet_silent_s: float = 1.5  # a busy machine responds later than an idle one, but sooner
+    kubelet_silent_s: float = 1.5  # a busy machine responds later than an idle one, but within this
     kubelet_routine_s: float = 10.0  # between two probes, which show whether probes work at all
     kubelet_response_max_age_s: float = 30.0  # an older response does not show that probes work
     task_silent_s: float = 10.0  # one task on a good node: a stall is more likely than a loss
@@ -33,7 +33,7 @@ class Timing:
     preparation_s: float = 300.0  # no container is created: longer than pulling a large image
     refusal_s: float = 120.0  # a pod that fails later than that had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
-    redundancy_hold_s: float = 60.0  # capacity is kept for a waiting query so long
+    redundancy_hold_s: float = 60.0  # how long capacity is kept for a waiting query
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed

@@ -131,7 +131,7 @@ class ControlPlane:
         return path
 
     def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]:
-        """Certificate and key for an API of a node's; the API server trusts them.
+        """Certificate and key for the API of a node's kubelet; the API server trusts them.
 
         The node requires client certificates of `ca_file` and checks that
         the name is `components.KUBELET_CLIENT_NAME`.

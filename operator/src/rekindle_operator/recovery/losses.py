@@ -163,8 +163,8 @@ def _cut_off(
     snapshot: Snapshot,
     timing: Timing,
 ) -> frozenset[tuple[str, str]]:
-    """Uid of a topology and silent node, where two of its tasks are silent and the kubelet has
-    responded so long after the last response of any that it did not fail with them."""
+    """(uid of a topology, silent node) where at least two of its tasks are silent, and the kubelet
+    has responded clearly later than any of them did: it has not failed together with them."""
     here: dict[tuple[str, str], list[PodView]] = defaultdict(list)
     for pod in pods:
         if pod.owner_uid is not None and pod.node is not None and pod.node in silent:
