@@ -317,10 +317,10 @@ class World:
         for pod in own:
             if pod.status.phase == "Running":
                 by_role[pod.metadata.labels[names.LABEL_ROLE]].append(pod)
-        heads = [p for p in by_role["coordinator"] if p.spec.node_name in self._alive]
-        if not heads:
+        coordinators = [p for p in by_role["coordinator"] if p.spec.node_name in self._alive]
+        if not coordinators:
             return
-        fence = max(int(p.metadata.labels[names.LABEL_INCARNATION]) for p in heads)
+        fence = max(int(p.metadata.labels[names.LABEL_INCARNATION]) for p in coordinators)
         lease = {"spec": {"holderIdentity": str(fence), "renewTime": now_text()}}
         _unless_gone(
             lambda: self.coordination.patch_namespaced_lease(

@@ -86,14 +86,14 @@ def never() -> str:
 
 def test_a_base_is_made_only_where_no_registry_is_reached() -> None:
     file = "ARG BASE=docker.io/library/debian:x@sha256:1\nFROM ${BASE}\n"
-    asked: list[str] = []
+    requested: list[str] = []
 
     def reached(host: str) -> bool:
-        asked.append(host)
+        requested.append(host)
         return True
 
     assert base.choose({}, file, reached, never) is None
-    assert asked == ["registry-1.docker.io"]
+    assert requested == ["registry-1.docker.io"]
     assert base.choose({}, file, lambda host: False, lambda: "made") == "made"
     assert base.choose({"BASE": "mine"}, file, lambda host: False, never) == "mine"
 

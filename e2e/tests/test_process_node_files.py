@@ -185,11 +185,11 @@ class Issuer:
     """Issues a new token for each request, and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requested: list[dict[str, Any]] = []
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(body["spec"])
-        return {"status": {"token": f"token {len(self.asked)}"}}
+        self.requested.append(body["spec"])
+        return {"status": {"token": f"token {len(self.requested)}"}}
 
 
 def test_a_token_is_renewed_at_80_percent_of_its_lifetime() -> None:
@@ -205,7 +205,7 @@ def test_a_token_is_renewed_at_80_percent_of_its_lifetime() -> None:
         return seen
 
     assert asyncio.run(look()) == ["token 1", "token 1", "token 2"]
-    assert issuer.asked[0] == {
+    assert issuer.requested[0] == {
         "expirationSeconds": 1000,
         "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"},
         "audiences": ["store"],

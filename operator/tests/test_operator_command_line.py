@@ -60,7 +60,7 @@ def test_a_loss_shows_the_plan_and_the_operators_reason(running: ModelCluster) -
     assert "delay-alarms starts now (profit density" in view.recovery.why
 
 
-def test_a_silent_coordinator_is_told(running: ModelCluster) -> None:
+def test_a_silent_coordinator_is_shown(running: ModelCluster) -> None:
     running.reports_lost = True
     running.pass_time(60)
     running.settle()

@@ -52,16 +52,16 @@ class FakeApiServer:
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
         self.refuses: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.tokens: set[str | None] = set()
         self.on_look: Callable[[int], None] = lambda number: None
 
     def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
-        self.asked.append(path)
+        self.requested.append(path)
         if path in self.refuses:
             return self.refuses[path], {"kind": "Status", "message": "you may not read this"}
         if path == f"{TOPOLOGIES}/flights":
-            self.on_look(self.asked.count(path))
+            self.on_look(self.requested.count(path))
             return 200, self.observed.topology
         items = {
             "/api/v1/namespaces/default/events": self.observed.events,

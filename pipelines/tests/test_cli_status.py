@@ -237,7 +237,7 @@ def test_the_namespace_is_the_contexts(
     api: FakeApiServer, config: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "flights", *config[:-1], "streams"]) == 1
-    assert api.asked == [TOPOLOGIES.replace("default", "s") + "/flights"]
+    assert api.requested == [TOPOLOGIES.replace("default", "s") + "/flights"]
     err = capsys.readouterr().err
     assert err.startswith("rekindle status: there is no StreamTopology flights in namespace s (")
 

@@ -116,7 +116,7 @@ def test_many_readers_share_the_capacity_of_a_task() -> None:
 - {{name: one, inputs: [many], window: {windows}}}
 """
     segment = topology(operators, "one").segments[-1]
-    asked = {
+    call_bytes = {
         ahead: {
             reader._call_bytes
             for readers in StreamInputs(segment, 0, 0, 0, ahead_bytes=ahead)._readers.values()
@@ -124,4 +124,4 @@ def test_many_readers_share_the_capacity_of_a_task() -> None:
         }
         for ahead in (16 * MIB, 1 << 16)
     }
-    assert asked == {16 * MIB: {MIB}, 1 << 16: {64 << 10}}
+    assert call_bytes == {16 * MIB: {MIB}, 1 << 16: {64 << 10}}

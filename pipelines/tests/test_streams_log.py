@@ -94,9 +94,9 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
         broken[position] ^= 0x10
         path.write_bytes(broken)
         log = open_log(tmp_path)
-        whole = log.last == 2  # the flipped byte is padding, which nobody reads
-        assert whole or log.last == 0
-        if whole:
+        unchanged = log.last == 2  # the flipped byte is padding, which nobody reads
+        assert unchanged or log.last == 0
+        if unchanged:
             assert [b.rows for b in log] == [batch(e).rows for e in range(3)]
 
 
@@ -158,7 +158,7 @@ class SlowSpill(MemorySpill):
     def __init__(self) -> None:
         super().__init__()
         self.go = {"put": threading.Event(), "delete": threading.Event()}
-        self.asked = {"put": threading.Event(), "delete": threading.Event()}
+        self.called = {"put": threading.Event(), "delete": threading.Event()}
 
     def put(self, name: str, data: bytes) -> None:
         self._pass("put")
@@ -169,7 +169,7 @@ class SlowSpill(MemorySpill):
         super().delete(name)
 
     def _pass(self, what: str) -> None:
-        self.asked[what].set()
+        self.called[what].set()
         assert self.go[what].wait(10)
 
 
@@ -198,10 +198,10 @@ def test_a_slow_store_delays_neither_readers_nor_appends(tmp_path: Path) -> None
     spill.go["put"].set()
     log = filled(tmp_path, 60, budget=8000, spill=spill)
     truncating = in_background(lambda: log.truncate(log.last))
-    assert spill.asked["delete"].wait(5)
-    asking = in_background(lambda: (log.base, log.results(57), log.append(batch(60))))
-    asking.join(5)
-    assert not asking.is_alive()
+    assert spill.called["delete"].wait(5)
+    working = in_background(lambda: (log.base, log.results(57), log.append(batch(60))))
+    working.join(5)
+    assert not working.is_alive()
     assert (log.base, log.last) == (60, 60)
     spill.go["delete"].set()
     truncating.join(5)
@@ -213,7 +213,7 @@ def test_a_file_truncated_while_spilling_is_deleted_everywhere(tmp_path: Path) -
     spill.go["delete"].set()
     log = open_log(tmp_path, budget=8000, spill=spill)
     appending = in_background(lambda: [log.append(batch(epoch)) for epoch in range(20)])
-    assert spill.asked["put"].wait(5)
+    assert spill.called["put"].wait(5)
     truncating = in_background(lambda: log.truncate(log.last))
     truncating.join(5)
     assert not truncating.is_alive()

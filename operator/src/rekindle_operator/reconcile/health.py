@@ -187,8 +187,8 @@ def _query(
 
 
 def _live_within_s(context: ReconcileContext, query: str) -> float:
-    """Half of it for a query that was not live, so that a lag near the limit changes no state. An
-    `Unknown` query may have been live."""
+    """The maximum lag of a live query. Half of it for a query that was not live, so that its state
+    does not alternate when the lag is near the limit; an `Unknown` query may have been live."""
     assert context.running is not None
     epochs_s = _LIVE_WITHIN_EPOCHS * context.running.topology.spec.epoch_interval / 1e6
     limit_s = max(_LIVE_WITHIN_S, epochs_s)

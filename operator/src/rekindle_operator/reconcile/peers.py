@@ -46,10 +46,10 @@ def lost_peers(
 def _silently_not_ready(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> frozenset[str]:
-    """Nodes that have been NotReady for a while and of whose kubelets no response is known (none
-    ever is if kubelets are not asked); none unless another node could take a replica, or if
-    NotReady is known to be wrong. For how long is by the clock of the control plane: if it is
-    behind, a replica is deleted too early, which costs a start."""
+    """Nodes that have been NotReady for a while, and whose kubelets do not respond or are not
+    probed. Empty if no other node could take a replica, or if NotReady is known to be wrong. The
+    time is measured with the clock of the control plane: if it is behind, a replica is deleted
+    too early, which costs a start."""
     if losses.problem or not losses.usable:
         return frozenset()
     return frozenset(

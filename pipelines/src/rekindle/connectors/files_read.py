@@ -72,13 +72,13 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
 
 def _expand(fs: Any, path: str) -> list[str]:
     """The files of a path; below its fixed part none that is hidden or in a hidden directory, where
-    writers keep unfinished files."""
+    writers keep unfinished files, unless the path itself names hidden ones."""
     parts = path.rstrip("/").split("/")
     depth = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
     if depth is not None:
-        asked = any(_is_hidden(part) for part in parts[depth:])
+        names_hidden = any(_is_hidden(part) for part in parts[depth:])
         files = [str(p) for p in fs.glob(path) if fs.isfile(p)]
-        return files if asked else [p for p in files if not _hidden_below(p, depth)]
+        return files if names_hidden else [p for p in files if not _hidden_below(p, depth)]
     if fs.isdir(path):
         return [p for p in map(str, fs.find(path)) if not _hidden_below(p, len(parts))]
     return [path] if fs.exists(path) else []

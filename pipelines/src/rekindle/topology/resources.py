@@ -23,9 +23,9 @@ def task_resources(
     nodes = list(own)
 
     def choose(name: str, fallback: int) -> int:
-        asked = [v for v in (_requested(r or {}, name) for r in nodes) if v is not None]
-        if asked:
-            return max(asked)
+        requested = [v for v in (_requested(r or {}, name) for r in nodes) if v is not None]
+        if requested:
+            return max(requested)
         given = _requested(default, name)
         return fallback if given is None else given
 

@@ -164,7 +164,7 @@ def _classify(error: Exception, what: str) -> Exception:
 
 
 def _lines(error: Exception) -> list[str]:
-    """The lines of an error's text; [] if Java would have to be asked and does not respond."""
+    """The lines of an error's text; [] if it is in the JVM, which does not respond."""
     try:
         return str(error).strip().splitlines()
     except Exception:
