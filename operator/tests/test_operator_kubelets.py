@@ -38,7 +38,7 @@ class Watch:
         self.dead: set[str] = set()
         self.cut_off = False  # from all nodes but its own, which is the first
         self.probes = ProbeState()
-        self.coming: dict[str, tuple[float, float]] = {}  # when response and deadline of each come
+        self.pending: dict[str, tuple[float, float]] = {}  # when response and deadline of each come
         self.silent_tasks: dict[str, float] = {}
         self.nodes = {name: node(name) for name in self.delays}
         self.pods = {name: task(i, name) for i, name in enumerate(self.nodes)}
@@ -67,9 +67,9 @@ class Watch:
         self.now += after_s
         lost = self.lost()
         self.probes.ticked(self.now)
-        for name, (response_at, until) in list(self.coming.items()):
+        for name, (response_at, until) in list(self.pending.items()):
             at = response_at if after_s <= 2 * TICK_S else max(response_at, self.now + TICK_S)
-            self.coming[name] = at, until
+            self.pending[name] = at, until
             if at <= self.now and self._is_reached(name) and name != lose_response_of:
                 self.probes.responded(f"uid-{name}")
                 self._close(name)
@@ -78,7 +78,7 @@ class Watch:
         for due in kubelets_to_probe(self.snapshot(), self.probes.open, self.now, TIMING):
             self.probes.sent(due.uid, self.now)
             response_at = self.now + self.delays[due.name]
-            self.coming[due.name] = response_at, self.now + 2 * TIMING.kubelet_silent_s
+            self.pending[due.name] = response_at, self.now + 2 * TIMING.kubelet_silent_s
         return lost | self.lost()
 
     def _is_reached(self, name: str) -> bool:
@@ -87,7 +87,7 @@ class Watch:
 
     def _close(self, name: str) -> None:
         self.probes.ended(f"uid-{name}")
-        del self.coming[name]
+        del self.pending[name]
 
     def run(self, seconds: float) -> set[str]:
         lost: set[str] = set()
@@ -223,8 +223,8 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     )
     assert probe(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
     assert set(probe(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
-    owing = replace(quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)})
-    assert probe(owing, START + 1) == ["b"]
+    unanswered = replace(quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)})
+    assert probe(unanswered, START + 1) == ["b"]
 
 
 def probe(snapshot: Snapshot, now: float) -> list[str]:

@@ -25,7 +25,8 @@ _PRIVILEGED = {
 
 
 def forge(cluster: ModelCluster, generation: int, name: str = "") -> str:
-    """A record as an author could write it who may create ConfigMaps; its name."""
+    """Writes a record as the author of a topology could with the right to create ConfigMaps;
+    returns its name."""
     raw = copy.deepcopy(cluster.configs["flights-g1"])
     record = json.loads(raw["data"][names.TOPOLOGY_KEY])
     record["generation"] = generation
@@ -145,7 +146,7 @@ def test_a_record_is_created_after_the_operator_died(cluster: ModelCluster) -> N
     assert cluster.status()["phase"] == "Running"
 
 
-def test_another_version_accepts_what_the_one_before_did_not_create(
+def test_another_version_replaces_the_digest_of_a_missing_record(
     cluster: ModelCluster,
 ) -> None:
     """Its default image differs, and so its record."""
@@ -162,7 +163,7 @@ def test_another_version_accepts_what_the_one_before_did_not_create(
     assert listed(cluster) == {1: record_digest(text)}
 
 
-def test_a_status_of_an_older_version_takes_what_is_there_once(running: ModelCluster) -> None:
+def test_existing_records_are_accepted_if_the_status_has_no_list(running: ModelCluster) -> None:
     set_status(running, generations=None)
     forge(running, 2)
     running.settle()
@@ -174,7 +175,7 @@ def test_a_status_of_an_older_version_takes_what_is_there_once(running: ModelClu
     assert running.condition("Valid")["reason"] == "ForeignRecord"
 
 
-def test_a_version_without_the_list_may_lead_between(running: ModelCluster) -> None:
+def test_a_version_without_the_list_may_lead_in_between(running: ModelCluster) -> None:
     before = listed(running)
     set_status(running, generations=None)
     running.settle()

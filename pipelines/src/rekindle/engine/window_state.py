@@ -167,7 +167,7 @@ def _in_windows(
     which, starts = shape.windows.windows_over(pane)
     still_open = shape.windows.ends(starts) > late[which]
     which, starts = which[still_open], starts[still_open]
-    rows = panes if _is_each_once(which, len(pane)) else panes.take(pa.array(which))
+    rows = panes if _is_identity(which, len(pane)) else panes.take(pa.array(which))
     rows = rows.select([*shape.schema.names, EPOCH]).cast(shape.schema.append(_EPOCH_FIELD))
     rows = rows.set_column(0, WINDOW, pa.array(starts))
     rows = rows.append_column(_PANE, pa.array(pane[which]))
@@ -176,7 +176,7 @@ def _in_windows(
     return rows.append_column(BUCKET, pa.array(bucket))
 
 
-def _is_each_once(which: npt.NDArray[np.int64], rows: int) -> bool:
+def _is_identity(which: npt.NDArray[np.int64], rows: int) -> bool:
     return len(which) == rows and bool((which == np.arange(rows)).all())
 
 
@@ -232,9 +232,9 @@ def _is_order_bits(shape: WindowShape, name: str) -> bool:
 
 def _rebuild(buckets: Buckets, dirty: set[int], remaining: pa.Table) -> Buckets:
     """New tables for the dirty buckets, copied so that they do not share memory."""
-    of = remaining.column(BUCKET).to_numpy()
-    order = np.argsort(of, kind="stable")
-    bounds = np.searchsorted(of[order], np.arange(BUCKETS + 1))
+    bucket_of = remaining.column(BUCKET).to_numpy()
+    order = np.argsort(bucket_of, kind="stable")
+    bounds = np.searchsorted(bucket_of[order], np.arange(BUCKETS + 1))
     plain = remaining.drop_columns([BUCKET]).combine_chunks()
     result = {b: t for b, t in buckets.items() if b not in dirty}
     for bucket in dirty:

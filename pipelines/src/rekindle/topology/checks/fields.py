@@ -132,7 +132,7 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _log(spec: TopologySpec) -> Iterator[Problem]:
-    """A log over its budget deletes files of 1/8 of it; each has to hold several epochs."""
+    """A log consists of files of 1/8 of its budget; each has to hold several epochs."""
     if spec.log_budget < MIN_LOG_BUDGET:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
         yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
