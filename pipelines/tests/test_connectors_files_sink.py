@@ -384,7 +384,7 @@ def test_the_number_of_rechecked_files_is_bounded(
     assert file_name("q", 0, 5, "parquet") in str(sink.conflict)
 
 
-def test_a_place_that_cannot_be_written_is_said_without_error_numbers(tmp_path: Path) -> None:
+def test_the_error_of_a_directory_that_cannot_be_opened_has_no_number(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SinkRefused, match=r"file/out cannot be opened: Not a directory; check the"):
         sink_at(f"file://{tmp_path}/file/out")

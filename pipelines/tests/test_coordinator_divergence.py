@@ -81,11 +81,11 @@ def test_neither_of_two_replicas_is_trusted() -> None:
     assert all(comparison.is_untrusted(slot) for slot in REPLICAS)
 
 
-@pytest.mark.parametrize(("result", "odd"), [("right", 1), ("wrong", 0)])
-def test_a_third_node_decides_for_two_of_three(result: str, odd: int) -> None:
+@pytest.mark.parametrize(("result", "wrong"), [("right", 1), ("wrong", 0)])
+def test_a_third_node_decides_for_two_of_three(result: str, wrong: int) -> None:
     comparison = disputed()
     comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", result]))
-    assert set(comparison.diverged) == {REPLICAS[odd]}
+    assert set(comparison.diverged) == {REPLICAS[wrong]}
     assert not comparison.disputes
 
 
@@ -194,8 +194,8 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
     both = [computation(0), computation(1)]
     comparison.request_recomputation(LEFT, both, 100.0)
     comparison.request_recomputation(LEFT, both, 101.0)
-    asked = [comparison.must_restart(slot) for slot in REPLICAS]
-    assert asked == [None, "a"]
+    restarted = [comparison.must_restart(slot) for slot in REPLICAS]
+    assert restarted == [None, "a"]
     comparison.request_recomputation(LEFT, [computation(0)], 101.0 + 60)
     assert comparison.must_restart(REPLICAS[0]) == "a"
 
@@ -209,7 +209,7 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 # --- the coordinator ---
 
 
-def lied(replica: int, *, forever: bool = False, until: int = 12) -> World:
+def with_wrong_replica(replica: int, *, forever: bool = False, until: int = 12) -> World:
     """A replica computes wrongly from some epoch on, in its first boot only or always."""
     world = started()
     corrupt = REPLICAS[replica]
@@ -228,20 +228,20 @@ def committed_objects(world: World) -> set[str]:
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 def test_the_wrong_replica_is_named_whatever_its_index(corrupt: int) -> None:
-    world = lied(corrupt)
+    world = with_wrong_replica(corrupt)
     assert world.reports[-1]["diverged"] == [REPLICAS[corrupt].key]
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 @pytest.mark.parametrize("forever", [False, True])
 def test_nothing_wrong_is_ever_committed(corrupt: int, forever: bool) -> None:
-    world = lied(corrupt, forever=forever, until=20)
+    world = with_wrong_replica(corrupt, forever=forever, until=20)
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 def test_readers_of_a_wrong_epoch_compute_again(corrupt: int) -> None:
-    world = lied(corrupt)
+    world = with_wrong_replica(corrupt)
     assert world.tasks[BOTH].boot == 1
     assert world.tasks[BOTH].wrong == ""
 
@@ -282,7 +282,7 @@ def test_sinks_wait_while_replicas_disagree() -> None:
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 def test_a_diverged_replica_writes_no_sink(corrupt: int) -> None:
-    world = lied(corrupt)
+    world = with_wrong_replica(corrupt)
     polls = next_polls(world)
     given = [polls[slot].sinks_through for slot in (REPLICAS[corrupt], REPLICAS[1 - corrupt])]
     assert given == [-1, None]
@@ -298,7 +298,7 @@ def test_nobody_reads_replicas_that_disagree() -> None:
 
 
 def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
-    world = lied(1, until=8)
+    world = with_wrong_replica(1, until=8)
     corrupt = world.start_task(REPLICAS[1])  # the operator replaces it
     corrupt.corruption = ""
     before = world.store[-1].epoch
@@ -311,7 +311,7 @@ def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
 
 
 def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
-    world = lied(0, forever=True, until=20)
+    world = with_wrong_replica(0, forever=True, until=20)
     (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
     world.start_task(replaced)  # on another node
@@ -427,7 +427,7 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> N
     assert world.reports[-1]["inconsistent"] == []
 
 
-def test_readers_that_are_heard_late_compute_again() -> None:
+def test_readers_that_are_discovered_late_compute_again() -> None:
     world = started()
     corrupt = world.tasks[REPLICAS[0]]
     corrupt.corruption = "!"
@@ -443,7 +443,7 @@ def test_readers_that_are_heard_late_compute_again() -> None:
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
-def test_a_replica_left_alone_in_a_dispute_stays_held() -> None:
+def test_sinks_of_a_replica_left_alone_in_a_dispute_keep_waiting() -> None:
     world = disputed_while_one_computes_again(0)
     agreed = next_polls(world)[BOTH].sinks_through
     world.kill(REPLICAS[1])
@@ -454,7 +454,7 @@ def test_a_replica_left_alone_in_a_dispute_stays_held() -> None:
 
 
 def test_a_new_coordinator_lets_diverged_replicas_recompute() -> None:
-    world = lied(0)
+    world = with_wrong_replica(0)
     world.kill(REPLICAS[1])
     boot = world.tasks[REPLICAS[0]].boot
     world.start_coordinator()
