@@ -109,7 +109,7 @@ def test_an_operator_without_responses_is_cut_off_itself() -> None:
     assert lost(world(dead, dead)) == set()
 
 
-def test_who_never_responded_cannot_fall_silent() -> None:
+def test_a_pod_that_never_responded_is_not_silent() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 20)
     long_ago = replace(SILENT, responded_at=NOW - 90)
     for results in (never, long_ago):
@@ -121,7 +121,7 @@ def test_a_fresh_report_is_believed_instead() -> None:
     assert lost(world(silent, silent, report_age_s=0.5)) == set()
 
 
-def test_nodes_without_a_report_are_asked_at_once() -> None:
+def test_nodes_without_a_report_are_probed_at_once() -> None:
     quiet = {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"}
     late = world(quiet, quiet)
     assert {n.name for n in kubelets_to_probe(late, set(), NOW, TIMING)} == set("abc")
@@ -130,7 +130,7 @@ def test_nodes_without_a_report_are_asked_at_once() -> None:
     assert pods_to_probe(reported, set(), NOW, TIMING) == []
 
 
-def test_one_pod_of_each_node_is_asked_now_and_then() -> None:
+def test_one_pod_of_each_node_is_probed_at_intervals() -> None:
     snapshot = world(ALL, {}, report_age_s=0.5)
     both = replace(snapshot, pods=(*snapshot.pods, pod("second", "a")))
     probed = pods_to_probe(both, set(), NOW, TIMING)
@@ -170,12 +170,12 @@ def test_a_replica_of_the_operator_is_probed_until_it_responds() -> None:
     assert [p.node for p in pods_to_probe(probed, set(), NOW, TIMING)] == ["a"]
 
 
-def test_kubelets_beside_replicas_of_the_operator_are_asked() -> None:
-    never_asked = peers_only(world({}, {}))
-    assert {n.name for n in kubelets_to_probe(never_asked, set(), NOW, TIMING)} == set("abc")
+def test_kubelets_of_nodes_with_replicas_of_the_operator_are_probed() -> None:
+    never_probed = peers_only(world({}, {}))
+    assert {n.name for n in kubelets_to_probe(never_probed, set(), NOW, TIMING)} == set("abc")
 
 
-def test_a_pod_that_starts_or_ends_is_not_asked() -> None:
+def test_a_pod_that_starts_or_ends_is_not_probed() -> None:
     snapshot = world(ALL, {})
     changed = (
         replace(snapshot.pods[0], ready=False),
@@ -239,12 +239,12 @@ def test_a_node_whose_kubelet_does_not_respond_gets_nothing() -> None:
     assert usable(snapshot) == {"b", "c"}
 
 
-def test_a_kubelet_out_of_reach_bars_its_node_for_a_while_only() -> None:
+def test_a_kubelet_out_of_reach_excludes_its_node_only_for_a_while() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 90)
     assert usable(world({**ALL, "a": never}, ALL)) == set("abc")
 
 
-def test_all_nodes_are_asked_while_some_are_suspected() -> None:
+def test_all_nodes_are_probed_while_some_are_suspected() -> None:
     snapshot = world({n: replace(ANSWERS, sent_at=NOW - 2) for n in "abc"}, ALL)
     spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
     assert "d" in {n.name for n in kubelets_to_probe(spare, set(), NOW, TIMING)}
@@ -252,7 +252,7 @@ def test_all_nodes_are_asked_while_some_are_suspected() -> None:
     assert "d" not in {n.name for n in kubelets_to_probe(reported, set(), NOW, TIMING)}
 
 
-def test_a_barred_node_is_probed_until_it_responds() -> None:
+def test_an_excluded_node_is_probed_until_it_responds() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
     assert [n.name for n in kubelets_to_probe(quiet, set(), NOW, TIMING)] == ["d"]

@@ -87,7 +87,7 @@ def test_units_and_scales_do_not_change_the_hash() -> None:
     assert len({tuple(hashes(d)) for d in days}) == 1
 
 
-def test_zeros_nans_and_nulls_are_one_each() -> None:
+def test_all_zeros_all_nans_and_all_nulls_hash_alike() -> None:
     odd = np.array([0x7FF8000000000001, 0xFFF8000000000000], dtype=np.uint64).view(np.float64)
     assert len(set(hashes(pa.array([0.0, -0.0])))) == 1
     assert len(set(hashes(pa.array(odd)))) == 1

@@ -160,11 +160,11 @@ def _add_queries(
         if key not in held:
             first.setdefault(key, candidate)
     pods_to_place |= {key: c.to_place for key, c in first.items()}
-    users: dict[str, int] = defaultdict(int)
+    highest_priority: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
         wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
         for key in wanted:
-            users[key] = max(users[key], priority)
+            highest_priority[key] = max(highest_priority[key], priority)
         if needs := wanted & set(first):
             has_waited_long = _has_waited_long(plan_input, (first[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
@@ -174,7 +174,7 @@ def _add_queries(
         if candidate.to_place.key not in firsts:
             group = candidate.to_place.group
             spares.append(
-                SpareReplica(candidate.to_place, users[group], group if group in first else "")
+                SpareReplica(candidate.to_place, highest_priority[group], group if group in first else "")
             )
 
 
