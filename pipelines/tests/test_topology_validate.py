@@ -147,7 +147,7 @@ def test_an_aggregate_reads_fields_of_structs(aggregate: str, said: str | None) 
     assert all(p.startswith(f"spec.operators[0].window.aggregate: {said}") for p in problems)
 
 
-def test_a_window_over_a_window_goes_by_the_end_of_the_first() -> None:
+def test_a_window_over_a_window_has_window_ends_as_event_time() -> None:
     day = {"size": "1d", "groupBy": ["origin"], "aggregate": "sum(rows) AS rows"}
     spec = spec_of([source()], [window("w", "s"), window("d", "w", window=day)], [query("q", "d")])
     assert validate(spec, "t") == []

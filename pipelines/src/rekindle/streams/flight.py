@@ -159,7 +159,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
             content = json.loads(ticket.ticket)
             self._admit(
                 MessageIdentity(**_known(MessageIdentity, content))
-            )  # first: another release's may differ
+            )  # before the rest: a ticket of another release may have other fields
             return self._respond(ReadRequest.of(content))
         except RekindleError as error:
             raise _to_flight(error) from error

@@ -60,8 +60,8 @@ class Rows(Protocol):
     def numbers(self) -> Int64s:
         """Their row numbers."""
 
-    def draws(self, lane: str, per_row: int = 1) -> Uint64s:
-        """Shape (rows, per_row): their draws from the lane's own stream."""
+    def draws(self, label: str, per_row: int = 1) -> Uint64s:
+        """Shape (rows, per_row): their draws from the independent random stream `label`."""
 
     def times(self) -> Int64s:
         """Row number / rowsPerSecond in microseconds, rounded down."""
