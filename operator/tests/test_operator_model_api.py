@@ -174,7 +174,6 @@ def test_a_silent_node_is_quarantined_despite_an_unreadable_pod(started: ModelOp
     # Else the pod's replacement may go there, and the model starts it on a frozen node too.
     model.nodes[node] = replace(model.nodes[node], cordoned=True)
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
-    model.nodes[node] = replace(model.nodes[node], cordoned=True)  # no replacement starts there
     model.freeze_node(node)
     started.run(5.0)
     assert node in started.cache.snapshot().quarantined

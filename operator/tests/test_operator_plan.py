@@ -95,7 +95,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 
 
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
-    """Of nodes that the query cannot go to, and of what is left beside all that it misses."""
+    """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
     big = PodToPlace("big", Amounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})

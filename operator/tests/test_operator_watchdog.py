@@ -74,7 +74,7 @@ def test_checks_become_less_frequent_without_a_leader() -> None:
 # --- over HTTP ------------------------------------------------------------------
 
 
-class ApiServerWith:
+class FakeApiServer:
     """An API server with one Lease and some pods."""
 
     def __init__(self) -> None:
@@ -155,8 +155,8 @@ class ApiServerWith:
 
 
 @pytest.fixture
-def api() -> Iterator[ApiServerWith]:
-    made = ApiServerWith()
+def api() -> Iterator[FakeApiServer]:
+    made = FakeApiServer()
     yield made
     made.server.shutdown()
     made.server.server_close()
@@ -195,7 +195,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def watchdog(api: ApiServerWith, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
+def watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
         "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
     )
@@ -219,7 +219,7 @@ def run_for(dog: Watchdog, clock: Clock, seconds: float) -> None:
     run_until(dog, clock, lambda: clock.now > end)
 
 
-def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: ApiServerWith, clock: Clock) -> None:
+def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: FakeApiServer, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False
@@ -232,7 +232,7 @@ def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: ApiServerWith, clo
     assert api.events[0]["reason"] == "OperatorLost"
 
 
-def test_pods_whose_node_responds_are_kept(api: ApiServerWith, clock: Clock) -> None:
+def test_pods_whose_node_responds_are_kept(api: FakeApiServer, clock: Clock) -> None:
     """The port of the fake API server is that of the pod."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=api.server.server_port)
@@ -255,7 +255,7 @@ def test_a_new_machine_with_its_address_does_not_save_a_pod(
 
 
 def test_a_starting_operator_is_kept_if_probes_do_not_work(
-    api: ApiServerWith, clock: Clock
+    api: FakeApiServer, clock: Clock
 ) -> None:
     api.add_pod("pulls-its-image", "127.0.0.1", "")
     dog = watchdog(api, clock, pod_port=free_port(), timing=replace(QUICK, unproven_silent_s=60.0))
@@ -264,7 +264,7 @@ def test_a_starting_operator_is_kept_if_probes_do_not_work(
     assert api.deleted == []
 
 
-def test_silence_counts_if_a_kubelet_has_responded_before(api: ApiServerWith, clock: Clock) -> None:
+def test_silence_counts_if_a_kubelet_has_responded_before(api: FakeApiServer, clock: Clock) -> None:
     """The port of the fake API server is that of the kubelet."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
@@ -281,7 +281,7 @@ def test_silence_counts_if_a_kubelet_has_responded_before(api: ApiServerWith, cl
     run_until(dog, clock, lambda: api.deleted)
 
 
-def test_kubelets_of_other_watchdogs_are_probed_at_once(api: ApiServerWith, clock: Clock) -> None:
+def test_kubelets_of_other_watchdogs_are_probed_at_once(api: FakeApiServer, clock: Clock) -> None:
     dog = watchdog(
         api,
         clock,
@@ -298,7 +298,7 @@ def test_kubelets_of_other_watchdogs_are_probed_at_once(api: ApiServerWith, cloc
 
 
 def test_its_own_nodes_kubelet_does_not_show_that_probes_work(
-    api: ApiServerWith, clock: Clock
+    api: FakeApiServer, clock: Clock
 ) -> None:
     api.add_pod("beside", "127.0.0.1", "127.0.0.1")
     dog = watchdog(
@@ -317,7 +317,7 @@ def test_its_own_nodes_kubelet_does_not_show_that_probes_work(
     assert api.deleted == []
 
 
-def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith, clock: Clock) -> None:
+def test_nothing_is_deleted_while_the_lease_is_renewed(api: FakeApiServer, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     dog = watchdog(api, clock, pod_port=free_port())
     run_for(dog, clock, 1.5)
@@ -325,7 +325,7 @@ def test_nothing_is_deleted_while_the_lease_is_renewed(api: ApiServerWith, clock
 
 
 def test_nothing_is_lost_while_the_api_server_is_unreachable(
-    api: ApiServerWith, clock: Clock
+    api: FakeApiServer, clock: Clock
 ) -> None:
     dog = watchdog(api, clock, pod_port=free_port())
     api.renewed = False

@@ -64,7 +64,7 @@ def test_catching_up_is_drawn_as_restoring() -> None:
     assert changes_of(timeline_of(observed), "storm-watch")[-1][0] == "Restoring"
 
 
-def test_a_drawing_of_the_past_begins_with_that_state() -> None:
+def test_a_drawing_since_a_time_begins_with_the_states_at_that_time() -> None:
     observed = Observed("running")
     lost = datetime(2026, 11, 22, 12, 27, 25, tzinfo=UTC)
     timeline = timeline_of(observed, since=lost)

@@ -24,8 +24,8 @@ def started(epochs: int = 6) -> World:
     return world
 
 
-def succeeded() -> World:
-    """Another coordinator has followed, which knows the pods and has no generation yet."""
+def with_next_coordinator() -> World:
+    """A new coordinator has taken over: it knows the pods, and has no generation yet."""
     world = started()
     world.reports.clear()
     world.fence += 1
@@ -110,7 +110,7 @@ def test_an_isolated_coordinator_suspects_nobody() -> None:
     world = started()
     reader = Slot("both", 0, 0)
     before = world.coordinator.poll_for(reader)
-    heard = {reader, Slot("right", 0, 0)}
+    responding = {reader, Slot("right", 0, 0)}
     for _ in range(16):
         world.release_epoch()
         for slot in sorted(
@@ -118,7 +118,7 @@ def test_an_isolated_coordinator_suspects_nobody() -> None:
         ):
             world.work(slot, 4)
         world.now += 0.25
-        for slot in heard:
+        for slot in responding:
             world.poll(slot)
         world.tick()
     after = world.coordinator.poll_for(reader)
@@ -190,7 +190,7 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
 
 def test_silence_counts_from_the_first_poll() -> None:
     """A busy machine takes seconds to compile the generation, and until then no task is polled."""
-    world = succeeded()
+    world = with_next_coordinator()
     for _ in range(40):
         world.round()
     assert not suspected(world)
@@ -205,7 +205,7 @@ def test_silence_counts_from_the_first_poll() -> None:
 
 
 def test_a_coordinator_that_cannot_poll_reports_why() -> None:
-    world = succeeded()
+    world = with_next_coordinator()
     world.feed(ProblemChanged("generation", "flights-g1 cannot be read"))
     world.tick()
     assert world.reports[-1]["problems"] == ["flights-g1 cannot be read"]

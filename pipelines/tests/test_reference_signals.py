@@ -55,7 +55,7 @@ class Run:
         )
         self._children: list[psutil.Process] = []
 
-    def said(self) -> str:
+    def output(self) -> str:
         return Path(self._out.name).read_text()
 
     def children(self) -> list[psutil.Process]:
@@ -69,16 +69,16 @@ class Run:
         deadline = time.monotonic() + 120
         while not condition():
             self.children()
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.02)
 
-    def require_ended_in_order(self, number: signal.Signals) -> None:
-        assert self.process.wait(60) == 128 + number, self.said()
+    def require_clean_end(self, number: signal.Signals) -> None:
+        assert self.process.wait(60) == 128 + number, self.output()
         assert not list(self.temporary.iterdir())
         assert not [c for c in self.children() if c.is_running()]
-        assert "Traceback" not in self.said()
-        assert self.said().splitlines()[-1] == f"rekindle: terminated by {number.name}"
+        assert "Traceback" not in self.output()
+        assert self.output().splitlines()[-1] == f"rekindle: terminated by {number.name}"
 
     def close(self) -> None:
         self.children()
@@ -116,10 +116,10 @@ def test_a_signal_ends_a_run_without_leftovers(
     start: Callable[[str], Run], number: signal.Signals
 ) -> None:
     run = start(PLAIN)
-    run.wait_for(lambda: "epoch " in run.said())
+    run.wait_for(lambda: "epoch " in run.output())
     assert list(run.temporary.iterdir())
     run.process.send_signal(number)
-    run.require_ended_in_order(number)
+    run.require_clean_end(number)
 
 
 @pytest.mark.spark
@@ -128,12 +128,12 @@ def test_a_signal_ends_a_run_with_its_jvm(
     start: Callable[[str], Run], number: signal.Signals
 ) -> None:
     run = start(FILTERED)
-    run.wait_for(lambda: "epoch " in run.said())
+    run.wait_for(lambda: "epoch " in run.output())
     assert run.children()
     os.killpg(run.process.pid, number)  # as a terminal or a supervisor does
     with contextlib.suppress(ProcessLookupError):
         os.killpg(run.process.pid, number)  # a user presses Ctrl-C again
-    run.require_ended_in_order(number)
+    run.require_clean_end(number)
 
 
 @pytest.mark.spark
@@ -141,7 +141,7 @@ def test_a_signal_ends_a_run_whose_jvm_starts(start: Callable[[str], Run]) -> No
     run = start(FILTERED)
     run.wait_for(lambda: [c for c in run.children() if "java" in c.name()])
     run.process.send_signal(signal.SIGTERM)
-    run.require_ended_in_order(signal.SIGTERM)
+    run.require_clean_end(signal.SIGTERM)
 
 
 @pytest.mark.spark

@@ -102,7 +102,7 @@ class ControlLoop:
 
     @property
     def alive(self) -> bool:
-        """Whether passes are made; a replica that does not lead makes none."""
+        """Whether passes are made when they are due; True for a replica that does not lead."""
         return self._passed_at is None or time.monotonic() - self._passed_at < _STUCK_S
 
     def run(self) -> None:

@@ -153,7 +153,7 @@ class Injector:
 def _delete(node: NodeInApi) -> None:
     for _ in range(_DELETE_ATTEMPTS):
         try:
-            # With `missing_ok`, no response of the API server would count as success.
+            # With `missing_ok`, a missing response of the API server would count as success.
             if not node.exists():
                 return
             node.delete()
