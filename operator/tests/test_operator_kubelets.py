@@ -223,7 +223,9 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     )
     assert probe(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
     assert set(probe(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
-    unanswered = replace(quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)})
+    unanswered = replace(
+        quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)}
+    )
     assert probe(unanswered, START + 1) == ["b"]
 
 

@@ -289,7 +289,9 @@ class World:
                 bases = [t.log_base - 1 for t in self.serving(source)]
                 bases.append(oldest_epoch(newest.entries[source.key]))
                 if max(bases) > min(positions):
-                    found.append(f"{partition.key} at {positions} cannot read {source.key}: {bases}")
+                    found.append(
+                        f"{partition.key} at {positions} cannot read {source.key}: {bases}"
+                    )
         return found
 
     # --- I2: a task restored from an entry does not write its epochs again ---

@@ -174,7 +174,9 @@ def _add_queries(
         if candidate.to_place.key not in firsts:
             group = candidate.to_place.group
             spares.append(
-                SpareReplica(candidate.to_place, highest_priority[group], group if group in first else "")
+                SpareReplica(
+                    candidate.to_place, highest_priority[group], group if group in first else ""
+                )
             )
 
 
