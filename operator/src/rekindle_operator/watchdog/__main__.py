@@ -153,7 +153,7 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        matches = [x.get(names.LABEL_OPERATOR) == settings.release for x in labels]
+        matches = [one.get(names.LABEL_OPERATOR) == settings.release for one in labels]
         pods = with_moved(read_pod(item) for item in items)
         own = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return own, hosts - {"", settings.own_host}
