@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from rekindle.engine.canonical_order import from_order_bits, order_bits
 from rekindle.engine.model import BUCKETS
+from rekindle.engine.window_assigners import HoppingAssigner
 from rekindle.engine.window_state import LATE, UNTIMED, Buckets, WindowShape, advance, conform
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle.topology.windows.hopping import HoppingWindows
 
 SIZE, SLIDE = 40, 10
 SHAPE = WindowShape(
-    HoppingWindows(SIZE, SLIDE),
+    HoppingAssigner(SIZE, SLIDE),
     keys=(pa.string(),),
     partials=(
         ("p0", pa.float64(), "sum"),

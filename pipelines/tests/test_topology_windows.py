@@ -1,4 +1,4 @@
-"""Kinds of windows: properties that make panes and windows consistent."""
+"""Kinds of windows: their fields, and properties that make panes and windows consistent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.engine.window_assigners import HoppingAssigner, assigner_of
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import HoppingWindows
-from rekindle.topology.windows.registry import KINDS, assigner_of, check_window, unsupported_fields
+from rekindle.topology.windows.registry import KINDS, check_window, unsupported_fields, windows_of
 
 HOUR = 3_600_000_000
 OF_EACH_KIND = {"size": "1h"}
@@ -21,7 +22,7 @@ def window(**fields: object) -> WindowSpec:
 
 @given(st.integers(1, 50), st.integers(1, 6), st.lists(st.integers(-60, 60), min_size=1))
 def test_windows_of_a_pane_contain_it(slide: int, slides: int, numbers: list[int]) -> None:
-    windows = HoppingWindows(slide * slides, slide)
+    windows = HoppingAssigner(slide * slides, slide)
     panes = np.array(numbers, dtype=np.int64) * slide
     which, starts = windows.windows_over(panes)
     expected = [
@@ -37,14 +38,14 @@ def test_windows_of_a_pane_contain_it(slide: int, slides: int, numbers: list[int
 def test_window_ends_are_monotonic() -> None:
     starts = np.arange(-5, 5, dtype=np.int64) * HOUR
     for field in KINDS:
-        ends = assigner_of(window(**{field: OF_EACH_KIND[field]})).ends(starts)
+        ends = assigner_of(windows_of(window(**{field: OF_EACH_KIND[field]}))).ends(starts)
         assert (np.diff(ends) >= 0).all(), field
 
 
 def test_a_window_without_slide_does_not_overlap() -> None:
-    assert assigner_of(window(size="1h")) == HoppingWindows(HOUR, HOUR)
-    assert assigner_of(window(size="1h")).describe() == "1h"
-    assert assigner_of(window(size="1h", slide="15m")).describe() == "1h every 15m"
+    assert windows_of(window(size="1h")) == HoppingWindows(HOUR, HOUR)
+    assert windows_of(window(size="1h")).describe() == "1h"
+    assert windows_of(window(size="1h", slide="15m")).describe() == "1h every 15m"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ import pyarrow.compute as pc
 from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import BUCKETS
+from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
-from rekindle.topology.windows.kind import WindowAssigner
 
 WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
 _PANE, _ROW = "__p", "__r"

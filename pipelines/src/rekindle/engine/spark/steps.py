@@ -17,13 +17,14 @@ from typing import assert_never
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import quote, with_system_columns
+from rekindle.engine.window_assigners import WindowAssigner, assigner_of
 from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
 from rekindle.topology.sql.dated import undated_as_null
-from rekindle.topology.windows.kind import END, START, WindowAssigner
-from rekindle.topology.windows.registry import assigner_of
+from rekindle.topology.windows.kind import END, START
+from rekindle.topology.windows.registry import windows_of
 
 ORDER = "__r"
 TIME_OFFSET = "__time_offset"
@@ -120,8 +121,9 @@ def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNod
     elif offsets[0]:
         time = f"{time} - {offsets[0]}L"
     decomposition = decompose(window.aggregate)
+    windows = assigner_of(windows_of(window))
     keys = window.group_by
-    return WindowNode(node, assigner_of(window), keys, decomposition, time, () if same else offsets)
+    return WindowNode(node, windows, keys, decomposition, time, () if same else offsets)
 
 
 def _is_window_end(topology: Topology, name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from rekindle.topology.model import Input, Node, Segment, Topology
 from rekindle.topology.spec import SourceSpec, WindowSpec
-from rekindle.topology.windows.registry import assigner_of
+from rekindle.topology.windows.registry import windows_of
 
 _MIB = 1024**2
 
@@ -60,7 +60,7 @@ def describe_node(node: Node) -> str:
             return " ".join(sql.split())
         case WindowSpec() as window:
             keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
-            return f"window {assigner_of(window).describe()}{keys}: {window.aggregate}"
+            return f"window {windows_of(window).describe()}{keys}: {window.aggregate}"
         case unknown:
             assert_never(unknown)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import Hopping
-from rekindle.topology.windows.kind import WindowAssigner, WindowKind
+from rekindle.topology.windows.kind import WindowKind, Windows
 
 KINDS: Mapping[str, WindowKind] = {
     "size": Hopping(),
@@ -50,7 +50,7 @@ def unsupported_fields() -> list[str]:
     return [field for field in WindowSpec.model_fields if field not in supported]
 
 
-def assigner_of(window: WindowSpec) -> WindowAssigner:
-    """The assigner of a valid window."""
+def windows_of(window: WindowSpec) -> Windows:
+    """The windows of a valid spec."""
     field = next(f for f in KINDS if getattr(window, f) is not None)
-    return KINDS[field].assigner(window)
+    return KINDS[field].windows(window)
