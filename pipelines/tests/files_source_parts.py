@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from schema_parts import topology_schema
 
 from rekindle.connectors.files_source import FilesSource
 from rekindle.connectors.registry import open_source
@@ -38,7 +39,7 @@ def source_of(
     if "t" not in schema.names or not pa.types.is_timestamp(schema.field("t").type):
         event_time = None
     source = SourceSpec.model_validate(spec)
-    node = Node("s", "id-s", source, (), schema, event_time, 1)
+    node = Node("s", "id-s", source, (), topology_schema(schema), event_time, 1)
     opened = open_source(source, node, SECOND, tmp / "work")
     assert isinstance(opened, FilesSource)
     return opened

@@ -8,11 +8,11 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
+from schema_parts import arrow_schema_of
 
 from rekindle.connectors.files_read import read_batches
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle.topology.sql.ddl import ddl_to_schema
 
 
 def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: Any) -> list[Any]:
@@ -20,7 +20,7 @@ def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: A
     path = tmp / "in.csv"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     given = {"url": "file:///in", "format": "csv", "rowsPerSecond": 1, **fields}
-    schema = ddl_to_schema(ddl)
+    schema = arrow_schema_of(ddl)
     options = FilesSourceSpec.model_validate(given)
     batches = read_batches(fsspec.filesystem("file"), str(path), options, schema, "s")
     table = pa.Table.from_batches(list(batches), schema)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schema_parts import topology_schema
 
 from rekindle.connectors.registry import open_source
 from rekindle.connectors.source import ReplayableSource, SourceExtent
@@ -19,6 +20,7 @@ from rekindle.errors import EpochTooLarge, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.model import Node
+from rekindle.topology.schema import Field, Scalar, Schema
 from rekindle.topology.spec import SourceSpec
 
 SECOND = 1_000_000
@@ -58,7 +60,8 @@ def generator(schema: pa.Schema = SCHEMA, columns: Any = None, **more: Any) -> R
         **({"eventTime": {"column": "t", "lateness": "1s"}} if has_time else {}),
     }
     source = SourceSpec.model_validate(spec)
-    node = Node("g", "id-g", source, (), schema, "t" if has_time else None, 1)
+    event_time = "t" if has_time else None
+    node = Node("g", "id-g", source, (), topology_schema(schema), event_time, 1)
     return open_source(source, node, SECOND, Path("/nonexistent"))
 
 
@@ -87,7 +90,7 @@ def test_rows_do_not_depend_on_where_epochs_begin(epoch: int, span: int, rate: f
     spec = {"name": "g", "schema": "-", "eventTime": {"column": "t"}}
     spec |= {"generator": {"rowsPerSecond": rate, "columns": COLUMNS}}
     wide_spec = SourceSpec.model_validate(spec)
-    node = Node("g", "id-g", wide_spec, (), SCHEMA, "t", 1)
+    node = Node("g", "id-g", wide_spec, (), topology_schema(SCHEMA), "t", 1)
     wide = open_source(wide_spec, node, SECOND * span, Path("/nonexistent"))
     if epoch % span == 0:
         assert parts.equals(wide.cut(epoch // span).rows)
@@ -229,9 +232,8 @@ def test_a_too_large_epoch_is_refused_before_it_is_made() -> None:
         "schema": "-",
         "generator": {"rowsPerSecond": 1e9, "columns": {"n": "sequence"}},
     }
-    node = Node(
-        "s", "s", SourceSpec.model_validate(spec), (), pa.schema([SCHEMA.field("n")]), None, 1
-    )
+    schema = Schema((Field("n", Scalar.BIGINT),))
+    node = Node("s", "s", SourceSpec.model_validate(spec), (), schema, None, 1)
     memory = plan_memory(with_jvm=False)
     source = open_source(node.spec, node, SECOND, Path("unused"), memory)  # type: ignore[arg-type]
     with pytest.raises(EpochTooLarge, match=r"source s: epoch 0 \(1,000,000,000 rows\) is larger"):

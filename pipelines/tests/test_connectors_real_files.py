@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schema_parts import arrow_schema_of
 
 from rekindle.connectors import files_read
 from rekindle.connectors.files_read import read_batches
@@ -24,7 +25,6 @@ from rekindle.connectors.json_lines import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle.topology.sql.ddl import ddl_to_schema
 
 
 def options(format: str, **fields: Any) -> FilesSourceSpec:
@@ -34,7 +34,7 @@ def options(format: str, **fields: Any) -> FilesSourceSpec:
 
 def read(path: Path, ddl: str, format: str = "json") -> list[dict[str, Any]]:
     fs = fsspec.filesystem("file")
-    schema = ddl_to_schema(ddl)
+    schema = arrow_schema_of(ddl)
     batches = list(read_batches(fs, str(path), options(format), schema, "s"))
     return pa.Table.from_batches(batches, schema).to_pylist()  # type: ignore[no-any-return]
 
@@ -247,7 +247,7 @@ def numbered(kind: pa.DataType) -> pa.DataType:
 def test_what_the_json_sink_writes_the_source_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
 ) -> None:
-    schema = ddl_to_schema(SCHEMA)
+    schema = arrow_schema_of(SCHEMA)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in schema])
     # Every field has a value in some row, which a file requires.
     full = {"x": 1.0, "t": 0, "b": b""}
@@ -342,7 +342,7 @@ def test_a_parquet_double_too_large_for_a_float_is_refused(tmp_path: Path) -> No
 def test_expanded_years_are_read_from_csv(tmp_path: Path) -> None:
     lines = ["t,d", "12024-02-03T04:05:06.5Z,12024-02-03", "2024-01-01 00:00:00,2024-01-01"]
     path = csv_file(tmp_path, *lines)
-    schema = ddl_to_schema("t TIMESTAMP, d DATE")
+    schema = arrow_schema_of("t TIMESTAMP, d DATE")
     batches = read_batches(
         fsspec.filesystem("file"), str(path), options("csv", nullValue=""), schema, "s"
     )

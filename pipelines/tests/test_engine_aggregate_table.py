@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from engine_fixtures import MINUTE, topology
+from schema_parts import arrow_schema_of
 
 from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
@@ -20,7 +21,6 @@ from rekindle.engine.spark.chain import SparkChain
 from rekindle.errors import InvalidTopology, OperatorRefused
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
-from rekindle.topology.sql.ddl import ddl_to_schema
 
 pytestmark = pytest.mark.spark
 
@@ -113,7 +113,7 @@ def rows_of(kind: str) -> pa.Table:
     cases["one"] = [next(iter(CASES[kind].values()))[0]]
     keys = [name for name, values in cases.items() for _ in values]
     values = [value for values in cases.values() for value in values]
-    schema = ddl_to_schema(f"k STRING, x {kind}, t TIMESTAMP")
+    schema = arrow_schema_of(f"k STRING, x {kind}, t TIMESTAMP")
     columns = {"k": keys, "x": values, "t": [dt.datetime.fromtimestamp(0, UTC)] * len(keys)}
     return pa.table(columns, schema=schema)
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.exchange.shuffle import split
 from rekindle.topology.model import Exchange, Input
+from rekindle.topology.schema import Field, Scalar, Schema
 
 
 def _input(exchange: Exchange, partitions: int = 3) -> Input:
-    return Input("stream", "name", pa.schema([("k", pa.int64())]), partitions, exchange, ("k",))
+    schema = Schema((Field("k", Scalar.BIGINT),))
+    return Input("stream", "name", schema, partitions, exchange, ("k",))
 
 
 def test_forward_reads_the_partition_of_the_same_number() -> None:

@@ -1,4 +1,4 @@
-"""Spark's DDL becomes an Arrow schema, exactly, or is refused with the position in the text."""
+"""Spark's DDL becomes a schema, exactly, or is refused with the position in the text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schema_parts import arrow_schema_of
 
+from rekindle.arrow_types import TIMESTAMP, arrow_schema, arrow_to_ddl
 from rekindle.topology.problems import InvalidSql
-from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.schema import name_in_id
+from rekindle.topology.sql.ddl import ddl_to_schema
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,9 @@ from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
     ],
 )
 def test_each_type_has_one_arrow_type(ddl: str, kind: pa.DataType) -> None:
-    assert ddl_to_schema(f"x {ddl}") == pa.schema([("x", kind)])
+    schema = ddl_to_schema(f"x {ddl}")
+    assert arrow_schema(schema) == pa.schema([("x", kind)])
+    assert name_in_id(schema.fields[0].type) == str(kind)
 
 
 def test_columns_keep_their_order_and_spelling() -> None:
@@ -85,7 +90,7 @@ def test_an_unknown_type_has_a_hint(ddl: str, hint: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ARRAY<", "STRUCT<a: "])
 def test_types_are_nested_as_deep_as_parquet_allows(kind: str) -> None:
-    schema = ddl_to_schema(f"a ARRAY<INT>, x {kind * 32}INT{'>' * 32}")
+    schema = arrow_schema_of(f"a ARRAY<INT>, x {kind * 32}INT{'>' * 32}")
     written = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), written)
     assert pq.read_table(pa.BufferReader(written.getvalue())).schema == schema
@@ -112,4 +117,4 @@ _TYPES = st.recursive(
 @given(_TYPES)
 @settings(max_examples=50, deadline=None)
 def test_a_type_written_as_ddl_is_read_back(kind: pa.DataType) -> None:
-    assert ddl_to_schema(f"x {arrow_to_ddl(kind)}").field(0).type == kind
+    assert arrow_schema_of(f"x {arrow_to_ddl(kind)}").field(0).type == kind

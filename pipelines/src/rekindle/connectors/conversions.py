@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.arrow_types import arrow_to_ddl
 from rekindle.errors import SchemaMismatch
-from rekindle.topology.sql.ddl import arrow_to_ddl
 
 _UTC = pa.timestamp("us", "UTC")
 _ZONED = r"(?i)(Z|[+-]\d{2}(:?\d{2})?)$"

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.arrow_types import TIMESTAMP
 from rekindle.connectors.conversions import TextRules, convert, first_unconvertible
 from rekindle.errors import SchemaMismatch
-from rekindle.topology.sql.ddl import TIMESTAMP
 from rekindle.topology.sql.event_time import (
     Column,
     Concat,

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cuts import (
     INT64_MAX,
     MAX_EPOCH,
@@ -58,6 +59,7 @@ from rekindle.objects import to_json
 from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
+from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import parse_event_time
 
 _log = logging.getLogger(__name__)
@@ -73,10 +75,14 @@ class _Job:
 
     name: str
     files: FilesSourceSpec
-    schema: pa.Schema
+    columns: Schema
     event_time: str | None
     expression: str | None
     interval_us: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        return arrow_schema(self.columns)
 
     @property
     def raw(self) -> pa.Schema:
@@ -296,7 +302,7 @@ def _read(job: _Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
         batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
     if job.expression is None:
         return batches
-    raw = pa.schema([f for f in job.schema if f.name != job.event_time])
+    raw = Schema(tuple(f for f in job.columns if f.name != job.event_time))
     expression = parse_event_time(job.expression, raw)
     return with_event_time(batches, expression, job.schema, f"source {job.name}: {file.path}")
 

@@ -4,7 +4,8 @@ Row i is in epoch floor((i / rowsPerSecond) / Δ). Every column has its own stre
 counter-based generator Philox, keyed by the seed and the column's name, and takes a fixed number of
 random numbers for each row: any epoch is computed without its predecessors. Only integer arithmetic
 and IEEE sums and products are used, no log or cos, so that every processor gets the same bits.
-`columns` maps each column of the schema to an expression of `rekindle.topology.generator.columns`.
+`columns` maps each column of the schema to an expression of `rekindle.topology.generator.columns`,
+which `rekindle.connectors.generator_columns` computes.
 
 The event time column has to be a `timestamp`; the watermark is the time of the epoch's last row,
 before jitter, minus lateness.
@@ -20,21 +21,23 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from rekindle.arrow_types import arrow_schema, arrow_type
 from rekindle.connectors.cuts import INT64_MAX, SECOND_US, exact_fraction, first_row, scaled
+from rekindle.connectors.generator_columns import (
+    ColumnFunction,
+    Int64s,
+    Uint64s,
+    column_function,
+)
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
 from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
-from rekindle.topology.generator.columns import (
-    Column,
-    Int64s,
-    Uint64s,
-    event_start,
-    make_column,
-)
+from rekindle.topology.generator.columns import event_start, parse_column
 from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
+from rekindle.topology.schema import Schema
 
 SAMPLE_ROWS = 1_000
 """Rows of an epoch that are computed first, to estimate its size."""
@@ -90,7 +93,7 @@ class GeneratorSource:
         self._spec = options
         self._rate = exact_fraction(options.rows_per_second)
         self._interval_us = context.epoch_interval_us
-        self._schema = node.schema
+        self._schema = arrow_schema(node.schema)
         self._columns = _compile(source.name, options, node.schema)
         self._lateness_us = source.event_time.lateness if source.event_time else 0
         self._start_us = _event_start(source.name, options, node.event_time)
@@ -177,7 +180,7 @@ def _key(seed: int, label: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _compile(name: str, options: GeneratorSourceSpec, schema: pa.Schema) -> dict[str, Column]:
+def _compile(name: str, options: GeneratorSourceSpec, schema: Schema) -> dict[str, ColumnFunction]:
     """One function for each column of the schema, in its order. Raises SourceFailed."""
     given = options.columns
     missing = [n for n in schema.names if n not in given]
@@ -189,7 +192,8 @@ def _compile(name: str, options: GeneratorSourceSpec, schema: pa.Schema) -> dict
     columns = {}
     for field in schema:
         try:
-            columns[field.name] = make_column(given[field.name], field.type)
+            column = parse_column(given[field.name], field.type)
+            columns[field.name] = column_function(column, arrow_type(field.type))
         except ExpressionError as e:
             where = f"source {name}: generator.columns.{field.name}"
             raise SourceFailed(f"{where}: {given[field.name]!r}: {e}") from e

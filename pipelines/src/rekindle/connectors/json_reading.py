@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
 from rekindle.errors import SchemaMismatch
-from rekindle.topology.sql.ddl import arrow_to_ddl
 
 _NON_FINITE = {
     "NaN": math.nan,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource, SourceExtent
@@ -196,7 +197,7 @@ def _require_no_output(topology: Topology) -> None:
     urls = _output_urls(topology)
     opened = _sinks(topology)
     for segment in topology.segments:
-        schema = topology.nodes[segment.name].schema
+        schema = arrow_schema(topology.nodes[segment.name].schema)
         for query, partition in itertools.product(segment.queries, range(segment.partitions)):
             if opened(query, partition, schema).last_epoch() != NO_EPOCH:
                 raise RekindleError(
@@ -213,7 +214,7 @@ def _spark_chains(
     from rekindle.engine.passthrough import PassThroughChain
 
     def pass_through(segment: Segment) -> Chain:
-        return PassThroughChain(topology.nodes[segment.name].schema)
+        return PassThroughChain(arrow_schema(topology.nodes[segment.name].schema))
 
     if all(_is_bare_source(segment) for segment in topology.segments):
         yield pass_through

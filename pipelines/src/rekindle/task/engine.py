@@ -13,6 +13,7 @@ import logging
 import threading
 from concurrent.futures import Future
 
+from rekindle.arrow_types import arrow_schema
 from rekindle.engine.failure import EngineLost, describe_exit
 from rekindle.engine.memory import MIB
 from rekindle.engine.model import Chain
@@ -35,7 +36,7 @@ class EngineStarter:
         self._session: object | None = None
         nodes = [config.topology.nodes[name] for name in config.segment.nodes]
         if len(nodes) == 1 and isinstance(nodes[0].spec, SourceSpec):
-            self.chain.set_result(PassThroughChain(nodes[0].schema))
+            self.chain.set_result(PassThroughChain(arrow_schema(nodes[0].schema)))
         else:
             threading.Thread(target=self._start, name="engine-start", daemon=True).start()
 

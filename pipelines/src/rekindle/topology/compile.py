@@ -17,13 +17,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from rekindle.errors import InvalidTopology
 from rekindle.topology.checks.streams import DerivedStreams, Stream, derive_streams
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
 from rekindle.topology.resources import task_resources
+from rekindle.topology.schema import Schema, name_in_id
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
 from rekindle.topology.validate import validate_derived
 
@@ -54,7 +53,7 @@ def _nodes(spec: TopologySpec, derived: DerivedStreams) -> dict[str, Node]:
         node, stream = by_name[name], derived.streams[name]
         inputs = node.inputs if isinstance(node, OperatorSpec) else ()
         own_id = _node_id(node, stream, [nodes[i].id for i in inputs])
-        schema = stream.schema if stream.schema is not None else pa.schema([])
+        schema = stream.schema if stream.schema is not None else Schema()
         nodes[name] = Node(name, own_id, node, inputs, schema, stream.event_time, stream.partitions)
     return nodes
 
@@ -66,7 +65,7 @@ def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[s
         {
             "definition": {k: v for k, v in definition.items() if k not in _NOT_IN_ID},
             "inputs": list(inputs),
-            "schema": [[f.name, str(f.type)] for f in schema or ()],
+            "schema": [[f.name, name_in_id(f.type)] for f in schema or ()],
             "partitions": stream.partitions,
         }
     )

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import pyarrow as pa
-
+from rekindle.topology.schema import Schema
 from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
 
 
@@ -35,7 +34,7 @@ class Node:
     id: str
     spec: SourceSpec | OperatorSpec
     inputs: tuple[str, ...]  # names
-    schema: pa.Schema
+    schema: Schema
     event_time: str | None
     partitions: int
 
@@ -46,7 +45,7 @@ class Input:
 
     stream: str  # operator id
     name: str  # node name, the name SQL uses in FROM
-    schema: pa.Schema
+    schema: Schema
     partitions: int  # of the producer
     exchange: Exchange
     key_by: tuple[str, ...]

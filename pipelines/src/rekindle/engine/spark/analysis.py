@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
 from rekindle.engine.epochs import EPOCH, SYSTEM
 from rekindle.engine.exact_sums import is_wide, shape_results, split
 from rekindle.engine.spark.query import Query
@@ -63,7 +64,7 @@ class Analyzer:
             if isinstance(node.spec, OperatorSpec):
                 self._schemas[name] = self._output(node, node.spec)
             else:
-                self._schemas[name] = all_nullable(node.schema)
+                self._schemas[name] = arrow_schema(node.schema)
         return self._schemas[name]
 
     def _output(self, node: Node, operator: OperatorSpec) -> pa.Schema:
@@ -135,13 +136,13 @@ class Analyzer:
         text = f"SELECT {columns} FROM {quote(source)}"
         kinds = self._ask(text, {source: before}, name)
         for call, kind in zip(added, kinds.types, strict=True):
-            if not can_be_summed(kind):
+            if not can_be_summed(topology_type(kind)):
                 problem = not_a_number(call, str(kind))
                 raise OperatorRefused(f"operator {name}: {problem.message}; {problem.hint}", name)
 
     def _finals(self, window: WindowNode) -> pa.Schema:
         shape = self.window(window).shape
-        bounds = [(n, pa.timestamp("us", "UTC")) for n in (START, END)]
+        bounds = [(n, TIMESTAMP) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)
         partials = shape_results(shape)
         step = Step(window, (), None)

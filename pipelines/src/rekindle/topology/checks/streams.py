@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from rekindle.errors import Problem
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
 from rekindle.topology.problems import InvalidSql, nearest
+from rekindle.topology.schema import Field, Scalar, Schema, is_nested, type_to_ddl
 from rekindle.topology.spec import EventTimeSpec, OperatorSpec, SourceSpec, TopologySpec, WindowSpec
 from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
 from rekindle.topology.sql.columns import unknown_columns
-from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
-from rekindle.topology.sql.inference import field_of, infer_types, known_type
+from rekindle.topology.sql.inference import infer_types
 from rekindle.topology.sql.row_wise import SelectReport, SqlReport, check_sql
 from rekindle.topology.windows.kind import END, START
 
@@ -30,7 +29,7 @@ from rekindle.topology.windows.kind import END, START
 class Stream:
     """A node's output. `schema` is None if it is unknown; then there is a problem."""
 
-    schema: pa.Schema | None
+    schema: Schema | None
     event_time: str | None
     partitions: int
     no_event_time: str = ""
@@ -75,7 +74,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     if node.event_time is not None and node.event_time.expression is not None:
         problems += _check_expression(node, node.event_time, schema, f"{path}.eventTime")
         if event_time not in schema.names:
-            schema = schema.append(pa.field(event_time, TIMESTAMP))
+            schema = schema.append(Field(node.event_time.column, Scalar.TIMESTAMP))
     elif event_time is not None:
         problems += check_timestamp(schema, event_time, f"{path}.eventTime.column")
     for kind, given in node.kinds.items():
@@ -85,9 +84,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     return Stream(schema, event_time, 1, lost)
 
 
-def _with_added(
-    node: SourceSpec, schema: pa.Schema, path: str, problems: list[Problem]
-) -> pa.Schema:
+def _with_added(node: SourceSpec, schema: Schema, path: str, problems: list[Problem]) -> Schema:
     """The declared columns and those that the connector adds."""
     for kind, given in node.kinds.items():
         for option, field in (given.added_columns if given else {}).items():
@@ -107,13 +104,13 @@ def _reserved(name: str, path: str) -> Iterator[Problem]:
         yield Problem(path, "ReservedColumn", what, "rename it: names with __ are reserved")
 
 
-def _taken(name: str, schema: pa.Schema) -> str | None:
+def _taken(name: str, schema: Schema) -> str | None:
     """The column that Spark would find by this name: it ignores case."""
     return next((column for column in schema.names if column.lower() == name.lower()), None)
 
 
 def _check_expression(
-    node: SourceSpec, event_time: EventTimeSpec, schema: pa.Schema, path: str
+    node: SourceSpec, event_time: EventTimeSpec, schema: Schema, path: str
 ) -> Iterator[Problem]:
     """Problems of an event time that is computed from the columns of `schema`."""
     if any(given is not None and not given.raw_rows for given in node.kinds.values()):
@@ -133,14 +130,14 @@ def _check_expression(
         yield from (f.at(f"{path}.expression") for f in error.problems)
 
 
-def check_timestamp(schema: pa.Schema, column: str, path: str) -> list[Problem]:
+def check_timestamp(schema: Schema, column: str, path: str) -> list[Problem]:
     """Check that a column exists and is a TIMESTAMP."""
     if column not in schema.names:
         what = f"unknown column {column}"
         return [Problem(path, "UnknownColumn", what, nearest(column, schema.names))]
-    kind = known_type(schema.field(column))
-    if kind is not None and kind != TIMESTAMP:
-        what = f"column {column} is {arrow_to_ddl(kind)}, not a TIMESTAMP"
+    kind = schema.field(column).type
+    if kind not in (None, Scalar.TIMESTAMP):
+        what = f"column {column} is {type_to_ddl(kind)}, not a TIMESTAMP"
         hint = "declare it TIMESTAMP, or compute a TIMESTAMP from it with eventTime.expression"
         return [Problem(path, "NotATimestamp", what, hint)]
     return []
@@ -181,7 +178,7 @@ def _kept_event_time(report: SqlReport, inputs: Mapping[str, Stream]) -> str | N
     if not everywhere:
         return None
     names, first = report.schema.names, inputs[report.selects[0].input].event_time
-    return str(names[min(everywhere, key=lambda at: (names[at] != first, at))])
+    return names[min(everywhere, key=lambda at: (names[at] != first, at))]
 
 
 def _event_time_places(select: SelectReport, stream: Stream) -> set[int]:
@@ -191,7 +188,7 @@ def _event_time_places(select: SelectReport, stream: Stream) -> set[int]:
         return set()
     copies = {at for at, column in enumerate(select.copies) if column == stream.event_time}
     for at, column in enumerate(select.columns):
-        if column.name == stream.event_time and known_type(column) in (None, TIMESTAMP):
+        if column.name == stream.event_time and column.type in (None, Scalar.TIMESTAMP):
             return copies if at in copies else {at}
     return copies
 
@@ -231,11 +228,11 @@ def _check_keys(
             problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
 
 
-def _check_key(field: pa.Field, path: str) -> list[Problem]:
+def _check_key(field: Field, path: str) -> list[Problem]:
     """Arrays and structs have no canonical form for hashing or grouping."""
-    if not pa.types.is_nested(field.type):
+    if not is_nested(field.type):
         return []
-    what = f"column {field.name} is {arrow_to_ddl(field.type)}, which cannot be a key"
+    what = f"column {field.name} is {type_to_ddl(field.type)}, which cannot be a key"
     return [Problem(path, "NotAKey", what, "use a field or an element of it, with sql")]
 
 
@@ -260,7 +257,7 @@ def _window(
     inputs: Mapping[str, Stream],
     path: str,
     problems: list[Problem],
-) -> pa.Schema | None:
+) -> Schema | None:
     for at, name in enumerate(node.inputs):
         stream = inputs.get(name)
         if stream is None or stream.schema is None:
@@ -274,14 +271,14 @@ def _window(
     aggregates = _aggregates(window, schema, path, problems)
     if groups is None or aggregates is None:
         return None
-    fields = [pa.field(c, TIMESTAMP) for c in (START, END)] + groups + aggregates
+    fields = [Field(c, Scalar.TIMESTAMP) for c in (START, END)] + groups + aggregates
     lower = [f.name.lower() for f in fields]
     twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
     for column in twice:
         what = f"column {column} occurs twice in the window's output"
         hint = "its columns are window_start, window_end, groupBy and the aggregates"
         problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
-    return None if twice else pa.schema(fields)
+    return None if twice else Schema(tuple(fields))
 
 
 def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
@@ -303,9 +300,7 @@ def _two_event_times(name: str, path: str) -> Problem:
     return Problem(path, "InputsDiffer", what, hint)
 
 
-def _same_schema(
-    inputs: Mapping[str, Stream], path: str, problems: list[Problem]
-) -> pa.Schema | None:
+def _same_schema(inputs: Mapping[str, Stream], path: str, problems: list[Problem]) -> Schema | None:
     """The common schema of a window's inputs."""
     if not inputs or any(s.schema is None for s in inputs.values()):
         return None
@@ -332,17 +327,17 @@ def _alike(a: Stream, b: Stream) -> bool:
         return False
     if a.schema.names != b.schema.names:
         return False
-    pairs = ((known_type(x), known_type(y)) for x, y in zip(a.schema, b.schema, strict=True))
+    pairs = ((x.type, y.type) for x, y in zip(a.schema, b.schema, strict=True))
     return all(x is None or y is None or x == y for x, y in pairs)
 
 
 def _groups(
-    window: WindowSpec, schema: pa.Schema | None, path: str, problems: list[Problem]
-) -> list[pa.Field] | None:
-    fields: list[pa.Field] = []
+    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
+) -> list[Field] | None:
+    fields: list[Field] = []
     for at, column in enumerate(window.group_by):
         if schema is None:
-            fields.append(field_of(column, None))
+            fields.append(Field(column, None))
         elif column in schema.names:
             fields.append(schema.field(column))
             problems += _check_key(fields[-1], f"{path}.window.groupBy[{at}]")
@@ -354,8 +349,8 @@ def _groups(
 
 
 def _aggregates(
-    window: WindowSpec, schema: pa.Schema | None, path: str, problems: list[Problem]
-) -> list[pa.Field] | None:
+    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
+) -> list[Field] | None:
     where = f"{path}.window.aggregate"
     try:
         items = parse_aggregates(window.aggregate)
@@ -363,7 +358,7 @@ def _aggregates(
         problems += [f.at(where) for f in error.problems]
         return None
     if schema is None:
-        return [field_of(item.alias, None) for item in items]
+        return [Field(item.alias, None) for item in items]
     unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
     found = list(dict.fromkeys(unknown)) + [
         Problem(
@@ -380,4 +375,4 @@ def _aggregates(
     if found:
         return None
     types = infer_types([item.expression for item in items], schema)
-    return [field_of(item.alias, kind) for item, kind in zip(items, types, strict=True)]
+    return [Field(item.alias, kind) for item, kind in zip(items, types, strict=True)]

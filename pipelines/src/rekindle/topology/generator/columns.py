@@ -1,9 +1,7 @@
-"""Compiles expressions of the generator: a column's text becomes a function of its rows.
+"""Parses expressions of the generator: a column's text becomes a typed description of its values.
 
-Validation compiles the functions without calling them; `rekindle.connectors.generator_source` calls
-the same functions with row numbers, times and random numbers (draws). No randomness in here. Every
-function takes a fixed number of draws for each row and computes with integers and IEEE sums and
-products only, no log or cos, so that every processor computes the same bits. The language:
+Validation parses them; `rekindle.connectors.generator_columns` computes the values from row
+numbers, times and random numbers (draws). Pure: text and type in, a description out. The language:
 
   sequence | sequence(start, step)   start + i·step; default 0, 1
   timestamp | timestamp(start)       start + i / rowsPerSecond; default 1970-01-01, UTC
@@ -18,26 +16,28 @@ products only, no log or cos, so that every processor computes the same bits. Th
   constant(a)                        always a
   null(p, expression)                NULL with probability p, else the expression
 
-Design: docs/design/determinism.md#sources-of-difference.
+Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from fractions import Fraction
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from rekindle.topology.generator.constants import Value, constant, time_us
 from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
 from rekindle.topology.problems import did_you_mean
-from rekindle.topology.sql.ddl import arrow_to_ddl
+from rekindle.topology.schema import (
+    INTEGER_BITS,
+    DataType,
+    Decimal,
+    Scalar,
+    is_floating,
+    is_integer,
+    is_nested,
+    type_to_ddl,
+)
 from rekindle.topology.units import parse_duration
-
-Int64s = npt.NDArray[np.int64]
-Uint64s = npt.NDArray[np.uint64]
 
 _NAMES = (
     "sequence",
@@ -52,32 +52,87 @@ _NAMES = (
     "constant",
     "null",
 )
+_UINT64_END = 2**64
+_EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
+"""The largest integers up to which a floating type has them all."""
+_BIGINT_DIGITS = 19
+_TAKE_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
 
 
-class Rows(Protocol):
-    """Consecutive rows of one column, with the column's own random draws."""
-
-    def numbers(self) -> Int64s:
-        """Their row numbers."""
-
-    def draws(self, label: str, per_row: int = 1) -> Uint64s:
-        """Shape (rows, per_row): their draws from the independent random stream `label`."""
-
-    def times(self) -> Int64s:
-        """Row number / rowsPerSecond in microseconds, rounded down."""
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    start: int
+    step: int
 
 
-Column = Callable[[Rows], pa.Array]
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    start_us: int
+    jitter_us: int
 
 
-def make_column(text: str, kind: pa.DataType) -> Column:
-    """The function of a column of type `kind`. Raises ExpressionError."""
+@dataclass(frozen=True, slots=True)
+class Integers:
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Booleans:
+    """`threshold`: the probability of true, in units of 2⁻⁵³."""
+
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    prefix: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrNull:
+    """`threshold`: the probability of NULL, in units of 2⁻⁵³."""
+
+    threshold: int
+    column: Column
+
+
+Column = (
+    Sequence | Timestamps | Integers | Uniform | Normal | Booleans | Choice | Cycle | Keys | OrNull
+)
+
+
+def parse_column(text: str, kind: DataType | None) -> Column:
+    """The description of a column of type `kind`. Raises ExpressionError."""
     try:
         return _column(parse_expression(text), kind)
     except ExpressionError as error:
         raise ExpressionError(str(error), error.hint or suitable(kind)) from error
-    except (pa.ArrowException, OverflowError, ValueError) as error:
-        raise ExpressionError(f"does not give {arrow_to_ddl(kind)}", suitable(kind)) from error
+    except (OverflowError, ValueError) as error:
+        raise ExpressionError(f"does not give {type_to_ddl(kind)}", suitable(kind)) from error
 
 
 def event_start(text: str) -> int:
@@ -91,115 +146,139 @@ def event_start(text: str) -> int:
     return _start_us(call)
 
 
-def suitable(kind: pa.DataType) -> str:
+def suitable(kind: DataType | None) -> str:
     """A hint with expressions of a type."""
-    if pa.types.is_nested(kind):
+    if is_nested(kind):
         return "the generator has no arrays and structs; build them with a sql operator"
-    if pa.types.is_integer(kind):
+    if is_integer(kind):
         return "write e.g. sequence or integer(1, 6)"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if is_floating(kind) or isinstance(kind, Decimal):
         return "write e.g. uniform(0, 100) or normal(12, 30)"
-    if pa.types.is_timestamp(kind):
+    if kind is Scalar.TIMESTAMP:
         return "write e.g. timestamp or timestamp(2013-01-01 00:00:00, 30s)"
-    if pa.types.is_boolean(kind):
+    if kind is Scalar.BOOLEAN:
         return "write e.g. boolean(0.5)"
-    if pa.types.is_date(kind):
+    if kind is Scalar.DATE:
         return "write e.g. choice(2013-01-01, 2013-01-02)"
     return "write e.g. choice(a, b) or key(user-, 100)"
 
 
-def _column(call: Call, kind: pa.DataType) -> Column:
-    """The function of a column. Constants and bounds are cast here, so that errors are found
-    early."""
+def _column(call: Call, kind: DataType | None) -> Column:
+    """The description of a column. Constants and bounds are checked here, so that errors are found
+    early. Raises ExpressionError, and ValueError or OverflowError for values of another type."""
     match call.name:
         case "sequence":
             start, step = call.integers(0, 1)
             _require_number(call, kind)
-            pa.array([start, step], pa.int64())
-            pc.cast(pa.array([start]), kind)
-            return lambda r: pc.cast(pa.array(start + r.numbers() * step), kind)
+            _require_bigints(start, step)
+            _require_integer_of(kind, start)
+            return Sequence(start, step)
         case "timestamp":
-            return _timestamp(call, kind)
+            return _timestamps(call, kind)
         case "integer":
             low, high = call.integers(None, None)
             if low > high:
                 raise ExpressionError(f"{low} is above {high}")
             _require_number(call, kind)
-            pc.cast(pa.array([low, high], pa.int64()), kind)
-            span = np.uint64(high - low + 1)
-            return lambda r: pc.cast(
-                pa.array((r.draws("")[:, 0] % span).astype(np.int64) + low), kind
-            )
+            _require_bigints(low, high)
+            _require_integer_of(kind, low)
+            _require_integer_of(kind, high)
+            _require_uint64(high - low + 1)
+            return Integers(low, high)
         case "uniform":
             left, right = call.numbers(None, None)
             _require_doubles(call, kind, left, right, left + (right - left) / 3)
-            return lambda r: pc.cast(
-                pa.array(left + (right - left) * _unit(r.draws(""))[:, 0]), kind
-            )
+            return Uniform(left, right)
         case "normal":
             mean, sd = call.numbers(None, None)
             _require_doubles(call, kind, mean - 6 * sd, mean, mean + sd / 3, mean + 6 * sd)
-            return lambda r: pc.cast(pa.array(mean + sd * _normal(r)), kind)
+            return Normal(mean, sd)
         case "boolean":
             below = _threshold(call.numbers(None)[0])
-            pc.cast(pa.array([True]), kind)
-            return lambda r: pc.cast(pa.array(_below(r.draws("")[:, 0], below)), kind)
+            if kind not in _TAKE_BOOLEANS:
+                raise ValueError("true is no value of this type")
+            return Booleans(below)
         case "choice":
-            values = _constants(call, kind)
-            size = np.uint64(len(values))
-            return lambda r: values.take(pa.array((r.draws("")[:, 0] % size).astype(np.int64)))
+            return Choice(_constants(call, kind))
         case "cycle" | "constant":
             if call.name == "constant" and len(call.arguments) != 1:
                 raise ExpressionError("constant takes one value")
-            turns = _constants(call, kind)
-            return lambda r: turns.take(pa.array(r.numbers() % len(turns)))
+            return Cycle(_constants(call, kind))
         case "key":
-            return _key_column(call, kind)
+            return _keys(call, kind)
         case "null":
-            return _null(call, kind)
+            if len(call.arguments) != 2:
+                raise ExpressionError("null takes a probability and an expression")
+            return OrNull(_threshold(call.number(0)), _column(call.call(1), kind))
     known = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
     hint = did_you_mean(call.name, _NAMES)
     raise ExpressionError(f"unknown function {call.name}; write {known}", hint)
 
 
-def _require_number(call: Call, kind: pa.DataType) -> None:
-    """Arrow would accept an integer as a time or a boolean, which is hardly intended."""
-    if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
-        raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {arrow_to_ddl(kind)}")
+def _require_number(call: Call, kind: DataType | None) -> None:
+    if kind in (Scalar.TIMESTAMP, Scalar.DATE, Scalar.BOOLEAN):
+        raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {type_to_ddl(kind)}")
 
 
-def _require_doubles(call: Call, kind: pa.DataType, *values: float) -> None:
-    if pa.types.is_integer(kind):
+def _require_bigints(*numbers: int) -> None:
+    if any(not -(2**63) <= number < 2**63 for number in numbers):
+        raise ValueError("outside the range of BIGINT")
+
+
+def _require_uint64(number: int) -> None:
+    if number >= _UINT64_END:
+        raise ValueError("more than there are 64-bit numbers")
+
+
+def _require_integer_of(kind: DataType | None, number: int) -> None:
+    """A type takes a BIGINT if it has exactly that value; a DECIMAL has to take any BIGINT."""
+    match kind:
+        case Scalar.STRING:
+            return
+        case Scalar.BIGINT | Scalar.INT | Scalar.SMALLINT | Scalar.TINYINT:
+            end = 1 << (INTEGER_BITS[kind] - 1)
+            fits = -end <= number < end
+        case Scalar.DOUBLE | Scalar.FLOAT:
+            fits = abs(number) <= _EXACT_INTEGERS[kind]
+        case Decimal(precision, scale):
+            fits = precision - scale >= _BIGINT_DIGITS
+        case _:
+            fits = False
+    if not fits:
+        raise ValueError(f"{number} is no value of this type")
+
+
+def _require_doubles(call: Call, kind: DataType | None, *values: float) -> None:
+    if is_integer(kind):
         raise ExpressionError(
-            f"{call.name} gives DOUBLE, and the schema has {arrow_to_ddl(kind)}",
+            f"{call.name} gives DOUBLE, and the schema has {type_to_ddl(kind)}",
             "declare DOUBLE, or write integer(low, high)",
         )
-    pc.cast(pa.array(values), kind)
+    match kind:
+        case Scalar.DOUBLE | Scalar.FLOAT | Scalar.STRING | Scalar.BOOLEAN:
+            return
+        case Decimal(precision, scale):
+            scaled = [round(Fraction(value) * 10**scale) for value in values]
+            fits = all(abs(number) < 10**precision for number in scaled)
+        case _:
+            fits = False
+    if not fits:
+        raise ValueError("a DOUBLE is no value of this type")
 
 
-def _timestamp(call: Call, kind: pa.DataType) -> Column:
-    if not pa.types.is_timestamp(kind):
-        raise ExpressionError(f"gives TIMESTAMP, and the schema has {arrow_to_ddl(kind)}")
+def _timestamps(call: Call, kind: DataType | None) -> Timestamps:
+    if kind is not Scalar.TIMESTAMP:
+        raise ExpressionError(f"gives TIMESTAMP, and the schema has {type_to_ddl(kind)}")
     start = _start_us(call)
     jitter = 0
     if len(call.arguments) > 1:
+        text = call.text(1)
         try:
-            jitter = parse_duration(call.text(1))
-            np.uint64(jitter)
+            jitter = parse_duration(text)
         except ValueError as e:
             raise ExpressionError(str(e)) from e
-
-    def column(rows: Rows) -> pa.Array:
-        times = start + rows.times()
-        if jitter:
-            times = times - (rows.draws("")[:, 0] % np.uint64(jitter)).astype(np.int64)
-        return (
-            pc.cast(pa.array(times), pa.timestamp("us")).cast(kind)
-            if kind.tz is None
-            else (pc.cast(pa.array(times), pa.timestamp("us", kind.tz)).cast(kind))
-        )
-
-    return column
+        _require_uint64(jitter)
+    return Timestamps(start, jitter)
 
 
 def _start_us(call: Call) -> int:
@@ -207,65 +286,34 @@ def _start_us(call: Call) -> int:
         raise ExpressionError("timestamp takes a start and a jitter")
     if not call.arguments:
         return 0
+    text = call.text(0)
     try:
-        micros = pc.cast(pa.array([call.text(0)]), pa.timestamp("us")).cast(pa.int64())
-    except pa.ArrowInvalid as e:
+        return time_us(text, zoned=False)
+    except ValueError as e:
         raise ExpressionError(
-            f"{call.text(0)!r} is not a time in UTC; write it like 2013-01-01 06:00:00"
+            f"{text!r} is not a time in UTC; write it like 2013-01-01 06:00:00"
         ) from e
-    return int(micros[0].as_py())
 
 
-def _key_column(call: Call, kind: pa.DataType) -> Column:
+def _keys(call: Call, kind: DataType | None) -> Keys:
     if len(call.arguments) != 2:
         raise ExpressionError("key takes a prefix and a number of keys")
     prefix, keys = call.text(0), call.integer(1)
     if keys < 1:
         raise ExpressionError(f"key needs at least one key, not {keys}")
-    pa.array([keys], pa.uint64())
-    pc.cast(pa.array([prefix]), kind)
-
-    def column(rows: Rows) -> pa.Array:
-        numbers = pc.cast(pa.array(rows.draws("")[:, 0] % np.uint64(keys)), pa.string())
-        return pc.cast(pc.binary_join_element_wise(prefix, numbers, ""), kind)
-
-    return column
+    _require_uint64(keys)
+    constant(prefix, kind)
+    return Keys(prefix, keys)
 
 
-def _null(call: Call, kind: pa.DataType) -> Column:
-    if len(call.arguments) != 2:
-        raise ExpressionError("null takes a probability and an expression")
-    below = _threshold(call.number(0))
-    inner = _column(call.call(1), kind)
-    nothing = pa.scalar(None, kind)
-    return lambda r: pc.if_else(pa.array(_below(r.draws("null")[:, 0], below)), nothing, inner(r))
-
-
-def _constants(call: Call, kind: pa.DataType) -> pa.Array:
+def _constants(call: Call, kind: DataType | None) -> tuple[Value, ...]:
     texts = [call.text(i) for i in range(len(call.arguments))]
     if not texts:
         raise ExpressionError(f"{call.name} needs at least one value")
-    return pc.cast(pa.array(texts), kind)
-
-
-def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
-    """Uniform doubles in [0, 1): the upper 53 bits."""
-    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal(rows: Rows) -> npt.NDArray[np.float64]:
-    units = _unit(rows.draws("", per_row=12))
-    total = units[:, 0].copy()
-    for i in range(1, 12):
-        total += units[:, i]
-    return total - 6.0
+    return tuple(constant(text, kind) for text in texts)
 
 
 def _threshold(probability: float) -> int:
     if not 0 <= probability <= 1:
         raise ExpressionError(f"{probability} is not a probability")
     return round(probability * 2**53)
-
-
-def _below(draws: Uint64s, threshold: int) -> npt.NDArray[np.bool_]:
-    return (draws >> np.uint64(11)) < np.uint64(threshold)

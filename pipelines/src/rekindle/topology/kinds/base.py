@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from rekindle.errors import Problem
+from rekindle.topology.schema import Field, Schema
 
 
 class Spec(BaseModel):
@@ -44,7 +44,7 @@ class SourceOptions(Spec):
     """Whether `eventTime.expression` can compute event time from its rows."""
 
     @property
-    def added_columns(self) -> dict[str, pa.Field]:
+    def added_columns(self) -> dict[str, Field]:
         """Columns that it adds to those of the schema, by the field that names them."""
         return {}
 
@@ -70,9 +70,7 @@ class SourceOptions(Spec):
         """Problems of the fields at `path`; `event_time` is the source's column."""
         yield from ()
 
-    def check_columns(
-        self, schema: pa.Schema, event_time: str | None, path: str
-    ) -> Iterator[Problem]:
+    def check_columns(self, schema: Schema, event_time: str | None, path: str) -> Iterator[Problem]:
         """Problems of the columns that the fields name."""
         yield from ()
 

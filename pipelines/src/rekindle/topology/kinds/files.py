@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal
 
-import pyarrow as pa
 from pydantic import Field, field_validator
 
 from rekindle.errors import Problem
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
 from rekindle.topology.problems import nearest
-from rekindle.topology.sql.ddl import TIMESTAMP
+from rekindle.topology.schema import Field as SchemaField
+from rekindle.topology.schema import Scalar, Schema
 
 UTF_8: Final = "UTF-8"
 Encoding = Literal[
@@ -85,9 +85,9 @@ class FilesSourceSpec(SourceOptions):
         return "\t" if value == r"\t" else value
 
     @property
-    def added_columns(self) -> dict[str, pa.Field]:
+    def added_columns(self) -> dict[str, SchemaField]:
         name = self.file_name_column
-        return {} if name is None else {"fileNameColumn": pa.field(name, pa.string())}
+        return {} if name is None else {"fileNameColumn": SchemaField(name, Scalar.STRING)}
 
     @property
     def input_url(self) -> str:
@@ -138,9 +138,7 @@ class FilesSourceSpec(SourceOptions):
             hint = "escapes are removed before comparing: leave escape out, or change nullValue"
             yield Problem(f"{path}.nullValue", "InvalidValue", what, hint)
 
-    def check_columns(
-        self, schema: pa.Schema, event_time: str | None, path: str
-    ) -> Iterator[Problem]:
+    def check_columns(self, schema: Schema, event_time: str | None, path: str) -> Iterator[Problem]:
         column = self.order_by
         if column is None:
             return
@@ -148,7 +146,7 @@ class FilesSourceSpec(SourceOptions):
             what, hint = f"unknown column {column}", nearest(column, schema.names)
             yield Problem(f"{path}.orderBy", "UnknownColumn", what, hint)
             return
-        timed = event_time is not None or schema.field(column).type == TIMESTAMP
+        timed = event_time is not None or schema.field(column).type is Scalar.TIMESTAMP
         if self.speedup is not None and not timed:
             what = f"speedup needs a column of times, and {column} is not a TIMESTAMP"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")

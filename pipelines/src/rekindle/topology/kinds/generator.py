@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-import pyarrow as pa
 from pydantic import Field
 
 from rekindle.errors import Problem
-from rekindle.topology.generator.columns import event_start, make_column, suitable
+from rekindle.topology.generator.columns import event_start, parse_column, suitable
 from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.kinds.base import SourceOptions
 from rekindle.topology.problems import nearest
+from rekindle.topology.schema import Schema
 
 
 class GeneratorSourceSpec(SourceOptions):
@@ -38,9 +38,7 @@ class GeneratorSourceSpec(SourceOptions):
     def describe(self) -> str:
         return "generator"
 
-    def check_columns(
-        self, schema: pa.Schema, event_time: str | None, path: str
-    ) -> Iterator[Problem]:
+    def check_columns(self, schema: Schema, event_time: str | None, path: str) -> Iterator[Problem]:
         """Check that each column of the schema has an expression of its type."""
         where, names = f"{path}.columns", schema.names
         for column in (c for c in self.columns if c not in names):
@@ -53,7 +51,7 @@ class GeneratorSourceSpec(SourceOptions):
         for field in (f for f in schema if f.name in self.columns):
             text = self.columns[field.name]
             try:
-                make_column(text, field.type)
+                parse_column(text, field.type)
                 if field.name == event_time:
                     event_start(text)
             except ExpressionError as error:

@@ -14,14 +14,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
+from rekindle.topology.schema import (
+    DataType,
+    Decimal,
+    Field,
+    is_floating,
+    is_integer,
+    is_nested,
+    type_to_ddl,
+)
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.dated import check_dates
-from rekindle.topology.sql.ddl import arrow_to_ddl, hint_for
+from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.inference import infer_types, refused_type
 from rekindle.topology.sql.tokens import (
     DIALECT,
@@ -105,11 +113,11 @@ def added_values(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
 
 
-def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Problem]:
+def refused_aggregates(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
     """Problems of types that are known not to be supported; the engine finds the others."""
     fields = list(columns)
     found = [
-        not_a_number(_sql(call), arrow_to_ddl(kind))
+        not_a_number(_sql(call), type_to_ddl(kind))
         for call in _outermost_calls(item.expression)
         if (argument := _summed(call)) is not None
         for kind in infer_types([argument], fields)
@@ -119,14 +127,14 @@ def refused_aggregates(item: Aggregate, columns: Iterable[pa.Field]) -> list[Pro
         Problem(
             "",
             NOT_SUPPORTED_YET,
-            f"{_sql(call)} compares values of the type {arrow_to_ddl(kind)}, "
+            f"{_sql(call)} compares values of the type {type_to_ddl(kind)}, "
             "which is not supported yet",
             "compare a field or an element of it",
         )
         for call in _outermost_calls(item.expression)
         if (argument := _compared(call)) is not None
         for kind in infer_types([argument], fields)
-        if kind is not None and pa.types.is_nested(kind)
+        if kind is not None and is_nested(kind)
     ]
     name = refused_type(item.expression, fields)
     if name is not None and not found:
@@ -141,11 +149,10 @@ def not_a_number(call: str, kind: str) -> Problem:
     return Problem("", "NotANumber", what, hint)
 
 
-def can_be_summed(kind: pa.DataType) -> bool:
+def can_be_summed(kind: DataType | None) -> bool:
     """False for strings: Spark casts them to DOUBLE, and avg would count those that are not
     numbers."""
-    t = pa.types
-    return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind) or t.is_null(kind))
+    return is_integer(kind) or is_floating(kind) or isinstance(kind, Decimal)
 
 
 def _summed(call: exp.Expr) -> exp.Expr | None:

@@ -11,21 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, nearest
+from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Struct
 from rekindle.topology.sql.dated import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
-from rekindle.topology.sql.inference import (
-    field_of,
-    infer_types,
-    is_timestamp,
-    known_type,
-    refused_type,
-)
+from rekindle.topology.sql.inference import infer_types, is_timestamp, refused_type
 from rekindle.topology.sql.tokens import DIALECT
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
@@ -37,10 +31,10 @@ _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
 class VisibleColumns:
     """The columns in the scope of one SELECT, by table alias, in the order of `*`."""
 
-    tables: dict[str, list[pa.Field]]
+    tables: dict[str, list[Field]]
 
     @classmethod
-    def of(cls, select: exp.Select, name: str, schema: pa.Schema) -> VisibleColumns:
+    def of(cls, select: exp.Select, name: str, schema: Schema) -> VisibleColumns:
         source = (select.args.get("from_") or select.args["from"]).this
         tables = {(source.alias or name).lower(): list(schema)}
         for at, lateral in enumerate(select.args.get("laterals") or ()):
@@ -48,14 +42,14 @@ class VisibleColumns:
             names = [c.name for c in (alias.args.get("columns") or ())] if alias else []
             names = names or list(_generated_names(lateral.this) or ())
             table = alias.name if alias is not None and alias.this is not None else ""
-            tables[table.lower() or f"<lateral {at}>"] = [field_of(n, None) for n in names]
+            tables[table.lower() or f"<lateral {at}>"] = [Field(n, None) for n in names]
         return cls(tables)
 
     @property
-    def columns(self) -> list[pa.Field]:
+    def columns(self) -> list[Field]:
         return [f for fields in self.tables.values() for f in fields]
 
-    def find(self, parts: list[str]) -> tuple[pa.Field, list[str]] | None:
+    def find(self, parts: list[str]) -> tuple[Field, list[str]] | None:
         """The column for a dotted name, and the remaining parts: fields of its struct."""
         own = {f.name.lower(): f for f in reversed(self.columns)}
         if len(parts) > 1 and parts[0].lower() in self.tables:
@@ -104,10 +98,10 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
 def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
     """Problems of strings that Spark casts to TIMESTAMP because they are compared with one."""
     sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
-    if not any(kind is not None and pa.types.is_timestamp(kind) for kind in sides.values()):
+    if not any(kind is Scalar.TIMESTAMP for kind in sides.values()):
         return
     for side, kind in sides.items():
-        if kind is not None and pa.types.is_string(kind) and may_lack_date(side):
+        if kind is Scalar.STRING and may_lack_date(side):
             text = side.sql(dialect=DIALECT)
             what = (
                 f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none"
@@ -115,14 +109,17 @@ def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem
             yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 
-def _has_text(kind: pa.DataType | None) -> bool:
-    if kind is None:
-        return False
-    inside = [kind.field(i).type for i in range(kind.num_fields)]
-    return pa.types.is_string(kind) or any(map(_has_text, inside))
+def _has_text(kind: DataType | None) -> bool:
+    match kind:
+        case Array(element):
+            return _has_text(element)
+        case Struct(fields):
+            return any(_has_text(field.type) for field in fields)
+        case _:
+            return kind is Scalar.STRING
 
 
-def unknown_columns(tree: exp.Expr, columns: Iterable[pa.Field]) -> list[Problem]:
+def unknown_columns(tree: exp.Expr, columns: Iterable[Field]) -> list[Problem]:
     """Problems of columns, and fields of structs, of an expression over one table that do not
     exist."""
     visible = VisibleColumns({"": list(columns)})
@@ -141,23 +138,25 @@ def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
             Problem("", "UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))
         ]
     field, rest = target
-    kind = known_type(field)
+    kind = field.type
     for part in rest:
-        if kind is None or not pa.types.is_struct(kind):
+        if not isinstance(kind, Struct):
             return []
-        inner = {f.name.lower(): f for f in kind}
+        inner = {f.name.lower(): f for f in kind.fields}
         if part.lower() not in inner:
             what = f"column {field.name} has no field {part}"
-            return [Problem("", "UnknownColumn", what, nearest(part, [f.name for f in kind]))]
+            return [
+                Problem("", "UnknownColumn", what, nearest(part, [f.name for f in kind.fields]))
+            ]
         kind = inner[part.lower()].type
     return []
 
 
 def output_columns(
     select: exp.Select, visible: VisibleColumns, problems: list[Problem]
-) -> list[pa.Field] | None:
+) -> list[Field] | None:
     """The output columns in order; None, with a problem, if a name is missing or not unique."""
-    fields: list[pa.Field] = []
+    fields: list[Field] = []
     for item in select.expressions:
         columns = _item_columns(item, visible)
         if columns is None:
@@ -222,42 +221,34 @@ def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
     return [Problem("", NOT_SUPPORTED_YET, what, hint_for(kind))]
 
 
-def _item_columns(item: exp.Expr, visible: VisibleColumns) -> list[pa.Field] | None:
+def _item_columns(item: exp.Expr, visible: VisibleColumns) -> list[Field] | None:
     if isinstance(item, exp.Star):
         return _without(visible.columns, item)
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
         return _qualified_star(item, visible)
     generated = _generated_names(item.unalias())
     if isinstance(item, exp.Aliases):
-        return [field_of(str(name.name), None) for name in item.args["expressions"]]
+        return [Field(str(name.name), None) for name in item.args["expressions"]]
     if generated is not None:
         if len(generated) <= 1 and item.alias:
-            return [field_of(item.alias, None)]
-        return [field_of(name, None) for name in generated] or None
+            return [Field(item.alias, None)]
+        return [Field(name, None) for name in generated] or None
     name = item.alias or (item.name if isinstance(item, exp.Column | exp.Dot) else "")
     if not name:
         return None
-    return [field_of(name, _type_of(item, visible))]
+    return [Field(name, _type_of(item, visible))]
 
 
-def _qualified_star(item: exp.Column, visible: VisibleColumns) -> list[pa.Field] | None:
+def _qualified_star(item: exp.Column, visible: VisibleColumns) -> list[Field] | None:
     parts = [p.name for p in item.parts[:-1]]
     if len(parts) == 1 and parts[0].lower() in visible.tables:
         return _without(visible.tables[parts[0].lower()], item.this)
-    kind = _struct_at(parts, visible)
-    return None if kind is None else list(kind)
-
-
-def _struct_at(parts: list[str], visible: VisibleColumns) -> pa.DataType | None:
     target = visible.find(parts)
-    kind = known_type(target[0]) if target else None
-    for part in target[1] if target else ():
-        inner = {f.name.lower(): f.type for f in kind} if kind is not None else {}
-        kind = inner.get(part.lower())
-    return kind if kind is not None and pa.types.is_struct(kind) else None
+    kind = _field_type(target[0].type, target[1]) if target is not None else None
+    return list(kind.fields) if isinstance(kind, Struct) else None
 
 
-def _without(fields: list[pa.Field], star: exp.Star) -> list[pa.Field]:
+def _without(fields: list[Field], star: exp.Star) -> list[Field]:
     dropped = {c.name.lower() for c in star.args.get("except_") or star.args.get("except") or ()}
     return [f for f in fields if f.name.lower() not in dropped]
 
@@ -271,14 +262,12 @@ def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
     return () if isinstance(tree, exp.UDTF | exp.Inline) else None
 
 
-def _type_of(item: exp.Expr, visible: VisibleColumns) -> pa.DataType | None:
+def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
     tree = item.unalias()
     if isinstance(tree, exp.Column):
         target = visible.find([p.name for p in tree.parts])
-        if target is not None and not target[1]:
-            return known_type(target[0])
         if target is not None:
-            return _field_type(known_type(target[0]), target[1])
+            return _field_type(target[0].type, target[1])
     return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
 
 
@@ -292,9 +281,9 @@ def _with_names_of(tree: exp.Expr, visible: VisibleColumns) -> exp.Expr:
     return tree
 
 
-def _field_type(kind: pa.DataType | None, parts: list[str]) -> pa.DataType | None:
+def _field_type(kind: DataType | None, parts: list[str]) -> DataType | None:
     for part in parts:
-        if kind is None or not pa.types.is_struct(kind):
+        if not isinstance(kind, Struct):
             return None
-        kind = {f.name.lower(): f.type for f in kind}.get(part.lower())
+        kind = {f.name.lower(): f.type for f in kind.fields}.get(part.lower())
     return kind

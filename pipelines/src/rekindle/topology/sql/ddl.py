@@ -1,4 +1,4 @@
-"""Parses the schema of a source, Spark's DDL, to an Arrow schema.
+"""Parses the schema of a source, Spark's DDL.
 
 Has its own grammar, because sqlglot accepts types that Spark lacks and does not keep the spelling.
 Supports the types that are equivalent in Spark, Arrow, Parquet and JSON.
@@ -11,31 +11,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-import pyarrow as pa
-
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, TOO_DEEP, InvalidSql, nearest
-
-TIMESTAMP = pa.timestamp("us", "UTC")
+from rekindle.topology.schema import Array, DataType, Decimal, Field, Scalar, Schema, Struct
 
 _SIMPLE = {
-    "string": pa.string(),
-    "bigint": pa.int64(),
-    "long": pa.int64(),
-    "int": pa.int32(),
-    "integer": pa.int32(),
-    "smallint": pa.int16(),
-    "short": pa.int16(),
-    "tinyint": pa.int8(),
-    "byte": pa.int8(),
-    "double": pa.float64(),
-    "float": pa.float32(),
-    "real": pa.float32(),
-    "boolean": pa.bool_(),
-    "timestamp": TIMESTAMP,
-    "timestamp_ltz": TIMESTAMP,
-    "date": pa.date32(),
-    "binary": pa.binary(),
+    "string": Scalar.STRING,
+    "bigint": Scalar.BIGINT,
+    "long": Scalar.BIGINT,
+    "int": Scalar.INT,
+    "integer": Scalar.INT,
+    "smallint": Scalar.SMALLINT,
+    "short": Scalar.SMALLINT,
+    "tinyint": Scalar.TINYINT,
+    "byte": Scalar.TINYINT,
+    "double": Scalar.DOUBLE,
+    "float": Scalar.FLOAT,
+    "real": Scalar.FLOAT,
+    "boolean": Scalar.BOOLEAN,
+    "timestamp": Scalar.TIMESTAMP,
+    "timestamp_ltz": Scalar.TIMESTAMP,
+    "date": Scalar.DATE,
+    "binary": Scalar.BINARY,
 }
 _DECIMAL = frozenset({"decimal", "dec", "numeric"})
 _NOT_YET = {
@@ -78,7 +75,7 @@ def hint_for(kind: str) -> str:
     return next((hint for name, hint in _NOT_YET.items() if kind.lower().startswith(name)), "")
 
 
-def ddl_to_schema(ddl: str) -> pa.Schema:
+def ddl_to_schema(ddl: str) -> Schema:
     """`"origin STRING, delay DOUBLE"` -> schema; raises InvalidSql with the position in the
     text."""
     reader = _Reader(ddl)
@@ -90,7 +87,7 @@ def ddl_to_schema(ddl: str) -> pa.Schema:
     twice = [f.name for f in fields if lower.count(f.name.lower()) > 1]
     if twice:
         raise InvalidSql([Problem("", "DuplicateColumn", f"column {twice[-1]} occurs twice")])
-    return pa.schema(fields)
+    return Schema(tuple(fields))
 
 
 class _Reader:
@@ -154,12 +151,12 @@ class _Reader:
                 what = "a comma is missing: "
             self._fail(f"{what}unexpected {token.text!r}", token.column)
 
-    def field(self) -> pa.Field:
+    def field(self) -> Field:
         name = self._word("a column name").text
         self.take(":")
-        return pa.field(name, self._type())
+        return Field(name, self._type())
 
-    def _type(self) -> pa.DataType:
+    def _type(self) -> DataType:
         token = self._word("a type")
         name = token.text.lower()
         if name in _SIMPLE:
@@ -177,7 +174,7 @@ class _Reader:
         what = f"unknown type {token.text} at column {token.column}"
         raise InvalidSql([Problem("", "InvalidSchema", what, known)])
 
-    def _nested(self, name: str, column: int) -> pa.DataType:
+    def _nested(self, name: str, column: int) -> DataType:
         if self._depth == _MAX_DEPTH:
             what = f"types are nested more than {_MAX_DEPTH} deep at column {column}"
             raise InvalidSql([Problem("", TOO_DEEP, what, "use separate columns, or a STRING")])
@@ -186,21 +183,21 @@ class _Reader:
         self._depth -= 1
         return kind
 
-    def _array(self) -> pa.DataType:
+    def _array(self) -> DataType:
         self._expect("<")
         element = self._type()
         self._expect(">")
-        return pa.list_(element)
+        return Array(element)
 
-    def _struct(self) -> pa.DataType:
+    def _struct(self) -> DataType:
         self._expect("<")
         fields = [self.field()]
         while self.take(","):
             fields.append(self.field())
         self._expect(">")
-        return pa.struct(fields)
+        return Struct(tuple(fields))
 
-    def _decimal(self) -> pa.DataType:
+    def _decimal(self) -> DataType:
         precision, scale = 10, 0
         if self.take("("):
             precision = self._number()
@@ -208,22 +205,10 @@ class _Reader:
             self._expect(")")
         if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
             self._fail(f"DECIMAL({precision}, {scale}) is out of range", self._peek().column)
-        return pa.decimal128(precision, scale)
+        return Decimal(precision, scale)
 
     def _number(self) -> int:
         token = self._word("a number")
         if not token.text.isdigit():
             self._fail(f"expected a number, found {token.text!r}", token.column)
         return int(token.text)
-
-
-def arrow_to_ddl(kind: pa.DataType) -> str:
-    """The DDL of an Arrow type; the inverse of `ddl_to_schema`."""
-    if pa.types.is_list(kind):
-        return f"ARRAY<{arrow_to_ddl(kind.value_type)}>"
-    if pa.types.is_struct(kind):
-        inner = ", ".join(f"`{f.name}`: {arrow_to_ddl(f.type)}" for f in kind)
-        return f"STRUCT<{inner}>"
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    return next((name.upper() for name, simple in _SIMPLE.items() if simple == kind), "STRING")

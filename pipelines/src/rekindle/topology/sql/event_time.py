@@ -18,14 +18,18 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import NoReturn
 
-import pyarrow as pa
-
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, did_you_mean, nearest
-from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl
+from rekindle.topology.schema import (
+    DataType,
+    Scalar,
+    Schema,
+    is_floating,
+    is_integer,
+    type_to_ddl,
+)
 from rekindle.topology.sql.time_formats import TimeFormat, parse_format
 
-STRING = pa.string()
 UNITS = {"timestamp_seconds": 1_000_000, "timestamp_millis": 1_000, "timestamp_micros": 1}
 _FUNCTIONS = ("to_timestamp", "to_utc_timestamp", *UNITS, "concat")
 _HINT = "write it like to_timestamp(started, 'dd/MM/yyyy HH:mm') or timestamp_millis(ms)"
@@ -45,7 +49,7 @@ class Column:
     """A raw column."""
 
     name: str
-    type: pa.DataType
+    type: DataType | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Text:
     """A string literal."""
 
     value: str
-    type: pa.DataType = STRING
+    type: DataType = Scalar.STRING
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Concat:
     """The concatenation of strings and integers; NULL if one of them is."""
 
     parts: tuple[Expression, ...]
-    type: pa.DataType = STRING
+    type: DataType = Scalar.STRING
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class SinceEpoch:
 
     number: Column
     unit_us: int
-    type: pa.DataType = TIMESTAMP
+    type: DataType = Scalar.TIMESTAMP
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class ParsedTime:
 
     text: Expression
     format: TimeFormat | None
-    type: pa.DataType = TIMESTAMP
+    type: DataType = Scalar.TIMESTAMP
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +93,27 @@ class LocalTime:
 
     time: Expression
     zone: dt.tzinfo
-    type: pa.DataType = TIMESTAMP
+    type: DataType = Scalar.TIMESTAMP
 
 
 Expression = Column | Text | Concat | SinceEpoch | ParsedTime | LocalTime
 
 
-def parse_event_time(text: str, schema: pa.Schema) -> Expression:
+def parse_event_time(text: str, schema: Schema) -> Expression:
     """The expression, whose type is TIMESTAMP. Raises InvalidSql."""
     parser = _Parser(text, schema)
     found = parser.expression()
     parser.end()
-    if found.type == pa.date32():
+    if found.type is Scalar.DATE:
         found = ParsedTime(found, None)
-    if found.type != TIMESTAMP:
-        what = f"{text!r} is {arrow_to_ddl(found.type)}, not a TIMESTAMP"
+    if found.type is not Scalar.TIMESTAMP:
+        what = f"{text!r} is {type_to_ddl(found.type)}, not a TIMESTAMP"
         _refuse(what, _to_timestamp_hint(found))
     return found
 
 
 def _to_timestamp_hint(found: Expression) -> str:
-    if pa.types.is_integer(found.type):
+    if is_integer(found.type):
         name = found.name if isinstance(found, Column) else "n"
         return f"write timestamp_seconds({name}) or timestamp_millis({name})"
     return _HINT
@@ -134,7 +138,7 @@ def _require_known(function: str) -> None:
 class _Parser:
     """Recursive descent over the tokens of one expression."""
 
-    def __init__(self, text: str, schema: pa.Schema) -> None:
+    def __init__(self, text: str, schema: Schema) -> None:
         self._text = text
         self._schema = schema
         self._tokens = self._scan()
@@ -219,9 +223,9 @@ class _Parser:
 
 def _concat(parts: Sequence[Expression]) -> Concat:
     for part in parts:
-        if not (pa.types.is_string(part.type) or pa.types.is_integer(part.type)):
+        if not (part.type is Scalar.STRING or is_integer(part.type)):
             what = (
-                f"{_shown(part)} is {arrow_to_ddl(part.type)}, and concat takes STRING and integers"
+                f"{_shown(part)} is {type_to_ddl(part.type)}, and concat takes STRING and integers"
             )
             _refuse(what, "declare the column STRING in the schema")
     return Concat(tuple(parts))
@@ -231,9 +235,9 @@ def _since_epoch(name: str, arguments: Sequence[Expression]) -> SinceEpoch:
     number = arguments[0]
     if len(arguments) != 1 or not isinstance(number, Column):
         _refuse(f"{name} takes one column", f"write it like {name}(column)")
-    real = name == "timestamp_seconds" and pa.types.is_floating(number.type)
-    if not (real or pa.types.is_integer(number.type)):
-        what = f"{number.name} is {arrow_to_ddl(number.type)}, and {name} takes a whole number"
+    real = name == "timestamp_seconds" and is_floating(number.type)
+    if not (real or is_integer(number.type)):
+        what = f"{number.name} is {type_to_ddl(number.type)}, and {name} takes a whole number"
         _refuse(what, "declare the column BIGINT in the schema")
     return SinceEpoch(number, UNITS[name])
 
@@ -242,9 +246,9 @@ def _to_timestamp(arguments: Sequence[Expression]) -> ParsedTime:
     text, *rest = arguments
     if len(rest) > 1 or any(not isinstance(a, Text) for a in rest):
         _refuse("to_timestamp takes a column and a format in quotes")
-    times = (TIMESTAMP, pa.date32()) if not rest else ()
-    if not pa.types.is_string(text.type) and text.type not in times:
-        what = f"{_shown(text)} is {arrow_to_ddl(text.type)}, and to_timestamp takes a STRING"
+    taken = (Scalar.STRING,) if rest else (Scalar.STRING, Scalar.TIMESTAMP, Scalar.DATE)
+    if text.type not in taken:
+        what = f"{_shown(text)} is {type_to_ddl(text.type)}, and to_timestamp takes a STRING"
         _refuse(what, _to_timestamp_hint(text) if not rest else "declare it STRING in the schema")
     format = next((parse_format(a.value) for a in rest if isinstance(a, Text)), None)
     return ParsedTime(text, format)
@@ -255,7 +259,7 @@ def _local(arguments: Sequence[Expression]) -> LocalTime:
     if len(arguments) != 2 or not isinstance(zone, Text):
         hint = "write it like to_utc_timestamp(to_timestamp(t, 'd/M/yyyy HH:mm'), 'Europe/Paris')"
         _refuse("to_utc_timestamp takes a time and a zone in quotes", hint)
-    if time.type != TIMESTAMP:
+    if time.type is not Scalar.TIMESTAMP:
         time = _to_timestamp([time])
     if isinstance(time, ParsedTime) and time.format is not None and time.format.has_zone:
         what = f"the format {time.format.pattern!r} already contains a zone"

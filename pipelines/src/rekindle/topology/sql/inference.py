@@ -1,8 +1,7 @@
 """Infers types of columns without Spark, with sqlglot.
 
-The names of an inferred schema are right; an unknown type is STRING and marked (`type_is_known`).
-Such a schema is used for checks, never for data: the engine gets the types from Spark when it
-starts.
+The names of an inferred schema are right; a type may be unknown. Such a schema is used for checks,
+never for data: the engine gets the types from Spark when it starts.
 
 Design: docs/design/compilation.md#row-wise-sql.
 """
@@ -12,17 +11,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-import pyarrow as pa
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.schema import MappingSchema
 
 from rekindle.topology.problems import InvalidSql
-from rekindle.topology.sql.ddl import TIMESTAMP, arrow_to_ddl, ddl_to_schema
+from rekindle.topology.schema import DataType, Field, Scalar, type_to_ddl
+from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.tokens import DIALECT
 
-_UNKNOWN = {b"rekindle.type": b"unknown"}
 _TABLE = "__input"
 _T = exp.DataType.Type
 _TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
@@ -43,33 +41,16 @@ _INDEPENDENT_OF_PARTS = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
 """Types of an expression that do not depend on the types of its parts."""
 
 
-def field_of(name: str, kind: pa.DataType | None) -> pa.Field:
-    """A field; `kind` is None if the type is unknown."""
-    if kind is None:
-        return pa.field(name, pa.string(), metadata=_UNKNOWN)
-    return pa.field(name, kind)
-
-
-def type_is_known(field: pa.Field) -> bool:
-    return not field.metadata or b"rekindle.type" not in field.metadata
-
-
-def known_type(field: pa.Field) -> pa.DataType | None:
-    return field.type if type_is_known(field) else None
-
-
 def is_timestamp(kind: exp.DataType) -> bool:
     return bool(kind.is_type(_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ))
 
 
-def infer_types(
-    expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]
-) -> list[pa.DataType | None]:
+def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[DataType | None]:
     """The type of each expression over one table of `columns`, None if it is unknown."""
-    return [_arrow(item) for item in _annotated(expressions, columns)]
+    return [_type_of(item) for item in _annotated(expressions, columns)]
 
 
-def refused_type(expression: exp.Expr, columns: Iterable[pa.Field]) -> str | None:
+def refused_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
     """The name of an expression's type if it is known to be unsupported; None otherwise."""
     (item,) = _annotated([expression], columns)
     tree = _innermost_of_same_type(item.unalias())
@@ -101,7 +82,7 @@ def _has_interval_inside(tree: exp.Expr) -> bool:
     return any(_is_interval(node) for node in tree.find_all(exp.Sub))
 
 
-def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]) -> list[exp.Expr]:
+def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[exp.Expr]:
     fields = list(columns)
     items = [e.copy() for e in expressions]
     by_name = {f.name.lower(): f for f in fields}
@@ -109,9 +90,7 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]) -> 
     for column in select.find_all(exp.Column):
         if len(column.parts) == 1 and column.name.lower() in by_name:
             column.set("table", exp.to_identifier(_TABLE))
-    known = {
-        name: arrow_to_ddl(field.type) for name, field in by_name.items() if type_is_known(field)
-    }
+    known = {name: type_to_ddl(f.type) for name, f in by_name.items() if f.type is not None}
     if known:
         schema = MappingSchema({_TABLE: known}, dialect=DIALECT)
         with contextlib.suppress(SqlglotError, ValueError, KeyError):
@@ -119,13 +98,13 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[pa.Field]) -> 
     return list(select.expressions)
 
 
-def _arrow(item: exp.Expr) -> pa.DataType | None:
+def _type_of(item: exp.Expr) -> DataType | None:
     tree = item.unalias()
     match tree:
         case exp.TimestampTrunc():
-            return TIMESTAMP
+            return Scalar.TIMESTAMP
         case exp.DateTrunc():
-            return pa.date32()
+            return Scalar.DATE
     kind = tree.type
     if kind is None or kind.is_type(exp.DataType.Type.UNKNOWN, exp.DataType.Type.NULL):
         return None
@@ -136,7 +115,7 @@ def _arrow(item: exp.Expr) -> pa.DataType | None:
         return None
     text = "STRING" if kind.is_type(*exp.DataType.TEXT_TYPES) else kind.sql(dialect=DIALECT)
     try:
-        return ddl_to_schema(f"c {text}").field(0).type
+        return ddl_to_schema(f"c {text}").fields[0].type
     except InvalidSql:
         return None
 

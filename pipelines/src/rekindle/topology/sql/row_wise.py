@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
+from rekindle.topology.schema import Field, Schema
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.columns import (
     VisibleColumns,
@@ -59,7 +59,7 @@ class SelectReport:
     of them the input column that it copies, None if it is computed."""
 
     input: str
-    columns: tuple[pa.Field, ...]
+    columns: tuple[Field, ...]
     copies: tuple[str | None, ...]
 
 
@@ -71,11 +71,11 @@ class SqlReport:
 
     problems: tuple[Problem, ...]
     reads: tuple[str, ...]
-    schema: pa.Schema | None
+    schema: Schema | None
     selects: tuple[SelectReport, ...] = ()
 
 
-def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
+def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlReport:
     """Check `sql` over inputs by name; columns of an input of schema None are not checked."""
     try:
         tree = parse(sql)
@@ -84,7 +84,7 @@ def check_sql(sql: str, inputs: Mapping[str, pa.Schema | None]) -> SqlReport:
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
-    outputs: list[list[pa.Field] | None] = []
+    outputs: list[list[Field] | None] = []
     selects: list[SelectReport] = []
     for branch in _branches(tree, problems):
         problems += _check_clauses(branch)
@@ -207,7 +207,7 @@ def _check_calls(sql: str) -> list[Problem]:
 
 
 def _input_of(
-    branch: exp.Select, inputs: Mapping[str, pa.Schema | None], problems: list[Problem]
+    branch: exp.Select, inputs: Mapping[str, Schema | None], problems: list[Problem]
 ) -> str | None:
     """The input that a SELECT reads; None, with a problem, if the operator has no such input."""
     clause = branch.args.get("from_") or branch.args.get("from")
@@ -232,7 +232,7 @@ def _input_of(
     return by_lower[table.name.lower()]
 
 
-def _union(outputs: Sequence[list[pa.Field] | None], problems: list[Problem]) -> pa.Schema | None:
+def _union(outputs: Sequence[list[Field] | None], problems: list[Problem]) -> Schema | None:
     """The output schema, with the names of the first SELECT, as in Spark."""
     known = [fields for fields in outputs if fields is not None]
     widths = {len(fields) for fields in known}
@@ -242,4 +242,4 @@ def _union(outputs: Sequence[list[pa.Field] | None], problems: list[Problem]) ->
         problems.append(Problem("", "UnionMismatch", what, "give each the same columns"))
     if not outputs or outputs[0] is None:
         return None
-    return pa.schema(outputs[0])
+    return Schema(tuple(outputs[0]))

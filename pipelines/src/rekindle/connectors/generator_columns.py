@@ -1,0 +1,124 @@
+"""Computes the columns of a generator source from their descriptions.
+
+Every column takes a fixed number of random numbers (draws) for each row and computes with integers
+and IEEE sums and products only, no log or cos, so that every processor computes the same bits. No
+randomness in here: draws come with the rows.
+
+Design: docs/design/determinism.md#sources-of-difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.topology.generator.columns import (
+    Booleans,
+    Choice,
+    Column,
+    Cycle,
+    Integers,
+    Keys,
+    Normal,
+    OrNull,
+    Sequence,
+    Timestamps,
+    Uniform,
+)
+from rekindle.topology.generator.constants import Value
+
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
+
+
+class Rows(Protocol):
+    """Consecutive rows of one column, with the column's own random draws."""
+
+    def numbers(self) -> Int64s:
+        """Their row numbers."""
+
+    def draws(self, label: str, per_row: int = 1) -> Uint64s:
+        """Shape (rows, per_row): their draws from the independent random stream `label`."""
+
+    def times(self) -> Int64s:
+        """Row number / rowsPerSecond in microseconds, rounded down."""
+
+
+ColumnFunction = Callable[[Rows], pa.Array]
+
+
+def column_function(column: Column, kind: pa.DataType) -> ColumnFunction:
+    """The function from rows to values of type `kind`. It raises pa.ArrowException or OverflowError
+    for rows whose value does not fit."""
+    match column:
+        case Sequence(start, step):
+            return lambda r: pc.cast(pa.array(start + r.numbers() * step), kind)
+        case Timestamps(start_us, jitter_us):
+            return lambda r: pc.cast(pa.array(_times(r, start_us, jitter_us)), kind)
+        case Integers(low, high):
+            span = np.uint64(high - low + 1)
+            return lambda r: pc.cast(
+                pa.array((r.draws("")[:, 0] % span).astype(np.int64) + low), kind
+            )
+        case Uniform(left, right):
+            return lambda r: pc.cast(
+                pa.array(left + (right - left) * _unit(r.draws(""))[:, 0]), kind
+            )
+        case Normal(mean, sd):
+            return lambda r: pc.cast(pa.array(mean + sd * _normal(r)), kind)
+        case Booleans(threshold):
+            return lambda r: pc.cast(pa.array(_below(r.draws("")[:, 0], threshold)), kind)
+        case Choice(values):
+            choices, size = constants(values, kind), np.uint64(len(values))
+            return lambda r: choices.take(pa.array((r.draws("")[:, 0] % size).astype(np.int64)))
+        case Cycle(values):
+            turns = constants(values, kind)
+            return lambda r: turns.take(pa.array(r.numbers() % len(turns)))
+        case Keys(prefix, count):
+            return lambda r: _keys(r, prefix, count, kind)
+        case OrNull(threshold, inner):
+            given, null = column_function(inner, kind), pa.scalar(None, kind)
+            return lambda r: pc.if_else(
+                pa.array(_below(r.draws("null")[:, 0], threshold)), null, given(r)
+            )
+        case _:
+            assert_never(column)
+
+
+def constants(values: tuple[Value, ...], kind: pa.DataType) -> pa.Array:
+    """Values of `rekindle.topology.generator.constants` as an array."""
+    return pa.array(values, kind)
+
+
+def _times(rows: Rows, start_us: int, jitter_us: int) -> Int64s:
+    times = start_us + rows.times()
+    if jitter_us:
+        times = times - (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
+    return times
+
+
+def _keys(rows: Rows, prefix: str, count: int, kind: pa.DataType) -> pa.Array:
+    numbers = pc.cast(pa.array(rows.draws("")[:, 0] % np.uint64(count)), pa.string())
+    return pc.cast(pc.binary_join_element_wise(prefix, numbers, ""), kind)
+
+
+def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
+    """Uniform doubles in [0, 1): the upper 53 bits."""
+    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normal(rows: Rows) -> npt.NDArray[np.float64]:
+    units = _unit(rows.draws("", per_row=12))
+    total = units[:, 0].copy()
+    for i in range(1, 12):
+        total += units[:, i]
+    return total - 6.0
+
+
+def _below(draws: Uint64s, threshold: int) -> npt.NDArray[np.bool_]:
+    return (draws >> np.uint64(11)) < np.uint64(threshold)

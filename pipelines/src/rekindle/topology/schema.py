@@ -1,0 +1,121 @@
+"""The schema of a stream: its columns, with types of Spark's DDL. Plain values.
+
+Validation and compilation work with these, so that the operator needs no Arrow. The data plane
+converts them (`rekindle.arrow_types`).
+
+Design: docs/design/compilation.md#operator-ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Scalar(Enum):
+    """A type without parameters: Spark's name, and the name in operator ids (`name_in_id`)."""
+
+    STRING = "string"
+    BIGINT = "int64"
+    INT = "int32"
+    SMALLINT = "int16"
+    TINYINT = "int8"
+    DOUBLE = "double"
+    FLOAT = "float"
+    BOOLEAN = "bool"
+    TIMESTAMP = "timestamp[us, tz=UTC]"
+    DATE = "date32[day]"
+    BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Decimal:
+    precision: int
+    scale: int
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    element: DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    fields: tuple[Field, ...]
+
+
+DataType = Scalar | Decimal | Array | Struct
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, or a field of a STRUCT. `type` is None if it cannot be inferred without Spark; then
+    it is written as STRING."""
+
+    name: str
+    type: DataType | None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    fields: tuple[Field, ...] = ()
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    @property
+    def names(self) -> list[str]:
+        return [field.name for field in self.fields]
+
+    def field(self, name: str) -> Field:
+        return next(field for field in self.fields if field.name == name)
+
+    def append(self, field: Field) -> Schema:
+        return Schema((*self.fields, field))
+
+
+INTEGER_BITS = {Scalar.BIGINT: 64, Scalar.INT: 32, Scalar.SMALLINT: 16, Scalar.TINYINT: 8}
+"""The integer types, with their widths."""
+
+
+def is_integer(kind: DataType | None) -> bool:
+    return kind in INTEGER_BITS
+
+
+def is_floating(kind: DataType | None) -> bool:
+    return kind in (Scalar.DOUBLE, Scalar.FLOAT)
+
+
+def is_nested(kind: DataType | None) -> bool:
+    return isinstance(kind, Array | Struct)
+
+
+def type_to_ddl(kind: DataType | None) -> str:
+    """A type in Spark's DDL; the inverse of `rekindle.topology.sql.ddl.ddl_to_schema`."""
+    match kind:
+        case None:
+            return Scalar.STRING.name
+        case Scalar():
+            return kind.name
+        case Decimal(precision, scale):
+            return f"DECIMAL({precision}, {scale})"
+        case Array(element):
+            return f"ARRAY<{type_to_ddl(element)}>"
+        case Struct(fields):
+            return f"STRUCT<{', '.join(f'`{f.name}`: {type_to_ddl(f.type)}' for f in fields)}>"
+
+
+def name_in_id(kind: DataType | None) -> str:
+    """A type in operator ids. These are Arrow's names; they must not change between releases."""
+    match kind:
+        case None:
+            return Scalar.STRING.value
+        case Scalar():
+            return kind.value
+        case Decimal(precision, scale):
+            return f"decimal128({precision}, {scale})"
+        case Array(element):
+            return f"list<item: {name_in_id(element)}>"
+        case Struct(fields):
+            return f"struct<{', '.join(f'{f.name}: {name_in_id(f.type)}' for f in fields)}>"
