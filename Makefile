@@ -54,6 +54,8 @@ COMPILE := .venv/bin/uv pip compile -q --universal --python-version 3.11 --gener
 	-c build/constraints.txt
 # Rich is for the command line, which the operator's image has not, and needs these for code and Markdown alone.
 NOT_IN_IMAGES := --no-emit-package markdown-it-py --no-emit-package mdurl --no-emit-package pygments
+# The operator loads neither these nor Rich (docs/decisions/0036-two-images.md).
+NOT_IN_OPERATOR := --no-emit-package numpy --no-emit-package pyarrow --no-emit-package rich --no-emit-package rekindle
 
 lock:             ## resolve the dependencies anew into requirements.lock, and those of each image into images/
 	@mkdir -p build
@@ -61,8 +63,7 @@ lock:             ## resolve the dependencies anew into requirements.lock, and t
 	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > build/constraints.txt
 	$(COMPILE) images/build.in -o images/build.lock
 	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs $(NOT_IN_IMAGES) -o images/pipelines.lock
-	$(COMPILE) operator/pyproject.toml $(NOT_IN_IMAGES) --no-emit-package rich --no-emit-package rekindle \
-		-o images/operator.lock
+	$(COMPILE) operator/pyproject.toml $(NOT_IN_IMAGES) $(NOT_IN_OPERATOR) -o images/operator.lock
 
 clean:
 	rm -rf build .venv

@@ -242,7 +242,7 @@ def test_pods_whose_node_responds_are_kept(api: FakeApiServer, clock: Clock) -> 
 
 
 def test_a_new_machine_with_its_address_does_not_save_a_pod(
-    api: ApiServerWith, clock: Clock
+    api: FakeApiServer, clock: Clock
 ) -> None:
     """The port of the fake API server is that of the kubelet."""
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")

@@ -45,7 +45,7 @@ def _inside(name: str) -> Start:
 OPERATOR = Image(
     "operator",
     target_mb=250,
-    max_mb=400,
+    max_mb=240,
     writable=("/tmp",),
     starts=(
         Start("operator without a cluster", exit_code=1, says="No configuration found"),
