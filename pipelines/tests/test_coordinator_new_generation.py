@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from coordinator_world import DIAMOND, World, next_polls, started
 
+from rekindle.arrow_types import arrow_schema
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
@@ -295,7 +296,9 @@ def opened_sink(world: World, directory: Path, slot: Slot) -> FilesSink:
     (given,) = next_polls(world)[slot].sinks
     definition = Definition(given.definition, given.generation, given.from_epoch, world.every)
     spec = FilesSinkSpec(url=f"file://{directory}")
-    return FilesSink(given.query, spec, slot.partition, "uid", SCHEMA, definition=definition)
+    return FilesSink(
+        given.query, spec, slot.partition, "uid", arrow_schema(SCHEMA), definition=definition
+    )
 
 
 def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
@@ -305,7 +308,7 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     world.store_up = False
     world.run(30)
     written = world.tasks[Slot("both", 0, 0)].position
-    rows = pa.table({"a": [1]}, schema=SCHEMA)
+    rows = pa.table({"a": [1]}, arrow_schema(SCHEMA))
     for epoch in range(written + 1):
         old.write(EpochBatch("s", 0, epoch, 0, rows, ""))
     for slot in list(world.tasks):
