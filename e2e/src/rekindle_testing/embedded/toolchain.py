@@ -1,9 +1,9 @@
 """The programs of the embedded cluster: found, or built into the cache.
 
 `KUBEBUILDER_ASSETS` comes first, as with envtest, and PATH for kubectl and helm; what
-is missing is built from the Go module.  `python -m rekindle_testing.embedded.toolchain`
-builds it and prints the paths.  Decides which programs are suitable; `go_modules` builds,
-and `java` finds Java.
+is missing is built from the Go modules.  `python -m rekindle_testing.embedded.toolchain`
+builds it and prints the paths, without what kubelet nodes alone need.  Decides which
+programs are suitable; `go_modules` builds, and `java` finds Java.
 """
 
 from __future__ import annotations
@@ -20,23 +20,31 @@ from pathlib import Path
 
 from rekindle_testing.embedded.cache import Report, cache_root, no_report
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.go_modules import Binary, build, find_go
+from rekindle_testing.embedded.go_modules import NODE_MODULE, Binary, build, find_go
 from rekindle_testing.embedded.java import ensure_java
 
-__all__ = ["ControlPlaneBinaries", "ensure_control_plane", "ensure_helm", "ensure_java"]
+__all__ = [
+    "ControlPlaneBinaries",
+    "NodeBinaries",
+    "ensure_control_plane",
+    "ensure_helm",
+    "ensure_java",
+    "ensure_node",
+]
 
 _VERSION = "k8s.io/component-base/version"
+_VERSION_VARIABLES = (
+    (f"{_VERSION}.gitVersion", None),
+    (f"{_VERSION}.gitMajor", 0),
+    (f"{_VERSION}.gitMinor", 1),
+)
 
 KUBERNETES = Binary(
     name="kubernetes",
     package="./kubernetes",
     programs=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
     versioned_by="k8s.io/kubernetes",
-    version_variables=(
-        (f"{_VERSION}.gitVersion", None),
-        (f"{_VERSION}.gitMajor", 0),
-        (f"{_VERSION}.gitMinor", 1),
-    ),
+    version_variables=_VERSION_VARIABLES,
 )
 ETCD = Binary(
     name="etcd", package="./etcd", programs=("etcd",), versioned_by="go.etcd.io/etcd/server/v3"
@@ -47,6 +55,21 @@ HELM = Binary(
     programs=("helm",),
     versioned_by="helm.sh/helm/v3",
     version_variables=(("helm.sh/helm/v3/internal/version.version", None),),
+)
+NODE = Binary(
+    name="node",
+    package="./node",
+    programs=("kubelet", "kube-proxy"),
+    versioned_by="k8s.io/kubernetes",
+    version_variables=_VERSION_VARIABLES,
+    module=NODE_MODULE,
+)
+PAUSE = Binary(
+    name="pause",
+    package="./pause",
+    programs=("pause",),
+    versioned_by="k8s.io/kubernetes",
+    module=NODE_MODULE,
 )
 
 # Kubernetes supports a difference of one minor version between kubectl and the API
@@ -68,6 +91,15 @@ class ControlPlaneBinaries:
     kubectl: Path
 
 
+@dataclass(frozen=True, slots=True)
+class NodeBinaries:
+    """What a kubelet node needs besides Debian's packages."""
+
+    kubelet: Path
+    kube_proxy: Path
+    pause: Path
+
+
 def ensure_control_plane(
     report: Report = no_report, environment: Mapping[str, str] | None = None
 ) -> ControlPlaneBinaries:
@@ -81,6 +113,16 @@ def ensure_helm(report: Report = no_report, environment: Mapping[str, str] | Non
     """The helm on PATH if it is a version 3, else the pinned one."""
     environment = os.environ if environment is None else environment
     return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
+
+
+def ensure_node(
+    report: Report = no_report, environment: Mapping[str, str] | None = None
+) -> NodeBinaries:
+    """The programs of a kubelet node; builds for minutes when none are cached."""
+    environment = os.environ if environment is None else environment
+    cache = cache_root(environment)
+    directory = build([NODE, PAUSE], find_go(environment, cache, report), cache, report)
+    return NodeBinaries(directory / "kubelet", directory / "kube-proxy", directory / "pause")
 
 
 def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:
