@@ -33,3 +33,8 @@ def ceil_divide(amount: Decimal, divisor: Decimal) -> int:
 def parse_rounded_up(text: str | int | float) -> int:
     """Rounded up, as Kubernetes does with bytes."""
     return ceil_divide(parse(text), Decimal(1))
+
+
+def milli(text: str | int | float) -> int:
+    """In thousandths, rounded up: those of a core."""
+    return ceil_divide(parse(text), Decimal("0.001"))

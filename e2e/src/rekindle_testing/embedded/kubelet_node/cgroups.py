@@ -1,0 +1,118 @@
+"""Cgroups of kubelet nodes, in every hierarchy of cgroup v1 and in that of v2.
+
+Names are below the roots of the hierarchies: `rekindle-kubelet-0/node-1`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
+
+_PATIENCE_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    root: Path
+    is_v2: bool
+    is_cpuset: bool = False
+
+
+def hierarchies(mounts: str) -> list[Hierarchy]:
+    """From the text of /proc/self/mounts."""
+    found = []
+    for line in mounts.splitlines():
+        _, point, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found.append(Hierarchy(Path(point), is_v2=True))
+        elif kind == "cgroup":
+            found.append(Hierarchy(Path(point), False, "cpuset" in options.split(",")))
+    return found
+
+
+def mounted() -> list[Hierarchy]:
+    return hierarchies(Path("/proc/self/mounts").read_text())
+
+
+def make(name: str) -> None:
+    """With the parents; a name that exists is left as it is."""
+    for hierarchy in mounted():
+        path = hierarchy.root
+        for part in PurePosixPath(name).parts:
+            if hierarchy.is_v2:
+                _delegate(path)
+            parent, path = path, path / part
+            path.mkdir(exist_ok=True)
+            if hierarchy.is_cpuset:
+                _fill_cpuset(parent, path)
+
+
+def process_files(name: str) -> list[Path]:
+    """A process that writes 0 to each of these has joined."""
+    return [hierarchy.root / name / "cgroup.procs" for hierarchy in mounted()]
+
+
+def processes(name: str) -> set[int]:
+    """All that are in it or below."""
+    found: set[int] = set()
+    for hierarchy in mounted():
+        for file in (hierarchy.root / name).rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found |= {int(pid) for pid in file.read_text().split()}
+    # 0 is a process of another PID namespace, which cannot be named here.
+    return found - {0}
+
+
+def remove(name: str) -> None:
+    """With all below; nothing happens if there is none. Its processes must have ended."""
+    for hierarchy in mounted():
+        root = hierarchy.root / name
+        for path in [*_below(root), root]:
+            _remove_directory(path)
+        # The parent, once its last child is gone.
+        if root.parent != hierarchy.root:
+            with contextlib.suppress(OSError):
+                root.parent.rmdir()
+
+
+def exists(name: str) -> bool:
+    return any((hierarchy.root / name).exists() for hierarchy in mounted())
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Children before their parents."""
+    return iter(sorted((p for p in root.rglob("*") if p.is_dir()), reverse=True))
+
+
+def _remove_directory(path: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return path.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            # A process that has ended leaves its cgroup a little later.
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise KubeletNodeError(f"cgroup {path} cannot be removed: {error}") from error
+        time.sleep(_POLL_S)
+
+
+def _fill_cpuset(parent: Path, path: Path) -> None:
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        if not (path / file).read_text().strip():
+            (path / file).write_text((parent / file).read_text())
+
+
+def _delegate(path: Path) -> None:
+    """Let children of a cgroup of v2 have its controllers, each on its own: some may refuse."""
+    for controller in (path / "cgroup.controllers").read_text().split():
+        with contextlib.suppress(OSError):
+            (path / "cgroup.subtree_control").write_text(f"+{controller}")

@@ -1,0 +1,192 @@
+"""The configuration files of containerd, CNI, the kubelet and kube-proxy. Pure.
+
+JSON where YAML is read, since JSON is YAML and needs no library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+CNI_PLUGINS = Path("/usr/lib/cni")
+# In the node's own /run.
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
+
+Json = dict[str, Any]
+
+# What the kubelet would write into the machine's kernel; a node sees them as set already.
+KERNEL_TUNABLES: Mapping[str, int] = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """What differs between kubelets."""
+
+    data: Path
+    cgroup: str
+    certificate: Path
+    key: Path
+    client_authority: Path
+    pods: int
+    lease_duration_s: int
+    # What is kept from pods, so that a node looks smaller than the machine.
+    reserved: Mapping[str, str]
+
+
+def containerd(data: Path, snapshotter: str) -> str:
+    return f"""\
+version = 2
+root = "{data}/containerd"
+state = "/run/containerd"
+oom_score = 0
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.internal.v1.opt", "io.containerd.internal.v1.tracing",
+  "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+address = "{CONTAINERD_SOCKET}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE_IMAGE}"
+# Without CAP_SYS_RESOURCE nobody may lower an oom_score_adj, and every sandbox would fail.
+restrict_oom_score_adj = true
+tolerate_missing_hugetlb_controller = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{CNI_PLUGINS}"
+conf_dir = "{data}/cni"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "{snapshotter}"
+default_runtime_name = "runc"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"""
+
+
+def cni(data: Path, pods: IPv4Network) -> str:
+    """A bridge in the node; nothing is masqueraded, as other nodes have routes to it."""
+    ipam = {
+        "type": "host-local",
+        "ranges": [[{"subnet": str(pods)}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": f"{data}/cni-addresses",
+    }
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": False,
+        # A pod that calls a Service may be sent to itself.
+        "hairpinMode": True,
+        "ipam": ipam,
+    }
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return _text({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, portmap]})
+
+
+def kubelet(settings: KubeletSettings) -> str:
+    return _text(
+        {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(settings.client_authority)},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": str(settings.certificate),
+            "tlsPrivateKeyFile": str(settings.key),
+            "podLogsDir": f"{settings.data}/pod-logs",
+            "volumePluginDir": f"{settings.data}/volume-plugins",
+            # There is no DNS in the cluster.
+            "resolvConf": f"{settings.data}/resolv.conf",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": settings.cgroup,
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "systemReserved": dict(settings.reserved),
+            "maxPods": settings.pods,
+            # A quarter of it is how often the lease is renewed.
+            "nodeLeaseDurationSeconds": settings.lease_duration_s,
+            # The machine's disk and memory are not the node's alone: it evicts nothing for them.
+            "evictionHard": {
+                "memory.available": "0%",
+                "nodefs.available": "0%",
+                "nodefs.inodesFree": "0%",
+                "imagefs.available": "0%",
+            },
+            "imageGCHighThresholdPercent": 100,
+            "localStorageCapacityIsolation": False,
+            "oomScoreAdj": 0,
+        }
+    )
+
+
+def kube_proxy(name: str, kubeconfig: Path, cluster: IPv4Network) -> str:
+    return _text(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "hostnameOverride": name,
+            "clientConnection": {"kubeconfig": str(kubeconfig)},
+            "mode": "iptables",
+            "clusterCIDR": str(cluster),
+            # The size of the connection table is the machine's, and read-only in a namespace.
+            "conntrack": {"maxPerCore": 0},
+            "oomScoreAdj": 0,
+        }
+    )
+
+
+def kubelet_command(
+    program: Path, name: str, address: IPv4Address, data: Path, labels: Mapping[str, str]
+) -> list[str]:
+    return [
+        str(program),
+        f"--config={data}/kubelet.json",
+        f"--kubeconfig={data}/kubelet.kubeconfig",
+        f"--root-dir={data}/kubelet",
+        f"--cert-dir={data}/pki",
+        f"--hostname-override={name}",
+        f"--node-ip={address}",
+        "--v=2",
+        "--node-labels=" + ",".join(f"{key}={value}" for key, value in labels.items()),
+    ]
+
+
+def reserved(
+    machine_cpu_m: int, machine_memory_bytes: int, cpu_m: int | None, memory_bytes: int | None
+) -> dict[str, str]:
+    """What to keep from pods so that this much is allocatable; None is all of the machine."""
+    kept = {}
+    if cpu_m is not None and cpu_m < machine_cpu_m:
+        kept["cpu"] = f"{machine_cpu_m - cpu_m}m"
+    if memory_bytes is not None and memory_bytes < machine_memory_bytes:
+        kept["memory"] = str(machine_memory_bytes - memory_bytes)
+    return kept
+
+
+def _text(document: Json) -> str:
+    return json.dumps(document, indent=1) + "\n"

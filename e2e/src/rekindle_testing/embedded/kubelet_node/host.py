@@ -1,0 +1,318 @@
+"""A kubelet node for its creator: start it, wait for it, kill it.
+
+Has the methods of `process_node.host.ProcessNode`, with the same meaning. Runs in the process of
+the test; the node ends with that process, also if it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, removal
+from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
+from rekindle_testing.embedded.kubelet_node.images import pause_archive
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, await_in, child_of
+from rekindle_testing.embedded.kubelet_node.state_file import Cgroup, Directory
+from rekindle_testing.embedded.process_node.memory import ProcessTree
+from rekindle_testing.embedded.process_node.quantities import milli, whole
+from rekindle_testing.embedded.process_node.remote import NodeInApi
+from rekindle_testing.embedded.processes import Process
+from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
+
+_IMPORT_ROOT = Path(__file__).parents[3]
+_POLL_S = 0.05
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from rekindle_testing.embedded.kubelet_node.init import main; main(sys.argv[2])"
+)
+_NAMESPACES = (
+    *("unshare", "--pid", "--net", "--mount", "--uts", "--ipc"),
+    *("--propagation", "private", "--mount-proc", "--fork", "--kill-child=KILL", "--"),
+)
+_KUBE_PROXY_USER = "system:kube-proxy"
+
+
+class Cluster(Protocol):
+    """The part of a control plane that a node needs; it must listen on `NodeNetwork.host`."""
+
+    @property
+    def kubeconfig(self) -> Path: ...
+    @property
+    def ca_file(self) -> Path: ...
+    def node_kubeconfig(self, name: str) -> Path: ...
+    def user_kubeconfig(self, user: str, group: str = "") -> Path: ...
+    def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]: ...
+
+
+class KubeletNode:
+    """One node. `cpu` and `memory` are what pods may request, by default all of the machine.
+
+    `directory` must not exist; in it are `data`, which is deleted with the node, and `logs`,
+    which are kept. `archives` are images in files, as `docker save` writes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        directory: Path,
+        *,
+        network: NodeNetwork,
+        zone: str = "zone-a",
+        cpu: str | None = None,
+        memory: str | None = None,
+        pods: int = 110,
+        archives: Sequence[Path] = (),
+        labels: Mapping[str, str] | None = None,
+        lease_duration_s: int = 8,
+        binaries: NodeBinaries | None = None,
+    ) -> None:
+        self.name = name
+        self.zone = zone
+        self.directory = directory.absolute()
+        self.data = self.directory / "data"
+        self.logs = self.directory / "logs"
+        self.log = self.logs / "kubelet.log"
+        self.api = NodeInApi(name, cluster.kubeconfig)
+        self._cluster = cluster
+        self._network = network
+        self._cpu, self._memory, self._pods = cpu, memory, pods
+        self._archives = list(archives)
+        self._labels = {"topology.kubernetes.io/zone": zone, **(labels or {})}
+        self._lease_duration_s = lease_duration_s
+        self._binaries = binaries
+        self._place = network.reserve()
+        self._cgroup = f"{network.cgroup}/{name}"
+        self._wrapper: Process | None = None
+        self._cut = False
+
+    @property
+    def address(self) -> str:
+        return str(self._place.address)
+
+    # --- lifecycle --------------------------------------------------------
+
+    def start(self) -> None:
+        """Return at once; `wait_ready` waits."""
+        binaries = self._binaries or ensure_node(self._network.report)
+        self._network.state.record(Cgroup(self._cgroup), Directory(str(self.data)))
+        self.logs.mkdir(parents=True)
+        self.data.mkdir(mode=0o711)
+        cgroups.make(f"{self._cgroup}/system")
+        self._write_files(binaries)
+        config = self.data / "init.json"
+        config.write_text(json.dumps(self._init_config(binaries)))
+        python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(config)]
+        self._wrapper = wrapper = self._network.supervisor.start(
+            self.name, [*_NAMESPACES, *python], commands.environment()
+        )
+        await_in(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
+        self._network.attach(self._place, self.init_pid)
+        self._network_ready.touch()
+
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
+        self._await("is Ready", self.api.is_ready, timeout_s)
+
+    def stop(self) -> None:
+        """Kill the node and delete its Node: only its logs are kept."""
+        self.kill()
+        self.api.delete(missing_ok=True)
+
+    @property
+    def init_pid(self) -> int:
+        """Pid 1 of the node: the node ends with it."""
+        pid = child_of(self._wrapper) if self._wrapper is not None else None
+        if pid is None:
+            raise KubeletNodeError(f"node {self.name} does not run")
+        return pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Every process of the node, the init first; empty once it is lost."""
+        if self._wrapper is None or self._wrapper.exit_code is not None:
+            return []
+        return ProcessTree().descendants(self._wrapper.pid)
+
+    # --- failures ---------------------------------------------------------
+
+    def kill(self, *, keep_address: bool = False) -> None:
+        """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
+        the address, unless it is reserved for this one until `stop`."""
+        if self._wrapper is not None and self._network.is_up:
+            # Silence first: nobody hears a machine that is switched off close its connections.
+            self._network.cut(self._place)
+            self._wrapper.signal(signal.SIGKILL)
+            self._network.supervisor.stop(self._wrapper, grace_s=0)
+            self._wrapper = None
+            removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])
+            self._network.detach(self._place)
+            self._cut = False
+        if not keep_address:
+            self._network.release(self._place)
+
+    def freeze(self) -> None:
+        """SIGSTOP to all: connections stay open and there are no responses."""
+        self._signal_all(signal.SIGSTOP, stopped=True)
+
+    def thaw(self) -> None:
+        """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
+        self._signal_all(signal.SIGCONT, stopped=False)
+
+    def partition(self) -> None:
+        """Drop all packets between the node and everything else; within it, pods go on."""
+        self._network.cut(self._place)
+        self._cut = True
+
+    def heal(self) -> None:
+        if self._cut:
+            self._network.mend(self._place)
+            self._cut = False
+
+    def delete_node_object(self) -> None:
+        """Delete the Node from the API; the machine keeps running and does not register again."""
+        self.api.delete()
+
+    def drain(self, timeout_s: float = 60.0) -> None:
+        """Cordon, evict within the limits of disruption budgets, wait until the pods have ended."""
+        self.api.drain(timeout_s)
+
+    def restart_agent(self) -> None:
+        """Kill only the kubelet: containers keep running and the next kubelet finds them."""
+        self.stop_agent()
+        self.start_agent()
+
+    def stop_agent(self) -> None:
+        os.kill(self.init_pid, signal.SIGUSR1)
+        self._await("has no kubelet", lambda: self.agent_pid is None, 10.0)
+
+    def start_agent(self) -> None:
+        os.kill(self.init_pid, signal.SIGUSR2)
+        self._await("has a kubelet", lambda: self.agent_pid is not None, 10.0)
+
+    @property
+    def agent_pid(self) -> int | None:
+        """Of the kubelet."""
+        for pid in self.pids:
+            try:
+                if Path(f"/proc/{pid}/comm").read_text() == "kubelet\n":
+                    return pid
+            except OSError:
+                continue
+        return None
+
+    # --- helpers ----------------------------------------------------------
+
+    @property
+    def _network_ready(self) -> Path:
+        return self.data / "network-ready"
+
+    def _write_files(self, binaries: NodeBinaries) -> None:
+        place, data = self._place, self.data
+        for name in ("cni", "pod-logs", "volume-plugins", "kubelet"):
+            (data / name).mkdir()
+        certificate, key = self._cluster.issue_server_certificate(self.name, [self.address])
+        settings = files.KubeletSettings(
+            data=data,
+            cgroup=f"/{self._cgroup}",
+            certificate=certificate,
+            key=key,
+            client_authority=self._cluster.ca_file,
+            pods=self._pods,
+            lease_duration_s=self._lease_duration_s,
+            reserved=files.reserved(
+                (os.cpu_count() or 1) * 1000,
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                None if self._cpu is None else milli(self._cpu),
+                None if self._memory is None else whole(self._memory),
+            ),
+        )
+        proxy = data / "kube-proxy.kubeconfig"
+        contents = {
+            "containerd.toml": files.containerd(data, "overlayfs"),
+            "cni/10-pods.conflist": files.cni(data, place.pods),
+            "kubelet.json": files.kubelet(settings),
+            "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
+            "resolv.conf": "",
+        }
+        for name, text in contents.items():
+            (data / name).write_text(text)
+        (data / "pause.tar").write_bytes(pause_archive(binaries.pause))
+        shutil.copy(self._cluster.node_kubeconfig(self.name), data / "kubelet.kubeconfig")
+        shutil.copy(self._cluster.user_kubeconfig(_KUBE_PROXY_USER), proxy)
+
+    def _init_config(self, binaries: NodeBinaries) -> dict[str, object]:
+        data = self.data
+        kubelet = files.kubelet_command(
+            binaries.kubelet, self.name, self._place.address, data, self._labels
+        )
+        return {
+            "name": self.name,
+            "directory": str(self.directory),
+            "logs": str(self.logs),
+            "cgroup_files": [str(f) for f in cgroups.process_files(f"{self._cgroup}/system")],
+            "tunables": dict(files.KERNEL_TUNABLES),
+            "network_ready": str(self._network_ready),
+            "containerd_socket": files.CONTAINERD_SOCKET,
+            "archives": [str(data / "pause.tar"), *map(str, self._archives)],
+            "import": ["ctr", "--namespace", "k8s.io", "images", "import"],
+            "services": {
+                "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
+                "kubelet": kubelet,
+                "kube-proxy": [str(binaries.kube_proxy), f"--config={data}/kube-proxy.json"],
+            },
+        }
+
+    def _signal_all(self, number: signal.Signals, *, stopped: bool) -> None:
+        """Send the signal until all processes of the node are stopped, or none is."""
+        if not self.pids:
+            raise KubeletNodeError(f"node {self.name} does not run")
+        deadline = time.monotonic() + 10.0
+        while others := [pid for pid in self.pids if _is_stopped(pid) not in (stopped, None)]:
+            if time.monotonic() > deadline:
+                raise KubeletNodeError(f"processes {others} of {self.name} ignore {number.name}")
+            for pid in others:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+
+    def _await(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            wrapper = self._wrapper
+            if wrapper is None or wrapper.exit_code is not None:
+                said = wrapper.log_tail() if wrapper is not None else ""
+                raise KubeletNodeError(f"node {self.name} has ended\n{said}")
+            if time.monotonic() > deadline:
+                raise KubeletNodeError(
+                    f"timed out after {timeout_s:g} s: waiting until node {self.name} {what}\n"
+                    f"{wrapper.log_tail()}\n{self._log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _log_tail(self) -> str:
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+def _is_stopped(pid: int) -> bool | None:
+    """None if it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state = stat.rpartition(")")[2].split()[0]
+    return None if state in "ZX" else state in "Tt"
+
+
+__all__ = ["KubeletNode", "KubeletNodeError", "NodeAddresses", "NodeNetwork"]

@@ -1,0 +1,178 @@
+"""Pid 1 of a kubelet node: prepares its mounts, starts its programs, reaps orphans.
+
+Started in namespaces of its own; when it ends, the kernel ends all that is in the node. Standard
+library only, and nothing of Kubernetes. A program that ends is started again.
+SIGUSR1 kills the kubelet and leaves it down; SIGUSR2 starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rekindle_testing.embedded.process_node import syscalls
+
+# So that a program that cannot start does not occupy a core.
+RESTART_DELAY_S = 1.0
+
+_WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
+_PATIENCE_S = 120.0
+_POLL_S = 0.02
+_MS_SHARED = 1 << 20
+_OWN = Path("/run/rekindle")
+# Programs of a node write to paths here that no option changes: /var/lib/kubelet/device-plugins,
+# /var/lib/cni, /var/log/containers.
+_COPIED_ON_WRITE = ("/var/lib", "/var/log")
+_NETWORK_SETTINGS = ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables")
+
+Config = dict[str, Any]
+
+
+class _Service:
+    def __init__(self, name: str, argv: list[str], logs: str) -> None:
+        self._argv = argv
+        self._log = f"{logs}/{name}.log"
+        self._wanted = False
+        self.pid = 0
+
+    @property
+    def is_missing(self) -> bool:
+        return self._wanted and not self.pid
+
+    def start(self) -> None:
+        self._wanted = True
+        if self.pid:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        actions = [(os.POSIX_SPAWN_OPEN, fd, self._log, flags, 0o644) for fd in (1, 2)]
+        self.pid = os.posix_spawnp(
+            self._argv[0], self._argv, dict(os.environ), file_actions=actions, setsigmask=[]
+        )
+
+    def kill(self) -> None:
+        self._wanted = False
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def main(config_path: str) -> None:
+    config: Config = json.loads(Path(config_path).read_text())
+    for file in config["cgroup_files"]:
+        Path(file).write_text("0")
+    socket.sethostname(config["name"])
+    _prepare_mounts(Path(config["directory"]))
+    _hide_tunables(config["tunables"])
+    _await("the network", Path(config["network_ready"]).exists)
+    for setting in _NETWORK_SETTINGS:
+        _set_network(setting)
+    services = {
+        name: _Service(name, argv, config["logs"]) for name, argv in config["services"].items()
+    }
+    services["containerd"].start()
+    _await("containerd", lambda: _accepts(config["containerd_socket"]))
+    for archive in config["archives"]:
+        subprocess.run([*config["import"], archive], check=True, timeout=_PATIENCE_S)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    for service in services.values():
+        service.start()
+    _run(services)
+
+
+def _run(services: dict[str, _Service]) -> None:
+    while True:
+        # A program may have ended before its signal was waited for.
+        _reap(services)
+        match signal.sigwait(_WATCHED):
+            case signal.SIGUSR1:
+                services["kubelet"].kill()
+            case signal.SIGUSR2:
+                services["kubelet"].start()
+            case _:
+                pass
+
+
+def _reap(services: dict[str, _Service]) -> None:
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            pid = 0
+        if pid == 0:
+            break
+        for service in services.values():
+            if service.pid == pid:
+                service.pid = 0
+    missing = [service for service in services.values() if service.is_missing]
+    if missing:
+        time.sleep(RESTART_DELAY_S)
+    for service in missing:
+        service.start()
+
+
+def _prepare_mounts(directory: Path) -> None:
+    """Shared within the node, as the kubelet expects, and seen by nobody else."""
+    kept = os.open(directory, os.O_PATH)
+    before = directory.stat()
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | _MS_SHARED)
+    syscalls.mount("tmpfs", "/run", "tmpfs", data="mode=755")
+    for number, path in enumerate(_COPIED_ON_WRITE):
+        upper, work = _OWN / f"upper-{number}", _OWN / f"work-{number}"
+        upper.mkdir(parents=True)
+        work.mkdir()
+        options = f"lowerdir={path},upperdir={upper},workdir={work}"
+        syscalls.mount("overlay", path, "overlay", data=options)
+    if not _is_same(directory, before):
+        # It was below one of these. Its own files stay on its own file system.
+        directory.mkdir(parents=True, exist_ok=True)
+        syscalls.bind(f"/proc/self/fd/{kept}", str(directory))
+    os.close(kept)
+
+
+def _is_same(path: Path, before: os.stat_result) -> bool:
+    try:
+        now = path.stat()
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
+
+
+def _hide_tunables(values: dict[str, int]) -> None:
+    """The kubelet sets these, for the whole machine, if they have other values."""
+    for name, value in values.items():
+        shown = Path("/proc/sys") / name
+        if shown.exists():
+            instead = _OWN / name.replace("/", "-")
+            instead.write_text(f"{value}\n")
+            syscalls.bind(str(instead), str(shown))
+
+
+def _set_network(name: str) -> None:
+    file = Path("/proc/sys/net") / name
+    # Without br_netfilter there is no second one; then pods of one node cannot reach each other
+    # through a Service.
+    if file.exists():
+        file.write_text("1")
+
+
+def _accepts(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _await(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {_PATIENCE_S:g} s for {what}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,104 @@
+"""Whether this machine can have kubelet nodes, and Debian's packages that they need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, no_report
+from rekindle_testing.embedded.kubelet_node import commands
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
+from rekindle_testing.embedded.kubelet_node.files import CNI_PLUGINS
+
+# A program of each package, by which it is found.
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    str(CNI_PLUGINS / "bridge"): "containernetworking-plugins",
+    "ip": "iproute2",
+    "bridge": "iproute2",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+_QUIET = ("apt-get", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300")
+
+
+def ensure_machine(report: Report = no_report) -> None:
+    """Raises KubeletNodesUnsupported, with the reason, where there can be no kubelet nodes; as
+    root on Debian it installs what is missing."""
+    if not sys.platform.startswith("linux"):
+        raise KubeletNodesUnsupported("kubelet nodes need Linux, for its namespaces")
+    if os.geteuid() != 0:
+        raise KubeletNodesUnsupported("kubelet nodes need root: they make namespaces and cgroups")
+    if packages := missing(_is_there):
+        _install(packages, report)
+    try:
+        commands.run(["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "true"])
+    except KubeletNodeError as error:
+        raise KubeletNodesUnsupported(
+            f"kubelet nodes need CAP_SYS_ADMIN, for namespaces: {error}"
+        ) from error
+
+
+def missing(is_there: Callable[[str], bool]) -> list[str]:
+    """The packages of programs that are not there."""
+    return sorted({package for program, package in PACKAGES.items() if not is_there(program)})
+
+
+def download(package: str, directory: Path) -> None:
+    """The files of a package below the directory, without installing it."""
+    if shutil.which("apt-get") is None:
+        raise KubeletNodesUnsupported(f"{package} is taken from Debian, and there is no apt-get")
+    if _apt(["download", package], directory).returncode != 0:
+        _apt(["update"], directory)
+        done = _apt(["download", package], directory)
+        if done.returncode != 0:
+            raise KubeletNodesUnsupported(f"cannot download {package}: {_last(done)}")
+    (archive,) = directory.glob("*.deb")
+    commands.run(["dpkg-deb", "--extract", str(archive), str(directory)])
+    archive.unlink()
+
+
+def _install(packages: Sequence[str], report: Report) -> None:
+    names = " ".join(packages)
+    if shutil.which("apt-get") is None:
+        raise KubeletNodesUnsupported(
+            f"kubelet nodes need what Debian has in the packages {names}, and there is no apt-get "
+            "to install them: install your system's"
+        )
+    report(f"installing {names}")
+    here = Path("/")
+    _apt(["update"], here)
+    done = _apt(["install", "-y", "--no-install-recommends", *packages], here)
+    if done.returncode != 0:
+        raise KubeletNodesUnsupported(f"`apt-get install {names}` failed: {_last(done)}")
+    if still := missing(_is_there):
+        raise KubeletNodesUnsupported(f"installed, and yet not found: {' '.join(still)}")
+
+
+def _apt(arguments: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **commands.environment(), "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(
+        [*_QUIET, *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+    )
+
+
+def _is_there(program: str) -> bool:
+    return shutil.which(program, path=commands.environment()["PATH"]) is not None
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join(done.stdout.splitlines()[-5:])

@@ -1,0 +1,130 @@
+"""Removes what a state file names. Any number of times, whatever of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, no_report
+from rekindle_testing.embedded.kubelet_node import cgroups, commands
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
+from rekindle_testing.embedded.kubelet_node.state_file import (
+    STATE_DIRECTORY,
+    Cgroup,
+    Directory,
+    Link,
+    Record,
+    StateFile,
+)
+from rekindle_testing.embedded.process_node import syscalls
+
+_PATIENCE_S = 20.0
+_POLL_S = 0.02
+
+
+def sweep(directory: Path = STATE_DIRECTORY, report: Report = no_report) -> None:
+    """Remove what processes have left that ended without doing so."""
+    for path in sorted(directory.glob("*.jsonl")):
+        state = StateFile.claim(path)
+        if state is None:
+            continue
+        with contextlib.closing(state):
+            remove_all(state, report)
+
+
+def remove_all(state: StateFile, report: Report = no_report) -> None:
+    """Remove what a file that is claimed names, and empty the file."""
+    records = state.records()
+    if not records:
+        return
+    if present := leftovers(records):
+        report(f"removing {len(present)} leftovers of kubelet nodes named by {state.path}")
+    remove(records)
+    if present := leftovers(records):
+        raise KubeletNodeError(
+            f"could not be removed: {', '.join(present)}; {state.path} still names them"
+        )
+    state.clear()
+
+
+def remove(records: Iterable[Record]) -> None:
+    """Processes first: with them go their namespaces, and what is in these."""
+    records = list(records)
+    names = [record.name for record in records if isinstance(record, Cgroup)]
+    kill(names)
+    for record in records:
+        if isinstance(record, Link) and _has_link(record.name):
+            # It may vanish meanwhile, with the namespace that has its other end.
+            with contextlib.suppress(KubeletNodeError):
+                commands.ip([f"link delete {record.name}"])
+    for record in records:
+        if isinstance(record, Directory):
+            delete_directory(Path(record.path))
+    # Those with the longest path first: children before their parents.
+    for name in sorted(names, key=len, reverse=True):
+        cgroups.remove(name)
+
+
+def leftovers(records: Iterable[Record]) -> list[str]:
+    """What is still there of what the records name, in words."""
+    found = []
+    for record in records:
+        match record:
+            case Cgroup(name):
+                found += [f"process {pid} of {name}" for pid in sorted(cgroups.processes(name))]
+                found += [f"cgroup {name}"] if cgroups.exists(name) else []
+            case Link(name):
+                found += [f"link {name}"] if _has_link(name) else []
+            case Directory(path):
+                found += [f"directory {path}"] if Path(path).exists() else []
+                found += [f"mount {point}" for point in _mounts_below(Path(path))]
+    return found
+
+
+def kill(names: Iterable[str]) -> None:
+    """SIGKILL to all processes in these cgroups, until there is none."""
+    names = list(names)
+    deadline = time.monotonic() + _PATIENCE_S
+    while pids := set[int]().union(*map(cgroups.processes, names)):
+        if time.monotonic() > deadline:
+            raise KubeletNodeError(f"processes {sorted(pids)} do not end by SIGKILL")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def delete_directory(path: Path) -> None:
+    """Nothing happens if it is gone. What is mounted below is unmounted first."""
+    for point in reversed(_mounts_below(path)):
+        syscalls.unmount(point)
+    deadline = time.monotonic() + _PATIENCE_S
+    while path.exists():
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            # The kernel may still be at work on an overlay whose last process has just ended.
+            if time.monotonic() > deadline:
+                raise KubeletNodeError(f"{path} cannot be deleted: {error}") from error
+            time.sleep(_POLL_S)
+
+
+def mount_points(mounts: str) -> list[str]:
+    """From the text of /proc/self/mounts."""
+    points = [line.split()[1] for line in mounts.splitlines()]
+    # Of the characters that the kernel escapes, a path of ours may have a blank.
+    return [point.replace("\\040", " ") for point in points]
+
+
+def _mounts_below(path: Path) -> list[str]:
+    points = mount_points(Path("/proc/self/mounts").read_text())
+    return [point for point in points if Path(point).is_relative_to(path)]
+
+
+def _has_link(name: str) -> bool:
+    return (Path("/sys/class/net") / name).exists()

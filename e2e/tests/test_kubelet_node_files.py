@@ -1,0 +1,271 @@
+"""Kubelet nodes: addresses, configuration files, images, the state file; nothing is started."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle_testing.embedded.kubelet_node import files, removal
+from rekindle_testing.embedded.kubelet_node.addresses import (
+    ALL,
+    CLUSTERS,
+    NODES,
+    ClusterAddresses,
+    free_indexes,
+    mac_of,
+    neighbour_commands,
+)
+from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
+from rekindle_testing.embedded.kubelet_node.image_archive import archive
+from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
+from rekindle_testing.embedded.kubelet_node.state_file import (
+    Cgroup,
+    Directory,
+    Link,
+    Record,
+    StateFile,
+    parse,
+    to_line,
+)
+
+DATA = Path("/d")
+
+# --- addresses --------------------------------------------------------------
+
+
+def test_ranges_of_clusters_and_nodes_do_not_overlap() -> None:
+    clusters = [ClusterAddresses(index) for index in range(CLUSTERS)]
+    ranges = [cluster.range for cluster in clusters]
+    assert all(network.subnet_of(ALL) for network in ranges)
+    assert not any(a.overlaps(b) for a in ranges for b in ranges if a != b)
+    for cluster in clusters:
+        first = IPv4Network((cluster.range.network_address, 24))
+        pods = [node.pods for node in cluster.nodes()]
+        assert len(set(pods)) == NODES
+        assert not any(network.overlaps(first) for network in pods)
+        assert all(network.subnet_of(cluster.range) for network in pods)
+        members = [cluster.host, *(node.address for node in cluster.nodes())]
+        assert len(set(members)) == NODES + 1
+        assert all(address in first for address in members)
+
+
+def test_a_cluster_avoids_the_routes_of_the_machine() -> None:
+    assert free_indexes(["default", "192.0.2.0/24", "127.0.0.1"]) == list(range(CLUSTERS))
+    assert free_indexes(["198.18.0.0/24", "198.18.70.1"]) == [1, *range(3, CLUSTERS)]
+    assert free_indexes(["198.16.0.0/14"]) == []
+
+
+def test_a_node_knows_all_others_that_may_ever_exist() -> None:
+    cluster = ClusterAddresses(1)
+    own = cluster.node(2)
+    lines = neighbour_commands(cluster, own.address, "eth0", cluster.host)
+    text = "\n".join(lines)
+    assert str(own.pods) not in text
+    assert "route replace 198.18.33.0/24 via 198.18.32.2 dev eth0" in lines
+    host = mac_of(cluster.host)
+    assert f"neigh replace 198.18.32.1 lladdr {host} nud permanent dev eth0" in lines
+    assert lines[-1] == "route replace default via 198.18.32.1 dev eth0"
+    assert text.count("route replace 198") == text.count("neigh") - 1 == NODES - 1
+
+
+def test_the_machine_gets_no_default_route() -> None:
+    cluster = ClusterAddresses(0)
+    assert "default" not in "\n".join(neighbour_commands(cluster, cluster.host, "rk0", None))
+
+
+def test_a_hardware_address_follows_from_the_address() -> None:
+    assert mac_of(IPv4Address("198.18.32.1")) == "02:00:c6:12:20:01"
+
+
+# --- configuration files ----------------------------------------------------
+
+
+def test_containerd_has_its_own_directories() -> None:
+    config = tomllib.loads(files.containerd(DATA, "overlayfs"))
+    assert config["root"] == "/d/containerd"
+    cri = config["plugins"]["io.containerd.grpc.v1.cri"]
+    assert cri["restrict_oom_score_adj"] is True
+    assert cri["sandbox_image"] == files.PAUSE_IMAGE
+    assert cri["cni"] == {"bin_dir": "/usr/lib/cni", "conf_dir": "/d/cni"}
+    assert cri["containerd"]["snapshotter"] == "overlayfs"
+
+
+def test_pods_get_addresses_of_their_nodes_range() -> None:
+    bridge, portmap = json.loads(files.cni(DATA, IPv4Network("198.18.1.0/24")))["plugins"]
+    assert bridge["ipam"]["ranges"] == [[{"subnet": "198.18.1.0/24"}]]
+    assert bridge["ipam"]["dataDir"] == "/d/cni-addresses"
+    assert portmap["capabilities"] == {"portMappings": True}
+
+
+def test_a_kubelet_stays_within_its_directory_and_cgroup() -> None:
+    settings = files.KubeletSettings(
+        DATA, "/c/n", Path("/c.crt"), Path("/c.key"), Path("/ca"), 20, 8, {"cpu": "700m"}
+    )
+    config = json.loads(files.kubelet(settings))
+    assert config["cgroupRoot"] == "/c/n"
+    assert config["podLogsDir"] == "/d/pod-logs"
+    assert config["systemReserved"] == {"cpu": "700m"}
+    assert (config["failCgroupV1"], config["failSwapOn"]) == (False, False)
+    command = files.kubelet_command(
+        Path("/k"), "n", IPv4Address("198.18.0.2"), DATA, {"zone": "a", "b": "c"}
+    )
+    assert "--root-dir=/d/kubelet" in command
+    assert "--node-labels=zone=a,b=c" in command
+
+
+def test_kube_proxy_leaves_the_machines_connection_table_alone() -> None:
+    config = json.loads(files.kube_proxy("n", Path("/k"), IPv4Network("198.18.0.0/19")))
+    assert config["conntrack"] == {"maxPerCore": 0}
+    assert config["clusterCIDR"] == "198.18.0.0/19"
+
+
+@pytest.mark.parametrize(
+    ("cpu_m", "memory", "kept"),
+    [
+        (None, None, {}),
+        (1300, None, {"cpu": "700m"}),
+        (4000, 2**31, {"memory": str(2**33 - 2**31)}),
+    ],
+)
+def test_what_a_node_is_smaller_by_is_reserved(
+    cpu_m: int | None, memory: int | None, kept: dict[str, str]
+) -> None:
+    assert files.reserved(2000, 2**33, cpu_m, memory) == kept
+
+
+# --- images -----------------------------------------------------------------
+
+
+def test_an_archive_names_its_image_and_holds_its_program() -> None:
+    content = archive(
+        "docker.io/a/b:dev",
+        {"bin/x": b"program"},
+        ["/bin/x"],
+        links={"bin/y": "x"},
+        directories=["tmp"],
+        machine="aarch64",
+    )
+    with tarfile.open(fileobj=io.BytesIO(content)) as outer:
+        read = {m.name: outer.extractfile(m).read() for m in outer}  # type: ignore[union-attr]
+    (manifest,) = json.loads(read["manifest.json"])
+    assert manifest["RepoTags"] == ["docker.io/a/b:dev"]
+    config = json.loads(read[manifest["Config"]])
+    assert config["architecture"] == "arm64"
+    assert config["config"]["Entrypoint"] == ["/bin/x"]
+    with tarfile.open(fileobj=io.BytesIO(read["layer.tar"])) as layer:
+        assert [(m.name, oct(m.mode)) for m in layer][:2] == [("tmp", "0o1777"), ("bin/x", "0o755")]
+        assert layer.getmember("bin/y").linkname == "x"
+
+
+def test_the_same_program_gives_the_same_archive() -> None:
+    assert archive("t", {"x": b"1"}, ["/x"]) == archive("t", {"x": b"1"}, ["/x"])
+
+
+# --- packages, cgroups ------------------------------------------------------
+
+
+def test_missing_programs_are_named_by_their_packages() -> None:
+    assert missing(lambda program: True) == []
+    assert missing(lambda program: program not in ("ip", "bridge", "runc")) == ["iproute2", "runc"]
+    assert missing(lambda program: False) == sorted(set(PACKAGES.values()))
+
+
+def test_hierarchies_are_found_in_the_mounts() -> None:
+    text = """\
+/dev/vda / ext4 rw 0 0
+cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
+"""
+    cpuset, unified = hierarchies(text)
+    assert (cpuset.is_cpuset, cpuset.is_v2) == (True, False)
+    assert (unified.root, unified.is_v2) == (Path("/sys/fs/cgroup/unified"), True)
+
+
+def test_mount_points_with_blanks_are_read() -> None:
+    assert removal.mount_points("none /a\\040b tmpfs rw 0 0\n") == ["/a b"]
+
+
+# --- the state file ---------------------------------------------------------
+
+RECORDS = st.lists(
+    st.one_of(
+        *(st.builds(kind, st.text(max_size=20)) for kind in (Cgroup, Link, Directory)),
+    ),
+    max_size=6,
+)
+
+
+@given(RECORDS, st.data())
+def test_a_file_cut_anywhere_names_what_was_recorded_before(
+    records: list[Record], data: st.DataObject
+) -> None:
+    text = "".join(map(to_line, records))
+    length = data.draw(st.integers(0, len(text)))
+    found = parse(text[:length])
+    assert found == list(dict.fromkeys(records))[: len(found)]
+    if length == len(text):
+        assert found == list(dict.fromkeys(records))
+
+
+def test_a_line_of_another_kind_is_refused() -> None:
+    with pytest.raises(KubeletNodeError, match="no record"):
+        parse('{"kind": "planet", "name": "x"}\n')
+
+
+def test_a_state_file_has_one_owner(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "0.jsonl"
+    first = StateFile.claim(path)
+    assert first is not None
+    assert StateFile.claim(path) is None
+    first.record(Directory("/d"), Link("l"))
+    assert first.records() == [Directory("/d"), Link("l")]
+    first.close()
+    second = StateFile.claim(path)
+    assert second is not None
+    assert second.records() == [Directory("/d"), Link("l")]
+    second.clear()
+    assert second.records() == []
+
+
+def test_what_a_killed_process_has_recorded_is_removed(tmp_path: Path) -> None:
+    path, left = tmp_path / "state" / "0.jsonl", tmp_path / "left"
+    script = f"""
+import os, signal
+from pathlib import Path
+from rekindle_testing.embedded.kubelet_node.state_file import *
+state = StateFile.claim(Path({str(path)!r}))
+state.record(Directory({str(left)!r}), Directory({str(tmp_path / "never-made")!r}))
+(Path({str(left)!r}) / "a").mkdir(parents=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], env=dict(os.environ))
+    assert ended.returncode < 0
+    said: list[str] = []
+    removal.sweep(path.parent, said.append)
+    assert not left.exists()
+    assert path.read_text() == ""
+    assert len(said) == 1
+    removal.sweep(path.parent, said.append)
+    assert len(said) == 1
+
+
+def test_what_belongs_to_a_running_process_stays(tmp_path: Path) -> None:
+    state = StateFile.claim(tmp_path / "0.jsonl")
+    assert state is not None
+    kept = tmp_path / "kept"
+    state.record(Directory(str(kept)))
+    kept.mkdir()
+    removal.sweep(tmp_path)
+    assert kept.exists()
