@@ -30,6 +30,7 @@ from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
+_PATIENCE_S = 30.0
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from rekindle_testing.embedded.kubelet_node.init import main; main(sys.argv[2])"
@@ -150,7 +151,10 @@ class KubeletNode:
         if self._wrapper is not None and self._network.is_up:
             # Silence first: nobody hears a machine that is switched off close its connections.
             self._network.cut(self._place)
-            self._wrapper.signal(signal.SIGKILL)
+            # The init alone: the kernel kills the rest, and the wrapper waits for the end of all.
+            if (init := child_of(self._wrapper)) is not None:
+                os.kill(init, signal.SIGKILL)
+            self._wrapper.wait(_PATIENCE_S)
             self._network.supervisor.stop(self._wrapper, grace_s=0)
             self._wrapper = None
             removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, cache_root, make_once, no_report
+from rekindle_testing.embedded.cache import Report, cache_root, content_key, make_once, no_report
 from rekindle_testing.embedded.kubelet_node import packages
 from rekindle_testing.embedded.kubelet_node.files import PAUSE_IMAGE
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
@@ -15,8 +15,9 @@ BUSYBOX_IMAGE = "docker.io/rekindle/busybox:dev"
 _BUSYBOX = "busybox-static"
 _APPLETS = (
     *("cat", "date", "echo", "env", "grep", "hostname", "httpd", "ip", "ls", "mkdir", "nc", "ps"),
-    *("rm", "seq", "sh", "sleep", "touch", "true", "wget"),
+    *("rm", "seq", "sh", "sleep", "timeout", "touch", "true"),
 )
+"""Not wget: it looks up the name of a port, for which a static program lacks libraries."""
 
 
 def pause_archive(program: Path) -> bytes:
@@ -25,7 +26,8 @@ def pause_archive(program: Path) -> bytes:
 
 def ensure_busybox(report: Report = no_report) -> Path:
     """A docker-archive of BUSYBOX_IMAGE: a shell, a server, a client."""
-    entry = cache_root(os.environ) / "images" / _BUSYBOX
+    key = content_key([("applets", " ".join(_APPLETS).encode())])
+    entry = cache_root(os.environ) / "images" / f"{_BUSYBOX}-{key}"
     made = make_once(entry, lambda directory: _make_busybox(directory, report), report)
     return made / "image.tar"
 
