@@ -1,13 +1,13 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 # One process more than cores, since some tests wait.
-UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster"
+UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
-PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster"
+PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures cluster demo chaos bench images reference clean lock
+.PHONY: setup tools lint unit test failures e2e cluster demo chaos bench images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -31,6 +31,10 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 
 failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
 	$(PY) -m pytest -m failures
+
+e2e: setup        ## on real kubelets and containerd, as root: not part of `make test`
+	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
+	$(PY) -m pytest -m kubelet
 
 cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
 	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))

@@ -1,0 +1,420 @@
+"""Real kubelets: pods on them, their network, their loss, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.kubelet_node import removal
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
+from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.state_file import parse
+from rekindle_testing.embedded.pods import Pods
+from rekindle_testing.waiting import wait_for
+
+pytestmark = pytest.mark.kubelet
+
+SERVES = "mkdir -p /tmp/www && hostname > /tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
+COUNTS = "n=0; while true; do n=$((n+1)); echo $n > /tmp/www/count; sleep 0.2; done"
+COUNTS_AND_SERVES = f"mkdir -p /tmp/www; ({COUNTS}) & {SERVES}"
+TIMEOUT_S = 2
+"""Of a connection that a pod makes."""
+GRACE_S = 30.0
+"""Of a node that is silent: the control plane's grace period and the time to notice."""
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def machine() -> None:
+    try:
+        ensure_machine(print)
+    except KubeletNodesUnsupported as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def network(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeNetwork]:
+    with NodeNetwork(tmp_path_factory.mktemp("network"), report=print) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def control_plane(
+    network: NodeNetwork, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    settings = Settings(api_address=network.host)
+    with ControlPlane(tmp_path_factory.mktemp("control"), settings, report=print) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def make_node(
+    network: NodeNetwork, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], KubeletNode]]:
+    ends = contextlib.ExitStack()
+    directory = tmp_path_factory.mktemp("nodes")
+
+    def make() -> KubeletNode:
+        name = f"node-{next(_numbers)}"
+        node = KubeletNode(
+            name,
+            control_plane,
+            directory / name,
+            network=network,
+            archives=[ensure_busybox(print)],
+        )
+        ends.callback(node.stop)
+        node.start()
+        return node
+
+    with ends:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def nodes(make_node: Callable[[], KubeletNode]) -> tuple[KubeletNode, KubeletNode]:
+    """Two that are Ready; a test leaves them so."""
+    first, second = make_node(), make_node()
+    first.wait_ready()
+    second.wait_ready()
+    return first, second
+
+
+@pytest.fixture
+def pods(control_plane: ControlPlane) -> Iterator[Pods]:
+    handle = Pods(control_plane.kubeconfig)
+    yield handle
+    handle.clear()
+
+
+def on(node: KubeletNode, script: str, **more: Any) -> dict[str, Any]:
+    container = {"name": "c", "image": BUSYBOX_IMAGE, "command": ["/bin/sh", "-c", script], **more}
+    return {
+        "nodeName": node.name,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "tolerations": [{"operator": "Exists"}],
+    }
+
+
+def serve(pods: Pods, node: KubeletNode, name: str, script: str = SERVES, **metadata: Any) -> str:
+    """A pod that serves its name on port 8080; its address."""
+    probe = {"httpGet": {"port": 8080, "path": "/"}, "periodSeconds": 1}
+    pods.create(name, on(node, script, readinessProbe=probe), **metadata)
+    return str(pods.wait_ready(name, 60)["status"]["podIP"])
+
+
+def get(
+    control_plane: ControlPlane, pod: str, address: str, path: str = "", *, port: int = 8080
+) -> str:
+    """What the pod reads there; KubectlError if it gets no answer."""
+    request = rf"printf 'GET /{path} HTTP/1.0\r\n\r\n' | timeout {TIMEOUT_S} nc {address} {port}"
+    answer = control_plane.kubectl("exec", pod, "--", "sh", "-c", request)
+    head, _, body = answer.partition("\n\n")
+    assert head.startswith("HTTP/1.0 200") or head.startswith("HTTP/1.1 200"), answer
+    return body
+
+
+def ready(node: KubeletNode) -> str:
+    return node.api.conditions().get("Ready", "")
+
+
+def await_silent(node: KubeletNode) -> None:
+    wait_for(f"{node.name} is Unknown", lambda: ready(node) == "Unknown", GRACE_S)
+
+
+# --- pods -------------------------------------------------------------------
+
+
+def test_a_pod_runs_logs_and_is_deleted(nodes: tuple[KubeletNode, KubeletNode], pods: Pods) -> None:
+    pods.create("speaks", on(nodes[0], "echo here; exec sleep 600"))
+    pods.wait_ready("speaks", 60)
+    wait_for("its log", lambda: pods.logs("speaks") == "here\n", 10)
+    pods.delete("speaks")
+    pods.wait_gone("speaks", 30)
+
+
+def test_a_command_runs_in_a_container(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    serve(pods, nodes[0], "entered")
+    assert control_plane.kubectl("exec", "entered", "--", "hostname") == "entered\n"
+
+
+# --- network ----------------------------------------------------------------
+
+
+def test_pods_reach_each_other_across_nodes(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    one, two = (serve(pods, node, f"across-{n}") for n, node in enumerate(nodes))
+    assert get(control_plane, "across-0", two) == "across-1\n"
+    assert get(control_plane, "across-1", one) == "across-0\n"
+
+
+def test_a_service_reaches_its_pods_on_both_nodes(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    for number, node in enumerate(nodes):
+        serve(pods, node, f"behind-{number}", labels={"app": "behind"})
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "behind"},
+        "spec": {"selector": {"app": "behind"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    }
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(service))
+    address = control_plane.kubectl("get", "svc/behind", "-o", "jsonpath={.spec.clusterIP}")
+    seen: set[str] = set()
+
+    def both() -> bool:
+        # Of its own node too, which is answered past the router.
+        with contextlib.suppress(KubectlError):
+            seen.add(get(control_plane, "behind-0", address, port=80).strip())
+        return seen == {"behind-0", "behind-1"}
+
+    try:
+        wait_for("answers of both pods", both, 30)
+    finally:
+        control_plane.kubectl("delete", "svc/behind")
+
+
+def test_a_pod_reaches_the_api_server(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    serve(pods, nodes[1], "asks")
+    control_plane.kubectl(
+        "exec", "asks", "--", "sh", "-c", "nc -w 3 $KUBERNETES_SERVICE_HOST 443 < /dev/null"
+    )
+
+
+# --- failures ---------------------------------------------------------------
+
+
+def test_pods_of_a_killed_node_fall_silent(
+    make_node: Callable[[], KubeletNode],
+    nodes: tuple[KubeletNode, KubeletNode],
+    pods: Pods,
+    control_plane: ControlPlane,
+) -> None:
+    lost = make_node()
+    lost.wait_ready()
+    address = serve(pods, lost, "lost")
+    serve(pods, nodes[0], "sees-the-loss")
+    pids = lost.pids
+    lost.kill()
+    assert not [pid for pid in pids if runs(pid)]
+    assert not lost.data.exists()
+    with pytest.raises(KubectlError, match="exit code"):
+        get(control_plane, "sees-the-loss", address)
+    await_silent(lost)
+
+
+def test_pods_of_a_node_that_is_cut_off_go_on(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    cut, other = nodes
+    address = serve(pods, cut, "cut-off", COUNTS_AND_SERVES)
+    serve(pods, other, "hears")
+
+    def count() -> int:
+        return int(get(control_plane, "hears", address, "count"))
+
+    before = count()
+    cut.partition()
+    try:
+        since = time.monotonic()
+        with pytest.raises(KubectlError, match="exit code"):
+            count()
+        await_silent(cut)
+        silent_s = time.monotonic() - since
+    finally:
+        cut.heal()
+    wait_for("it is heard again", lambda: ready(cut) == "True", GRACE_S)
+    # Five a second, with room for a slow machine.
+    assert count() > before + silent_s
+    assert pods.get("cut-off")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_frozen_node_resumes(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    frozen, other = nodes
+    address = serve(pods, frozen, "frozen")
+    serve(pods, other, "waits")
+    frozen.freeze()
+    try:
+        with pytest.raises(KubectlError, match="exit code"):
+            get(control_plane, "waits", address)
+        await_silent(frozen)
+    finally:
+        frozen.thaw()
+    wait_for("it is Ready again", lambda: ready(frozen) == "True", GRACE_S)
+    assert get(control_plane, "waits", address) == "frozen\n"
+
+
+def test_containers_outlive_their_kubelet(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
+) -> None:
+    address = serve(pods, nodes[0], "outlives")
+    serve(pods, nodes[1], "checks")
+    before = pods.get("outlives")["status"]["containerStatuses"][0]["containerID"]
+    nodes[0].stop_agent()
+    assert get(control_plane, "checks", address) == "outlives\n"
+    nodes[0].start_agent()
+    wait_for("the kubelet serves its log", lambda: has_log(pods, "outlives"), 30)
+    after = pods.wait_ready("outlives", 30)["status"]["containerStatuses"][0]
+    assert (after["containerID"], after["restartCount"]) == (before, 0)
+
+
+def has_log(pods: Pods, name: str) -> bool:
+    with contextlib.suppress(EmbeddedError, OSError):
+        pods.logs(name)
+        return True
+    return False
+
+
+# --- what is left -----------------------------------------------------------
+
+ANOTHER_CLUSTER = """
+    import json, os, sys, time
+    from pathlib import Path
+    from rekindle_testing.embedded.components import Settings
+    from rekindle_testing.embedded.control_plane import ControlPlane
+    from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+    from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
+    from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+    from rekindle_testing.embedded.pods import Pods
+    directory = Path(sys.argv[1])
+    with NodeNetwork(directory / "network") as network:
+        with ControlPlane(directory / "control", Settings(api_address=network.host)) as control:
+            node = KubeletNode("brief", control, directory / "brief", network=network,
+                               archives=[ensure_busybox()])
+            node.start(); node.wait_ready()
+            pods = Pods(control.kubeconfig)
+            pods.create("p", {"nodeName": "brief", "containers": [
+                {"name": "c", "image": BUSYBOX_IMAGE, "command": ["sleep", "600"]}]})
+            pods.wait_ready("p", 60)
+            if sys.argv[2] == "frozen":
+                node.freeze()
+            print(json.dumps({
+                "pids": [*node.pids, *control.pids.values()],
+                "namespaces": [os.readlink(f"/proc/{pid}/ns/{kind}")
+                               for pid in node.pids for kind in ("net", "mnt", "pid")],
+                "state": str(network.state.path),
+                "records": network.state.path.read_text(),
+            }), flush=True)
+            sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def another_cluster(directory: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """In a process of its own, which ends it in order after a line."""
+    script = [sys.executable, "-c", textwrap.dedent(ANOTHER_CLUSTER), str(directory), mode]
+    process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def left_of(facts: Any) -> list[str]:
+    """What is still there of a cluster, by its records and by what the kernel lists."""
+    own = {Path(f"/proc/self/ns/{kind}").readlink() for kind in ("net", "mnt", "pid")}
+    namespaces = set(facts["namespaces"]) - set(map(str, own))
+    found = removal.leftovers(parse(facts["records"]))
+    running = [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if runs(entry.name)]
+    found += [f"process {pid}" for pid in facts["pids"] if pid in running]
+    for pid in running:
+        with contextlib.suppress(OSError):
+            links = [str(link.readlink()) for link in Path(f"/proc/{pid}/ns").iterdir()]
+            found += [f"{link} of {pid}" for link in links if link in namespaces]
+    mounts = Path("/proc/self/mountinfo").read_text()
+    found += [name for name in namespaces if name in mounts]
+    found += ["firewall rules"] if "KUBE-" in host_rules() else []
+    return found
+
+
+def runs(pid: int | str) -> bool:
+    """A process that has ended may still wait to be reaped, by the machine's own init."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def host_rules() -> str:
+    return subprocess.run(["iptables-save"], capture_output=True, text=True).stdout
+
+
+def test_nothing_is_left_after_down(machine: None, tmp_path: Path) -> None:
+    before = set(Path("/sys/class/net").iterdir())
+    with another_cluster(tmp_path, "running") as (process, facts):
+        assert left_of(facts)
+        assert process.stdin is not None
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+    assert left_of(facts) == []
+    assert Path(facts["state"]).read_text() == ""
+    assert set(Path("/sys/class/net").iterdir()) <= before
+
+
+@pytest.mark.parametrize("mode", ["running", "frozen"])
+def test_a_killed_test_leaves_nothing_behind_the_next_up(
+    machine: None, tmp_path: Path, mode: str
+) -> None:
+    with another_cluster(tmp_path, mode) as (process, facts):
+        process.kill()
+        process.wait()
+    with NodeNetwork(tmp_path / "next", report=print):
+        records = [r for r in parse(facts["records"]) if "brief" in str(r)]
+        assert removal.leftovers(records) == []
+    assert left_of(facts) == []
+
+
+def test_all_is_removed_though_nobody_watched(machine: None, tmp_path: Path) -> None:
+    """As above, but what ends the nodes' processes with the test is killed before it."""
+    with another_cluster(tmp_path, "running") as (process, facts):
+        # The first one is the network's, the second one the control plane's.
+        os.kill(min(watchdogs_of(process.pid))[1], signal.SIGKILL)
+        process.kill()
+        process.wait()
+        assert [line for line in left_of(facts) if line.startswith("process")]
+    removal.sweep()
+    removal.sweep()
+    wait_for("the control plane has ended", lambda: left_of(facts) == [], 10)
+
+
+def watchdogs_of(parent: int) -> list[tuple[int, int]]:
+    """When they were started, and their ids."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and b"watchdog.py" in (entry / "cmdline").read_bytes():
+                found.append((int(fields[19]), int(entry.name)))
+    return found
