@@ -20,7 +20,7 @@ import pytest
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.kubelet_node import removal
+from rekindle_testing.embedded.kubelet_node import cgroups, removal
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
@@ -417,4 +417,62 @@ def watchdogs_of(parent: int) -> list[tuple[int, int]]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) == parent and b"watchdog.py" in (entry / "cmdline").read_bytes():
                 found.append((int(fields[19]), int(entry.name)))
+    return found
+
+
+STARTS_A_NODE = """
+    import sys
+    from pathlib import Path
+    from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+    from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+    directory = Path(sys.argv[1])
+    file = directory / "empty"
+    file.touch()
+    class Cluster:
+        kubeconfig = ca_file = file
+        def node_kubeconfig(self, name): return file
+        def user_kubeconfig(self, user, group=""): return file
+        def issue_server_certificate(self, name, hosts): return file, file
+    print("begins", flush=True)
+    network = NodeNetwork(directory / "network", state_directory=directory / "state")
+    network.up()
+    KubeletNode("brief", Cluster(), directory / "brief", network=network).start()
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("after_s", [0, 0.02, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1])
+def test_whenever_a_start_is_killed_all_is_removed(
+    machine: None, tmp_path: Path, after_s: float
+) -> None:
+    """So what is made is recorded before."""
+    before = machine_wide()
+    script = [sys.executable, "-c", textwrap.dedent(STARTS_A_NODE), str(tmp_path)]
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begins\n"
+        # A moment of the start, not something to wait for.
+        time.sleep(after_s)
+        process.kill()
+    removal.sweep(tmp_path / "state")
+    wait_for("programs of the node have ended", lambda: not mentioning(tmp_path), 10)
+    removal.sweep(tmp_path / "state")
+    assert machine_wide() <= before
+    assert not (tmp_path / "brief" / "data").exists()
+
+
+def machine_wide() -> set[Path]:
+    """Links and cgroups of kubelet nodes, whoever has made them."""
+    found = set(Path("/sys/class/net").iterdir())
+    for hierarchy in cgroups.mounted():
+        found |= set(hierarchy.root.glob("rekindle-kubelet-*"))
+    return found
+
+
+def mentioning(directory: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes()
+            found += [words.decode()] if str(directory).encode() in words else []
     return found

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-
-_PATIENCE_S = 5.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +66,18 @@ def processes(name: str) -> set[int]:
     return found - {0}
 
 
-def remove(name: str) -> None:
-    """With all below; nothing happens if there is none. Its processes must have ended."""
+def remove(name: str) -> bool:
+    """With all below; nothing happens if there is none. Whether it is gone: it is not while a
+    process is in it."""
+    gone = True
     for hierarchy in mounted():
         root = hierarchy.root / name
         for path in [*_below(root), root]:
-            _remove_directory(path)
+            gone &= _remove_directory(path)
         # The parent, once its last child is gone.
         if root.parent != hierarchy.root:
-            with contextlib.suppress(OSError):
-                root.parent.rmdir()
+            _remove_directory(root.parent)
+    return gone
 
 
 def exists(name: str) -> bool:
@@ -91,18 +89,16 @@ def _below(root: Path) -> Iterator[Path]:
     return iter(sorted((p for p in root.rglob("*") if p.is_dir()), reverse=True))
 
 
-def _remove_directory(path: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return path.rmdir()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            # A process that has ended leaves its cgroup a little later.
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise KubeletNodeError(f"cgroup {path} cannot be removed: {error}") from error
-        time.sleep(_POLL_S)
+def _remove_directory(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise KubeletNodeError(f"cgroup {path} cannot be removed: {error}") from error
+        return False
+    return True
 
 
 def _fill_cpuset(parent: Path, path: Path) -> None:

@@ -39,7 +39,7 @@ _BRIDGE = "nodes"
 # States of a port as the kernel numbers them. A disabled one drops packets in silence, while a
 # link that is down would be noticed by the node's kernel.
 _DISABLED, _FORWARDING = "0", "3"
-_JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file"; done; exec sleep infinity'
+_JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file" || exit; done; exec sleep infinity'
 
 
 class NodeNetwork:
@@ -57,7 +57,8 @@ class NodeNetwork:
     ) -> None:
         self._state_directory = state_directory
         self.report = report
-        self.supervisor = Supervisor(directory.absolute() / "logs")
+        self._directory = directory.absolute()
+        self.supervisor = Supervisor(self._directory / "logs")
         self._state: StateFile | None = None
         self._cluster: ClusterAddresses | None = None
         self._switch: Process | None = None
@@ -193,7 +194,9 @@ class NodeNetwork:
         # The wrapper stays outside, as that of a node does.
         command = ["unshare", "--net", "--fork", "--kill-child=KILL", "--"]
         switch = self.supervisor.start(
-            "switch", [*command, "sh", "-c", _JOIN_AND_SLEEP, "sh", *files], commands.environment()
+            "switch",
+            [*command, "sh", "-c", _JOIN_AND_SLEEP, str(self._directory), *files],
+            commands.environment(),
         )
         self._switch = switch
         await_in(switch, "has its namespace", lambda: _sleeps(child_of(switch)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rekindle_testing.embedded.cache import Report, no_report
-from rekindle_testing.embedded.kubelet_node import commands
+from rekindle_testing.embedded.kubelet_node import cgroups, commands
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.files import CNI_PLUGINS
 
@@ -44,6 +44,9 @@ def ensure_machine(report: Report = no_report) -> None:
         raise KubeletNodesUnsupported(
             f"kubelet nodes need CAP_SYS_ADMIN, for namespaces: {error}"
         ) from error
+    hierarchies = cgroups.mounted()
+    if not hierarchies or not all(os.access(each.root, os.W_OK) for each in hierarchies):
+        raise KubeletNodesUnsupported("kubelet nodes need cgroups, mounted and writable")
 
 
 def missing(is_there: Callable[[str], bool]) -> list[str]:

@@ -65,9 +65,7 @@ def remove(records: Iterable[Record]) -> None:
     for record in records:
         if isinstance(record, Directory):
             delete_directory(Path(record.path))
-    # Those with the longest path first: children before their parents.
-    for name in sorted(names, key=len, reverse=True):
-        cgroups.remove(name)
+    _remove_cgroups(names)
 
 
 def leftovers(records: Iterable[Record]) -> list[str]:
@@ -96,6 +94,21 @@ def kill(names: Iterable[str]) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _remove_cgroups(names: list[str]) -> None:
+    """Also of a process that joins meanwhile: it was started by one that was killed just then.
+    If it comes later, there is nothing to join, and it ends."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        kill(names)
+        # Those with the longest path first: children before their parents.
+        gone = [cgroups.remove(name) for name in sorted(names, key=len, reverse=True)]
+        if all(gone):
+            return
+        if time.monotonic() > deadline:
+            raise KubeletNodeError(f"cgroups {', '.join(names)} stay busy")
         time.sleep(_POLL_S)
 
 
