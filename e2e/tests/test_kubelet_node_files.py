@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle_testing.embedded.kubelet_node import files, removal
+from rekindle_testing.embedded.kubelet_node import files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
     ALL,
     CLUSTERS,
@@ -193,8 +193,35 @@ cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
     assert (unified.root, unified.is_v2) == (Path("/sys/fs/cgroup/unified"), True)
 
 
-def test_mount_points_with_blanks_are_read() -> None:
-    assert removal.mount_points("none /a\\040b tmpfs rw 0 0\n") == ["/a b"]
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+overlay /a overlay rw 0 0
+none /a/b\\040c tmpfs rw 0 0
+none /ab tmpfs rw 0 0
+"""
+
+
+def test_mounts_below_a_path_are_found() -> None:
+    assert mounts.points_below(MOUNTS, Path("/a")) == ["/a", "/a/b c"]
+    assert mounts.points_below(MOUNTS, Path("/a/b c/d")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "file_system"),
+    [("/x", "ext4"), ("/a/x", "overlay"), ("/a/b c/x", "tmpfs"), ("/abc", "ext4")],
+)
+def test_the_file_system_of_a_path_is_found(path: str, file_system: str) -> None:
+    assert mounts.file_system_of(MOUNTS, Path(path)) == file_system
+
+
+def test_the_last_mount_of_a_point_counts() -> None:
+    text = "a /p ext4 rw 0 0\nb /p overlay rw 0 0\n"
+    assert mounts.file_system_of(text, Path("/p/x")) == "overlay"
+
+
+def test_an_overlay_is_not_laid_over_another() -> None:
+    assert files.snapshotter("overlay") == "native"
+    assert files.snapshotter("ext4") == "overlayfs"
 
 
 # --- the state file ---------------------------------------------------------

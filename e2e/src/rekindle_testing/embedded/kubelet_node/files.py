@@ -45,6 +45,17 @@ class KubeletSettings:
     reserved: Mapping[str, str]
 
 
+def snapshotter(file_system: str) -> str:
+    """How containerd keeps the files of images and containers on a file system. An overlay
+    cannot be the upper layer of another one: there everything is copied."""
+    return "native" if file_system == "overlay" else "overlayfs"
+
+
+def import_command(snapshotter: str) -> list[str]:
+    """Takes the path of an archive as one argument more."""
+    return [*("ctr", "--namespace", "k8s.io", "images", "import"), "--snapshotter", snapshotter]
+
+
 def containerd(data: Path, snapshotter: str) -> str:
     return f"""\
 version = 2

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, removal
+from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
@@ -219,6 +219,10 @@ class KubeletNode:
     def _network_ready(self) -> Path:
         return self.data / "network-ready"
 
+    @property
+    def _snapshotter(self) -> str:
+        return files.snapshotter(mounts.file_system_of(mounts.read(), self.data.resolve()))
+
     def _write_files(self, binaries: NodeBinaries) -> None:
         place, data = self._place, self.data
         for name in ("cni", "pod-logs", "volume-plugins", "kubelet"):
@@ -241,7 +245,7 @@ class KubeletNode:
         )
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
-            "containerd.toml": files.containerd(data, "overlayfs"),
+            "containerd.toml": files.containerd(data, self._snapshotter),
             "cni/10-pods.conflist": files.cni(data, place.pods),
             "kubelet.json": files.kubelet(settings),
             "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
@@ -267,7 +271,7 @@ class KubeletNode:
             "network_ready": str(self._network_ready),
             "containerd_socket": files.CONTAINERD_SOCKET,
             "archives": [str(data / "pause.tar"), *map(str, self._archives)],
-            "import": ["ctr", "--namespace", "k8s.io", "images", "import"],
+            "import": files.import_command(self._snapshotter),
             "services": {
                 "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
                 "kubelet": kubelet,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rekindle_testing.embedded.cache import Report, no_report
-from rekindle_testing.embedded.kubelet_node import cgroups, commands
+from rekindle_testing.embedded.kubelet_node import cgroups, commands, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.state_file import (
     STATE_DIRECTORY,
@@ -127,16 +127,8 @@ def delete_directory(path: Path) -> None:
             time.sleep(_POLL_S)
 
 
-def mount_points(mounts: str) -> list[str]:
-    """From the text of /proc/self/mounts."""
-    points = [line.split()[1] for line in mounts.splitlines()]
-    # Of the characters that the kernel escapes, a path of ours may have a blank.
-    return [point.replace("\\040", " ") for point in points]
-
-
 def _mounts_below(path: Path) -> list[str]:
-    points = mount_points(Path("/proc/self/mounts").read_text())
-    return [point for point in points if Path(point).is_relative_to(path)]
+    return mounts.points_below(mounts.read(), path)
 
 
 def _has_link(name: str) -> bool:
