@@ -226,9 +226,16 @@ def test_an_overlay_is_not_laid_over_another() -> None:
 
 # --- the state file ---------------------------------------------------------
 
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,9}", fullmatch=True)
+PARTS = st.text(st.characters(exclude_characters="/."), min_size=1)
 RECORDS = st.lists(
     st.one_of(
-        *(st.builds(kind, st.text(max_size=20)) for kind in (Cgroup, Link, Directory)),
+        st.builds(Cgroup, NAMES.map("rekindle-kubelet-3/{}".format)),
+        st.builds(Link, st.integers(0, 15).map("rk{}".format)),
+        st.builds(
+            Directory,
+            PARTS.map("/{}/data".format),
+        ),
     ),
     max_size=6,
 )
@@ -251,29 +258,52 @@ def test_a_line_of_another_kind_is_refused() -> None:
         parse('{"kind": "planet", "name": "x"}\n')
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        Cgroup(""),
+        Cgroup("rekindle-kubelet-0/.."),
+        Cgroup("system.slice"),
+        Link("eth0"),
+        Directory("/"),
+        Directory("/data"),
+        Directory("a/data"),
+        Directory("/home/u"),
+        Directory("/a/../data"),
+    ],
+)
+def test_nothing_of_others_is_recorded_or_removed(record: Record, tmp_path: Path) -> None:
+    state = StateFile.claim(tmp_path / "0.jsonl")
+    assert state is not None
+    with pytest.raises(KubeletNodeError, match="cannot belong"):
+        state.record(record)
+    with pytest.raises(KubeletNodeError, match="no record"):
+        parse(to_line(record))
+
+
 def test_a_state_file_has_one_owner(tmp_path: Path) -> None:
     path = tmp_path / "state" / "0.jsonl"
     first = StateFile.claim(path)
     assert first is not None
     assert StateFile.claim(path) is None
-    first.record(Directory("/d"), Link("l"))
-    assert first.records() == [Directory("/d"), Link("l")]
+    first.record(Directory("/d/data"), Link("rk0"))
+    assert first.records() == [Directory("/d/data"), Link("rk0")]
     first.close()
     second = StateFile.claim(path)
     assert second is not None
-    assert second.records() == [Directory("/d"), Link("l")]
+    assert second.records() == [Directory("/d/data"), Link("rk0")]
     second.clear()
     assert second.records() == []
 
 
 def test_what_a_killed_process_has_recorded_is_removed(tmp_path: Path) -> None:
-    path, left = tmp_path / "state" / "0.jsonl", tmp_path / "left"
+    path, left = tmp_path / "state" / "0.jsonl", tmp_path / "node" / "data"
     script = f"""
 import os, signal
 from pathlib import Path
 from rekindle_testing.embedded.kubelet_node.state_file import *
 state = StateFile.claim(Path({str(path)!r}))
-state.record(Directory({str(left)!r}), Directory({str(tmp_path / "never-made")!r}))
+state.record(Directory({str(left)!r}), Directory({str(tmp_path / "never-made" / "data")!r}))
 (Path({str(left)!r}) / "a").mkdir(parents=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -291,7 +321,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_belongs_to_a_running_process_stays(tmp_path: Path) -> None:
     state = StateFile.claim(tmp_path / "0.jsonl")
     assert state is not None
-    kept = tmp_path / "kept"
+    kept = tmp_path / "data"
     state.record(Directory(str(kept)))
     kept.mkdir()
     removal.sweep(tmp_path)

@@ -21,7 +21,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, await_in, child_of
-from rekindle_testing.embedded.kubelet_node.state_file import Cgroup, Directory
+from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.quantities import milli, whole
 from rekindle_testing.embedded.process_node.remote import NodeInApi
@@ -80,7 +80,7 @@ class KubeletNode:
         self.name = name
         self.zone = zone
         self.directory = directory.absolute()
-        self.data = self.directory / "data"
+        self.data = self.directory / DATA
         self.logs = self.directory / "logs"
         self.log = self.logs / "kubelet.log"
         self.api = NodeInApi(name, cluster.kubeconfig)

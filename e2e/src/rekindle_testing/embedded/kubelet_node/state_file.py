@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -48,6 +49,24 @@ _KINDS: dict[str, type[Record]] = {"cgroup": Cgroup, "link": Link, "directory": 
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
+_OWN_CGROUP = re.compile(r"rekindle-kubelet-\d+(/[a-z0-9][a-z0-9.-]*)?")
+_OWN_LINK = re.compile(r"rk\d+")
+DATA = "data"
+
+
+def is_ours(record: Record) -> bool:
+    """Whether it may be a cluster's. What is removed, as root, goes by a file: one that names
+    anything else, such as the root of all cgroups, is refused."""
+    match record:
+        case Cgroup(name):
+            return _OWN_CGROUP.fullmatch(name) is not None
+        case Link(name):
+            return _OWN_LINK.fullmatch(name) is not None
+        case Directory(path):
+            parts = Path(path).parts
+            return len(parts) > 2 and parts[0] == "/" and parts[-1] == DATA and ".." not in parts
+
+
 def to_line(record: Record) -> str:
     return json.dumps({"kind": _NAMES[type(record)], **asdict(record)}) + "\n"
 
@@ -62,9 +81,12 @@ def parse(text: str) -> list[Record]:
     for line in lines:
         try:
             fields = json.loads(line)
-            found.append(_KINDS[fields.pop("kind")](**fields))
+            record = _KINDS[fields.pop("kind")](**fields)
+            if not is_ours(record):
+                raise ValueError("not ours")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KubeletNodeError(f"a line of a state file is no record: {line!r}") from error
+        found.append(record)
     return list(dict.fromkeys(found))
 
 
@@ -96,6 +118,8 @@ class StateFile:
     def record(self, *records: Record) -> None:
         """Durable against the end of this process; a crash of the machine takes the rest along."""
         for record in records:
+            if not is_ours(record):
+                raise KubeletNodeError(f"{record} cannot belong to a kubelet node")
             self._file.write(to_line(record))
         self._file.flush()
 
