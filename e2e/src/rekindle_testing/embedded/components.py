@@ -139,6 +139,8 @@ def controller_manager(
     return [
         *_controller(ports.controller_manager, credentials, kubeconfig),
         "--use-service-account-credentials",
+        # It creates this directory; the default is below /usr.
+        f"--flex-volume-plugin-dir={kubeconfig.parent / 'flex-volume-plugins'}",
         f"--service-account-private-key-file={credentials.service_account_key}",
         f"--root-ca-file={authority.certificate}",
         f"--cluster-signing-cert-file={authority.certificate}",

@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.images import pause_archive
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, await_in, child_of
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
-from rekindle_testing.embedded.process_node.quantities import milli, whole
+from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
 from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
@@ -240,7 +240,7 @@ class KubeletNode:
                 (os.cpu_count() or 1) * 1000,
                 os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
                 None if self._cpu is None else milli(self._cpu),
-                None if self._memory is None else whole(self._memory),
+                None if self._memory is None else parse_rounded_up(self._memory),
             ),
         )
         proxy = data / "kube-proxy.kubeconfig"
