@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 from typing import Any
@@ -57,6 +58,7 @@ def bits(values: pa.Array) -> Any:
 @settings(max_examples=300)
 @given(st.sampled_from(TYPES), TEXTS)
 @example(Scalar.STRING, "\ud800")
+@example(Decimal(38, 20), ".52E20")
 def test_constants_are_those_of_arrow(kind: DataType, text: str) -> None:
     # Arrow reads decimals with such exponents as 0, sometimes.
     assume(not (isinstance(kind, Decimal) and re.search(r"[eE]-?\d{3}", text)))
@@ -64,6 +66,12 @@ def test_constants_are_those_of_arrow(kind: DataType, text: str) -> None:
         expected = cast([text], arrow_type(kind))
     except UnicodeEncodeError:
         expected = None
+    if (
+        isinstance(kind, Decimal)
+        and expected is not None
+        and expected[0].as_py() != decimal.Decimal(text)
+    ):
+        expected = None  # Arrow overflows in silence
     try:
         value = constant(text, kind)
     except ValueError:
