@@ -118,6 +118,10 @@ def _without_coordinator(world: World, nodes: list[str]) -> str:
     return next(n for n in nodes if n != coordinator.spec.node_name and _on(world, n))
 
 
+def _records(world: World) -> set[str]:
+    return {c.metadata.name for c in world.core.list_namespaced_config_map("default").items}
+
+
 def _on(world: World, node: str) -> set[str]:
     return {n for n, p in world.pods("flights").items() if p.spec.node_name == node}
 
@@ -282,7 +286,8 @@ def test_a_refused_edit_keeps_the_accepted_generation(
 
     generation = world.edit("flights", drop_query)
     wait_for("it is accepted", lambda: world.condition("flights", "Valid")["status"] == "True")
-    assert world.core.read_namespaced_config_map(f"flights-g{generation}", "default")
+    # The record is created after the status that has its digest.
+    wait_for("its record", lambda: f"flights-g{generation}" in _records(world))
     assert world.status("flights")["queriesLive"].endswith("/2")
     kept = pods - {"flights-routes-0-0-1"}
     wait_for("only unneeded pods to end", lambda: set(world.pods("flights")) == kept)
