@@ -1,7 +1,10 @@
 """How the toolchain finds and names what it builds; nothing is built here."""
 
+import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from rekindle_testing.embedded import go_modules, toolchain
-from rekindle_testing.embedded.cache import cache_root, content_key, make_once, no_report
+from rekindle_testing.embedded.cache import (
+    Hold,
+    cache_root,
+    content_key,
+    hold,
+    make_once,
+    no_report,
+    prune,
+)
 from rekindle_testing.embedded.go_modules import (
     CONTROL_PLANE_MODULE,
     NODE_MODULE,
@@ -100,6 +111,66 @@ def test_a_second_build_waits_for_the_first(tmp_path: Path) -> None:
     assert in_making.wait(10)
     assert make_once(entry, lambda directory: pytest.fail("twice"), lambda line: waited.set())
     first.join(10)
+
+
+def test_what_a_killed_build_has_left_is_deleted(tmp_path: Path) -> None:
+    entry = tmp_path / "entry"
+    script = f"""
+import os, signal
+from pathlib import Path
+from rekindle_testing.embedded.cache import make_once
+def make(directory):
+    (directory / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+make_once(Path({str(entry)!r}), make, print)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode < 0
+    assert not entry.exists()
+    assert len(list(tmp_path.glob(".entry-*"))) == 1
+    make_once(entry, lambda directory: (directory / "all").touch(), no_report)
+    assert [path.name for path in entry.iterdir()] == ["all"]
+    assert not list(tmp_path.glob(".entry-*"))
+
+
+def held(directory: Path, name: str, *, used_at_s: int) -> Hold:
+    entry = hold(directory / name, lambda scratch: None, no_report)
+    os.utime(directory / f"{name}.use", (used_at_s, used_at_s))
+    return entry
+
+
+def entries(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir() if path.is_dir()}
+
+
+def test_entries_that_were_used_last_are_kept(tmp_path: Path) -> None:
+    for name, used_at_s in (("a", 3), ("b", 1), ("c", 2)):
+        held(tmp_path, name, used_at_s=used_at_s).release()
+    (tmp_path / ".b-half").mkdir()
+    prune(tmp_path, 2)
+    assert entries(tmp_path) == {"a", "c"}
+    hold(tmp_path / "c", lambda scratch: pytest.fail("twice"), no_report).release()
+    prune(tmp_path, 1)
+    assert entries(tmp_path) == {"c"}
+
+
+def test_an_entry_in_use_is_kept(tmp_path: Path) -> None:
+    first, second = (held(tmp_path, "a", used_at_s=1) for _ in range(2))
+    held(tmp_path, "b", used_at_s=2).release()
+    first.release()
+    prune(tmp_path, 0)
+    assert entries(tmp_path) == {"a"}
+    second.release()
+    prune(tmp_path, 0)
+    assert entries(tmp_path) == set()
+
+
+def test_an_entry_that_is_being_made_is_kept(tmp_path: Path) -> None:
+    def make(directory: Path) -> None:
+        prune(tmp_path, 0)
+        assert directory.is_dir()
+
+    hold(tmp_path / "a", make, no_report).release()
+    assert entries(tmp_path) == {"a"}
 
 
 # --- Go ---------------------------------------------------------------------

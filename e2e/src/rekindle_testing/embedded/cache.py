@@ -1,18 +1,21 @@
 """A cache directory for build results; entries are created atomically.
 
 Knows nothing about their content.  Entries are named by the hash of what they are
-built from, so they are never outdated; deleting the cache is always safe.
+built from, so they are never outdated; deleting the cache is always safe while nothing uses it.
+Entries that are large are held while they are used, and `prune` deletes the others.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 Report = Callable[[str], None]
 
@@ -49,9 +52,11 @@ def make_once(entry: Path, make: Callable[[Path], None], report: Report) -> Path
     if entry.is_dir():
         return entry
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(entry.with_name(entry.name + ".lock"), report):
+    with _locked(_lock_of(entry), report):
         if entry.is_dir():
             return entry
+        for left in entry.parent.glob(f".{entry.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
         try:
             make(scratch)
@@ -60,6 +65,70 @@ def make_once(entry: Path, make: Callable[[Path], None], report: Report) -> Path
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return entry
+
+
+class Hold:
+    """An entry that `prune` does not delete until `release`, or until this process ends."""
+
+    def __init__(self, entry: Path, file: TextIO) -> None:
+        self.entry = entry
+        self._file = file
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def hold(entry: Path, make: Callable[[Path], None], report: Report) -> Hold:
+    """`make_once`, and keep the entry."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    # Before it is looked for: it may be just about to be deleted.
+    file = _use_of(entry).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.utime(file.fileno())
+        return Hold(make_once(entry, make, report), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Delete the entries of a directory that `hold` has made, but for those that are held and for
+    the `keep` that were used last; and what processes have left that were killed in making one."""
+    uses = sorted(directory.glob("*.use"), key=lambda use: use.stat().st_mtime, reverse=True)
+    entries = [entry for use in uses if (entry := use.with_suffix("")).is_dir()]
+    for entry in entries[keep:]:
+        with _if_free(_use_of(entry)) as free:
+            if free:
+                # Gone at once: half of an entry would be taken for all of it.
+                entry.rename(entry.with_name(f".{entry.name}-deleted"))
+    for left in directory.glob(".*-*"):
+        name = left.name[1:].rpartition("-")[0]
+        with _if_free(_lock_of(directory / name)) as free:
+            if free:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _lock_of(entry: Path) -> Path:
+    """Of who makes it."""
+    return entry.with_name(entry.name + ".lock")
+
+
+def _use_of(entry: Path) -> Path:
+    """Of who uses it, together with others; its time is that of the last use."""
+    return entry.with_name(entry.name + ".use")
+
+
+@contextmanager
+def _if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody has the lock; it is held meanwhile."""
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextmanager
