@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle_testing.embedded.cache import hold, no_report
 from rekindle_testing.embedded.kubelet_node import files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
     ALL,
@@ -28,7 +30,8 @@ from rekindle_testing.embedded.kubelet_node.addresses import (
 )
 from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-from rekindle_testing.embedded.kubelet_node.image_archive import archive
+from rekindle_testing.embedded.kubelet_node.image_archive import archive, identity
+from rekindle_testing.embedded.kubelet_node.image_store import Template, link
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
@@ -102,6 +105,15 @@ def test_containerd_has_its_own_directories() -> None:
     assert cri["containerd"]["snapshotter"] == "overlayfs"
 
 
+def test_a_containerd_that_only_unpacks_serves_no_kubelet() -> None:
+    config = tomllib.loads(files.containerd_alone(DATA, "native"))
+    assert config["root"] == "/d"
+    disabled = config["disabled_plugins"]
+    assert "io.containerd.grpc.v1.cri" in disabled
+    assert "io.containerd.snapshotter.v1.overlayfs" in disabled
+    assert "io.containerd.snapshotter.v1.native" not in disabled
+
+
 def test_pods_get_addresses_of_their_nodes_range() -> None:
     bridge, portmap = json.loads(files.cni(DATA, IPv4Network("198.18.1.0/24")))["plugins"]
     assert bridge["ipam"]["ranges"] == [[{"subnet": "198.18.1.0/24"}]]
@@ -173,6 +185,74 @@ def test_the_same_program_gives_the_same_archive() -> None:
     assert archive("t", {"x": b"1"}, ["/x"]) == archive("t", {"x": b"1"}, ["/x"])
 
 
+def docker_archive(tag: str, program: bytes) -> bytes:
+    return archive(tag, {"x": program}, ["/x"])
+
+
+def packed(**members: bytes) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name.replace("_", "."))
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return output.getvalue()
+
+
+def test_archives_of_the_same_images_have_one_identity() -> None:
+    plain = docker_archive("t", b"1")
+    assert identity(io.BytesIO(plain)) == identity(io.BytesIO(gzip.compress(plain)))
+
+
+@pytest.mark.parametrize(("tag", "program"), [("u", b"1"), ("t", b"2")])
+def test_another_name_or_program_is_another_identity(tag: str, program: bytes) -> None:
+    first, second = docker_archive("t", b"1"), docker_archive(tag, program)
+    assert identity(io.BytesIO(first)) != identity(io.BytesIO(second))
+
+
+def test_an_oci_layout_is_identified_by_its_index() -> None:
+    first, second = (packed(index_json=b"{%d}" % number, layer=b"") for number in (1, 2))
+    assert identity(io.BytesIO(first)) != identity(io.BytesIO(second))
+    assert identity(io.BytesIO(first)) == identity(io.BytesIO(packed(index_json=b"{1}")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no tar" * 1000,
+        packed(other=b""),
+        packed(manifest_json=b"{"),
+        packed(manifest_json=b'[{"Config": "missing"}]'),
+        packed(manifest_json=b"[1]"),
+        docker_archive("t", b"1" * 2000)[:700],
+    ],
+)
+def test_what_is_no_archive_of_images_has_no_identity(content: bytes) -> None:
+    with pytest.raises(ValueError, match="no archive of images"):
+        identity(io.BytesIO(content))
+
+
+def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) -> None:
+    entry, root = tmp_path / "template", tmp_path / "node"
+    metadata = "io.containerd.metadata.v1.bolt/meta.db"
+    snapshots = "io.containerd.snapshotter.v1.overlayfs"
+    blobs = "io.containerd.content.v1.content/blobs/sha256"
+    written = {metadata: "m", f"{snapshots}/metadata.db": "s", f"{blobs}/abc": "b"}
+    for name, text in {**written, f"{snapshots}/snapshots/1/fs/file": "f"}.items():
+        file = entry / "containerd" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    template = Template("overlayfs", hold(entry, lambda _: pytest.fail("made"), no_report))
+    link(template, root)
+    found = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+    assert found == {*written, f"{snapshots}/snapshots/1"}
+    (root / metadata).write_text("changed")
+    assert (template.root / metadata).read_text() == "m"
+    for shared in (f"{blobs}/abc", f"{snapshots}/snapshots/1"):
+        assert (root / shared).readlink() == Path(files.IMAGES) / shared
+
+
 # --- packages, cgroups ------------------------------------------------------
 
 
@@ -220,8 +300,8 @@ def test_the_last_mount_of_a_point_counts() -> None:
 
 
 def test_an_overlay_is_not_laid_over_another() -> None:
-    assert files.snapshotter("overlay") == "native"
-    assert files.snapshotter("ext4") == "overlayfs"
+    assert files.snapshotter(["ext4", "overlay"]) == "native"
+    assert files.snapshotter(["ext4", "tmpfs"]) == "overlayfs"
 
 
 # --- the state file ---------------------------------------------------------

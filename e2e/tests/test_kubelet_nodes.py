@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -16,18 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import mentioning
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.kubelet_node import cgroups, removal
-from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
+from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
+from rekindle_testing.embedded.kubelet_node.files import IMAGES
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.embedded.kubelet_node.image_archive import archive
+from rekindle_testing.embedded.kubelet_node.image_store import hold_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods
+from rekindle_testing.embedded.toolchain import ensure_node
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -39,6 +45,9 @@ TIMEOUT_S = 2
 """Of a connection that a pod makes."""
 GRACE_S = 30.0
 """Of a node that is silent: the control plane's grace period and the time to notice."""
+
+LATER = "docker.io/rekindle/later:dev"
+CTR = ("ctr", "--namespace", "k8s.io")
 
 _numbers = itertools.count(1)
 
@@ -158,6 +167,100 @@ def test_a_command_runs_in_a_container(
 ) -> None:
     serve(pods, nodes[0], "entered")
     assert control_plane.kubectl("exec", "entered", "--", "hostname") == "entered\n"
+
+
+# --- images -----------------------------------------------------------------
+
+
+@pytest.fixture
+def template(machine: None, tmp_path: Path) -> Iterator[Path]:
+    """What all nodes here have their images from."""
+    held = hold_template([ensure_busybox()], ensure_node().pause, tmp_path)
+    yield held.root
+    held.release()
+
+
+def contents(directory: Path) -> dict[str, tuple[int, int, int, int, str]]:
+    """Everything about every file but the time of the last access."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        kept = path.is_file() and not path.is_symlink()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if kept else ""
+        facts = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, digest)
+        found[str(path.relative_to(directory))] = facts
+    return found
+
+
+def in_node(node: KubeletNode, *command: str) -> str:
+    return commands.run([*commands.inside(node.init_pid), *command])
+
+
+def test_what_a_container_writes_is_its_own(
+    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane, template: Path
+) -> None:
+    before = contents(template)
+    writes = "rm /bin/true && echo mine > /bin/true && echo more >> /bin/busybox; exec sleep 600"
+    pods.create("writes", on(nodes[0], writes))
+    pods.wait_ready("writes", 60)
+
+    def is_written() -> bool:
+        return control_plane.kubectl("exec", "writes", "--", "cat", "/bin/true") == "mine\n"
+
+    wait_for("it has written", is_written, 10)
+    for number, node in enumerate(nodes):
+        serve(pods, node, f"reads-{number}")
+        control_plane.kubectl("exec", f"reads-{number}", "--", "/bin/true")
+    assert contents(template) == before
+
+
+def test_what_a_node_deletes_stays_for_the_others(
+    make_node: Callable[[], KubeletNode], template: Path
+) -> None:
+    before = contents(template)
+    node = make_node()
+    node.wait_ready()
+    snapshots = node.data / "containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"
+    assert len(list(snapshots.iterdir())) == 2
+    images = in_node(node, *CTR, "images", "list", "--quiet").split()
+    in_node(node, *CTR, "images", "remove", "--sync", *images)
+    assert list(snapshots.iterdir()) == []
+    with pytest.raises(KubeletNodeError, match="Read-only file system"):
+        in_node(node, "touch", f"{IMAGES}/new")
+    node.stop()
+    assert contents(template) == before
+
+
+def test_an_image_is_added_to_a_running_node(
+    make_node: Callable[[], KubeletNode], pods: Pods, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    node = make_node()
+    node.wait_ready()
+    for version in ("1", "2"):
+        node.import_archive(later_image(tmp_path, version))
+        name = f"later-{version}"
+        pods.create(name, on(node, "exec sleep 600", image=LATER))
+        pods.wait_ready(name, 60)
+        assert control_plane.kubectl("exec", name, "--", "cat", "/version") == version
+        pods.delete(name)
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(b"x" * 10240)
+    with pytest.raises(KubeletNodeError, match=f"{node.name} cannot import .*/bad.tar"):
+        node.import_archive(bad)
+    with pytest.raises(KubeletNodeError, match=r"/missing.tar cannot be read: .*No such file"):
+        node.import_archive(tmp_path / "missing.tar")
+    node.stop()
+    with pytest.raises(KubeletNodeError, match="does not run"):
+        node.import_archive(bad)
+
+
+def later_image(directory: Path, version: str) -> Path:
+    busybox = (ensure_busybox().parent / "files/bin/busybox").read_bytes()
+    contents = {"bin/busybox": busybox, "version": version.encode()}
+    links = {f"bin/{name}": "busybox" for name in ("cat", "sh", "sleep")}
+    path = directory / f"later-{version}.tar"
+    path.write_bytes(archive(LATER, contents, ["/bin/sh"], links=links))
+    return path
 
 
 # --- network ----------------------------------------------------------------
@@ -385,8 +488,9 @@ def test_nothing_is_left_after_down(machine: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["running", "frozen"])
 def test_a_killed_test_leaves_nothing_behind_the_next_up(
-    machine: None, tmp_path: Path, mode: str
+    machine: None, template: Path, tmp_path: Path, mode: str
 ) -> None:
+    before = contents(template)
     with another_cluster(tmp_path, mode) as (process, facts):
         process.kill()
         process.wait()
@@ -394,6 +498,7 @@ def test_a_killed_test_leaves_nothing_behind_the_next_up(
         records = [r for r in parse(facts["records"]) if "brief" in str(r)]
         assert removal.leftovers(records) == []
     assert left_of(facts) == []
+    assert contents(template) == before
 
 
 def test_all_is_removed_though_nobody_watched(machine: None, tmp_path: Path) -> None:
@@ -470,13 +575,4 @@ def machine_wide() -> set[Path]:
     found = set(Path("/sys/class/net").iterdir())
     for hierarchy in cgroups.mounted():
         found |= set(hierarchy.root.glob("rekindle-kubelet-*"))
-    return found
-
-
-def mentioning(directory: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes()
-            found += [words.decode()] if str(directory).encode() in words else []
     return found

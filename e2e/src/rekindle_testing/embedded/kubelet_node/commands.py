@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO
 
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 
@@ -17,16 +18,18 @@ def environment() -> Mapping[str, str]:
     return {"PATH": f"{path}:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/root"}
 
 
-def run(command: Sequence[str], stdin: str = "") -> str:
+def run(
+    command: Sequence[str], stdin: str | BinaryIO = "", *, timeout_s: float = _TIMEOUT_S
+) -> str:
     """What it prints; KubeletNodeError if it fails."""
     try:
         done = subprocess.run(
             command,
-            input=stdin,
+            **({"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}),
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KubeletNodeError(f"{' '.join(command)}: {error}") from error
@@ -45,6 +48,11 @@ def ip(lines: Iterable[str], *, in_network_of: int | None = None) -> None:
 
 def bridge(arguments: Sequence[str], *, in_network_of: int) -> None:
     run([*_entered(in_network_of), "bridge", *arguments])
+
+
+def inside(pid: int) -> list[str]:
+    """What a command begins with to run in all namespaces of a process."""
+    return ["nsenter", f"--target={pid}", "--all", "--"]
 
 
 def _entered(pid: int | None) -> list[str]:

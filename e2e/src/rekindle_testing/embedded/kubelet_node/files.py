@@ -6,7 +6,7 @@ JSON where YAML is read, since JSON is YAML and needs no library.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -16,6 +16,22 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 # In the node's own /run.
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
+# Where a node sees the root directory of its template (`image_store`).
+IMAGES = "/run/rekindle/images"
+
+_CTR = ("ctr", "--namespace", "k8s.io")
+# The label is set by the part of containerd that serves the kubelet.
+UNMANAGED_IMAGES = (
+    *(*_CTR, "images", "list", "--quiet"),
+    'labels."io.cri-containerd.image"!=managed',
+)
+
+_DISABLED = (
+    *(f"io.containerd.snapshotter.v1.{name}" for name in ("aufs", "btrfs", "devmapper", "zfs")),
+    "io.containerd.internal.v1.opt",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+)
 
 Json = dict[str, Any]
 
@@ -45,33 +61,28 @@ class KubeletSettings:
     reserved: Mapping[str, str]
 
 
-def snapshotter(file_system: str) -> str:
-    """How containerd keeps the files of images and containers on a file system. An overlay
+def snapshotter(file_systems: Iterable[str]) -> str:
+    """How containerd keeps the files of images and containers on these file systems. An overlay
     cannot be the upper layer of another one: there everything is copied."""
-    return "native" if file_system == "overlay" else "overlayfs"
+    return "native" if "overlay" in file_systems else "overlayfs"
 
 
 def import_command(snapshotter: str) -> list[str]:
-    """Takes the path of an archive as one argument more."""
-    return [*("ctr", "--namespace", "k8s.io", "images", "import"), "--snapshotter", snapshotter]
+    """Takes the path of an archive, or - for its standard input, as one argument more."""
+    return [*_CTR, "images", "import", "--snapshotter", snapshotter]
+
+
+def containerd_alone(root: Path, snapshotter: str) -> str:
+    """Of one that unpacks images and runs nothing."""
+    disabled = {*_DISABLED, "io.containerd.grpc.v1.cri"}
+    others = {"native", "overlayfs"} - {snapshotter}
+    disabled |= {f"io.containerd.snapshotter.v1.{other}" for other in others}
+    return _containerd(root, sorted(disabled))
 
 
 def containerd(data: Path, snapshotter: str) -> str:
     return f"""\
-version = 2
-root = "{data}/containerd"
-state = "/run/containerd"
-oom_score = 0
-disabled_plugins = [
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.internal.v1.opt", "io.containerd.internal.v1.tracing",
-  "io.containerd.tracing.processor.v1.otlp",
-]
-
-[grpc]
-address = "{CONTAINERD_SOCKET}"
-
+{_containerd(data / "containerd", _DISABLED)}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE_IMAGE}"
 # Without CAP_SYS_RESOURCE nobody may lower an oom_score_adj, and every sandbox would fail.
@@ -91,6 +102,19 @@ runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
+"""
+
+
+def _containerd(root: Path, disabled: Sequence[str]) -> str:
+    return f"""\
+version = 2
+root = "{root}"
+state = "/run/containerd"
+oom_score = 0
+disabled_plugins = {json.dumps(disabled)}
+
+[grpc]
+address = "{CONTAINERD_SOCKET}"
 """
 
 

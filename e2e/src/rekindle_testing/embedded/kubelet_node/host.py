@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, mounts, removal
+from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, image_store, removal
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-from rekindle_testing.embedded.kubelet_node.images import pause_archive
+from rekindle_testing.embedded.kubelet_node.image_store import Template
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, await_in, child_of
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
@@ -58,7 +58,8 @@ class KubeletNode:
     """One node. `cpu` and `memory` are what pods may request, by default all of the machine.
 
     `directory` must not exist; in it are `data`, which is deleted with the node, and `logs`,
-    which are kept. `archives` are images in files, as `docker save` writes them.
+    which are kept. `archives` are images in files, as `docker save` writes them; they are unpacked
+    once on this machine, by the first node that has them.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class KubeletNode:
         self._place = network.reserve()
         self._cgroup = f"{network.cgroup}/{name}"
         self._wrapper: Process | None = None
+        self._template: Template | None = None
         self._cut = False
 
     @property
@@ -103,15 +105,19 @@ class KubeletNode:
     # --- lifecycle --------------------------------------------------------
 
     def start(self) -> None:
-        """Return at once; `wait_ready` waits."""
-        binaries = self._binaries or ensure_node(self._network.report)
+        """Return at once, unless images are to be unpacked; `wait_ready` waits."""
+        report = self._network.report
+        binaries = self._binaries or ensure_node(report)
+        self._template = template = image_store.hold_template(
+            self._archives, binaries.pause, self.data, report
+        )
         self._network.state.record(Cgroup(self._cgroup), Directory(str(self.data)))
         self.logs.mkdir(parents=True)
         self.data.mkdir(mode=0o711)
         cgroups.make(f"{self._cgroup}/system")
-        self._write_files(binaries)
+        self._write_files(binaries, template)
         config = self.data / "init.json"
-        config.write_text(json.dumps(self._init_config(binaries)))
+        config.write_text(json.dumps(self._init_config(binaries, template)))
         python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(config)]
         self._wrapper = wrapper = self._network.supervisor.start(
             self.name, [*_NAMESPACES, *python], commands.environment()
@@ -122,6 +128,19 @@ class KubeletNode:
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
         self._await("is Ready", self.api.is_ready, timeout_s)
+
+    def import_archive(self, archive: Path) -> None:
+        """Add the images of one archive more to the running node, and to it alone."""
+        pid = self.init_pid
+        assert self._template is not None
+        try:
+            image_store.import_archive(archive, self._template.snapshotter, pid)
+        except KubeletNodeError as error:
+            raise KubeletNodeError(
+                f"node {self.name} cannot import image archive {archive}: {error}"
+            ) from error
+        # The kubelet would fail to start a pod before, and try again after ten seconds only.
+        self._await("has its new images", lambda: not image_store.unmanaged(pid), _PATIENCE_S)
 
     def stop(self) -> None:
         """Kill the node and delete its Node: only its logs are kept."""
@@ -160,6 +179,9 @@ class KubeletNode:
             removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])
             self._network.detach(self._place)
             self._cut = False
+        if self._template is not None:
+            self._template.release()
+            self._template = None
         if not keep_address:
             self._network.release(self._place)
 
@@ -219,11 +241,7 @@ class KubeletNode:
     def _network_ready(self) -> Path:
         return self.data / "network-ready"
 
-    @property
-    def _snapshotter(self) -> str:
-        return files.snapshotter(mounts.file_system_of(mounts.read(), self.data.resolve()))
-
-    def _write_files(self, binaries: NodeBinaries) -> None:
+    def _write_files(self, binaries: NodeBinaries, template: Template) -> None:
         place, data = self._place, self.data
         for name in ("cni", "pod-logs", "volume-plugins", "kubelet"):
             (data / name).mkdir()
@@ -245,7 +263,7 @@ class KubeletNode:
         )
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
-            "containerd.toml": files.containerd(data, self._snapshotter),
+            "containerd.toml": files.containerd(data, template.snapshotter),
             "cni/10-pods.conflist": files.cni(data, place.pods),
             "kubelet.json": files.kubelet(settings),
             "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
@@ -253,11 +271,11 @@ class KubeletNode:
         }
         for name, text in contents.items():
             (data / name).write_text(text)
-        (data / "pause.tar").write_bytes(pause_archive(binaries.pause))
+        image_store.link(template, data / "containerd")
         shutil.copy(self._cluster.node_kubeconfig(self.name), data / "kubelet.kubeconfig")
         shutil.copy(self._cluster.user_kubeconfig(_KUBE_PROXY_USER), proxy)
 
-    def _init_config(self, binaries: NodeBinaries) -> dict[str, object]:
+    def _init_config(self, binaries: NodeBinaries, template: Template) -> dict[str, object]:
         data = self.data
         kubelet = files.kubelet_command(
             binaries.kubelet, self.name, self._place.address, data, self._labels
@@ -270,8 +288,7 @@ class KubeletNode:
             "tunables": dict(files.KERNEL_TUNABLES),
             "network_ready": str(self._network_ready),
             "containerd_socket": files.CONTAINERD_SOCKET,
-            "archives": [str(data / "pause.tar"), *map(str, self._archives)],
-            "import": files.import_command(self._snapshotter),
+            "images": {"source": str(template.root), "target": files.IMAGES},
             "services": {
                 "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
                 "kubelet": kubelet,

@@ -1,4 +1,5 @@
-"""An image of a static program, as a docker-archive, made without engine and registry. Pure."""
+"""Images in files: makes one of a static program, as a docker-archive, without engine and registry,
+and says what identifies those of any archive. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ import json
 import platform
 import tarfile
 from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
+_INDEXES = ("manifest.json", "index.json")
+"""Of a docker-archive and of an OCI layout."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -36,6 +40,28 @@ def archive(
     manifest = [{"Config": name, "RepoTags": [tag], "Layers": ["layer.tar"]}]
     contents = {"manifest.json": json.dumps(manifest).encode(), name: config, "layer.tar": layer}
     return _tar(contents, {}, ())
+
+
+def identity(file: BinaryIO) -> bytes:
+    """What determines the images of an archive: their names, and their configurations or manifests,
+    in which are the digests of the layers. The layers are skipped. ValueError if it is none."""
+    try:
+        with tarfile.open(fileobj=file) as tar:
+            members = {member.name: member for member in tar if member.isfile()}
+
+            def read(name: str) -> bytes:
+                content = tar.extractfile(members[name])
+                assert content is not None
+                return content.read()
+
+            found = {name: read(name) for name in _INDEXES if name in members}
+            for image in json.loads(found.get("manifest.json", b"[]")):
+                found[image["Config"]] = read(image["Config"])
+    except (tarfile.TarError, EOFError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"no archive of images ({type(error).__name__}: {error})") from error
+    if not found:
+        raise ValueError(f"no archive of images: it has none of {', '.join(_INDEXES)}")
+    return json.dumps([[name, _digest(found[name])] for name in sorted(found)]).encode()
 
 
 def _tar(files: Mapping[str, bytes], links: Mapping[str, str], directories: Sequence[str]) -> bytes:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +66,7 @@ def main(config_path: str) -> None:
     for file in config["cgroup_files"]:
         Path(file).write_text("0")
     socket.sethostname(config["name"])
-    _prepare_mounts(Path(config["directory"]))
+    _prepare_mounts(Path(config["directory"]), config["images"])
     _hide_tunables(config["tunables"])
     _await("the network", Path(config["network_ready"]).exists)
     for setting in _NETWORK_SETTINGS:
@@ -77,8 +76,6 @@ def main(config_path: str) -> None:
     }
     services["containerd"].start()
     _await("containerd", lambda: _accepts(config["containerd_socket"]))
-    for archive in config["archives"]:
-        subprocess.run([*config["import"], archive], check=True, timeout=_PATIENCE_S)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for service in services.values():
         service.start()
@@ -116,9 +113,10 @@ def _reap(services: dict[str, _Service]) -> None:
         service.start()
 
 
-def _prepare_mounts(directory: Path) -> None:
+def _prepare_mounts(directory: Path, images: dict[str, str]) -> None:
     """Shared within the node, as the kubelet expects, and seen by nobody else."""
     kept = os.open(directory, os.O_PATH)
+    template = os.open(images["source"], os.O_PATH)
     before = directory.stat()
     syscalls.mount("none", "/", flags=syscalls.MS_REC | _MS_SHARED)
     syscalls.mount("tmpfs", "/run", "tmpfs", data="mode=755")
@@ -133,6 +131,9 @@ def _prepare_mounts(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         syscalls.bind(f"/proc/self/fd/{kept}", str(directory))
     os.close(kept)
+    Path(images["target"]).mkdir(parents=True)
+    syscalls.bind(f"/proc/self/fd/{template}", images["target"], read_only=True)
+    os.close(template)
 
 
 def _is_same(path: Path, before: os.stat_result) -> bool:
