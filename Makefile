@@ -30,7 +30,7 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 	$(PY) -m pytest -m cluster
 
 failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
-	$(PY) -m pytest -m failures
+	$(PY) -m pytest -m "failures and not kubelet"
 
 e2e: setup        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare

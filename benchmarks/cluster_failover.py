@@ -21,14 +21,14 @@ Writes build/bench/cluster_failover.json.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster, NodeShape
+from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -100,7 +100,7 @@ def _rows_of_single_losses() -> list[Row]:
         cluster.make_volume("rekindle")
         cluster.install()
         with Run(cluster, document("failover")) as run:
-            wait_for("the coordinator's node", lambda: _coordinators_node(run), 60)
+            wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
             run.wait_checkpoint()
@@ -215,14 +215,7 @@ def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
         run.kill_pod_processes(run.task_pods("twin")[replica])
     run.wait_advanced(epochs=8)
     seconds = run.observer.now() - began
-    return _longest_gap(run, "twin", seconds + 3), _longest_gap(run, "follower", seconds + 3)
-
-
-def _longest_gap(run: Run, node: str, last_s: float) -> float:
-    folder = run.cluster.shared / run.name / "output" / node
-    times = sorted(f.stat().st_mtime for f in folder.glob("*.parquet"))
-    recent = [t for t in times if t >= times[-1] - last_s]
-    return max(b - a for a, b in itertools.pairwise(recent))
+    return run.longest_gap("twin", seconds + 3), run.longest_gap("follower", seconds + 3)
 
 
 def _freeze(run: Run, tasks: int) -> tuple[float, float]:
@@ -273,7 +266,7 @@ def _crowd(run: Run) -> None:
     run.wait_redundant()
 
 
-def _coordinators_node(run: Run) -> str | None:
+def coordinators_node(run: Run) -> str | None:
     pods = run.coordinator_pods()
     return pods[0].spec.node_name if pods else None
 

@@ -11,6 +11,7 @@ from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.nodes import ProcessNodes
 
 
 class _Cluster:
@@ -38,7 +39,7 @@ def test_evidence_is_kept_also_without_the_api(responds: bool, tmp_path: Path) -
     cluster: Any = _Cluster(tmp_path, responds=responds)
     evidence = tmp_path / "evidence"
     evidence.mkdir()
-    keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
+    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     keep_evidence(evidence, cast(EmbeddedCluster, cluster), keeper, {"failure.txt": "stuck"})
     assert (evidence / "failure.txt").read_text() == "stuck\n"
     assert (evidence / "logs" / "etcd.log").read_text() == "started"

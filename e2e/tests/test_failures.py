@@ -1,7 +1,8 @@
 """Failures on the embedded cluster: real control plane, real Spark, real kills.
 
 After every failure comes the same question: did the sinks get, row by row, what a run without
-failures would have written? All tests share one cluster, those of a class one topology.
+failures would have written? All tests of a kind of nodes share one cluster, those of a class one
+topology.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from node_kinds import every_kind, make_kind
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -23,7 +25,7 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.cluster,
+    every_kind,
     pytest.mark.spark,
     pytest.mark.failures,
     pytest.mark.timeout(900),
@@ -36,8 +38,9 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path_factory.mktemp("failures"), nodes=5, report=print) as cluster:
+def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    kind, directory = make_kind(kind_name), tmp_path_factory.mktemp("failures")
+    with EmbeddedCluster(directory, nodes=5, kind=kind, report=print) as cluster:
         flights.prepare_input(cluster.shared / "input")
         cluster.make_volume("rekindle")
         cluster.install()
@@ -115,8 +118,7 @@ def _tear_log(run: Run, segment: str) -> None:
     """
     for _ in range(3):
         pod = run.task_pods(segment)[0]
-        data = run.cluster.nodes[pod.spec.node_name].directory / "data"
-        log = data / "pods" / pod.metadata.uid / "volumes" / "data" / "log"
+        log = run.cluster.nodes[pod.spec.node_name].volume(pod.metadata.uid, "data") / "log"
         files = sorted(f for f in log.rglob("*.log") if f.stat().st_size > _TORN_BYTES)
         assert files, f"no output log of {pod.metadata.name}"
         run.kill_pod_processes(pod)

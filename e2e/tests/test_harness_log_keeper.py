@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.nodes import ProcessNodes
 
 
 def _write(nodes: Path, text: str, name: str = "log") -> None:
@@ -17,11 +18,11 @@ def _write(nodes: Path, text: str, name: str = "log") -> None:
 
 
 def _kept(directory: Path) -> list[str]:
-    return sorted(p.read_text() for p in (directory / "a-task").glob("task-0-*.log"))
+    return sorted(p.read_text() for p in (directory / "a-task").glob("task-0.log*"))
 
 
 def test_the_log_of_a_lost_node_is_kept_to_its_end(tmp_path: Path) -> None:
-    keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
+    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "first")
     keeper.sweep()
     _write(tmp_path / "nodes", "first and last")
@@ -31,7 +32,7 @@ def test_the_log_of_a_lost_node_is_kept_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_rotated_log_is_kept_beside_the_new_one(tmp_path: Path) -> None:
-    keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
+    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "old")
     keeper.sweep()
     log = tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "containers" / "task" / "0"
@@ -42,7 +43,7 @@ def test_a_rotated_log_is_kept_beside_the_new_one(tmp_path: Path) -> None:
 
 
 def test_a_pod_without_its_record_is_skipped(tmp_path: Path) -> None:
-    keeper = LogKeeper(tmp_path / "nodes", tmp_path / "kept")
+    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "text")
     (tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "pod.json").unlink()
     keeper.copy_to(tmp_path / "evidence")

@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from node_kinds import every_kind, make_kind
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.harness.cluster import OPERATOR_LEASE, SYSTEM, EmbeddedCluster
 from rekindle_testing.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.failures, pytest.mark.timeout(600)]
+pytestmark = [every_kind, pytest.mark.failures, pytest.mark.timeout(600)]
 
 TARGET_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
-    directory = tmp_path_factory.mktemp("operator")
-    with EmbeddedCluster(directory, nodes=5, settings=slow, report=print) as cluster:
+    kind, directory = make_kind(kind_name), tmp_path_factory.mktemp("operator")
+    with EmbeddedCluster(directory, nodes=5, kind=kind, settings=slow, report=print) as cluster:
         cluster.install()
         yield cluster
 

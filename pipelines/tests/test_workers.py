@@ -15,7 +15,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.streams.flight import ReadRequest, ReadResponse
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
-from rekindle.workers import Worker
+from rekindle.workers import CallTimer, Worker
 from rekindle_testing.waiting import eventually
 
 A, B = "a:1", "b:1"
@@ -57,6 +57,26 @@ def test_a_problem_ends_when_the_work_continues() -> None:
     work.worker.join(5)
     assert not work.worker.alive
     assert work.worker.restarts == 2
+
+
+def test_a_call_that_does_not_return_is_reported_while_it_lasts() -> None:
+    now = 0.0
+    timer = CallTimer(slow_s=10, clock=lambda: now)
+    with timer.during("writing epoch 7"):
+        now = 9.9
+        assert timer.problem is None
+        now = 12.0
+        assert timer.problem == (
+            "writing epoch 7 has not ended after 12 s: the storage does not respond"
+        )
+    assert timer.problem is None
+
+
+def test_a_call_that_fails_is_over() -> None:
+    timer = CallTimer(slow_s=0)
+    with pytest.raises(OSError, match="stale"), timer.during("reading"):
+        raise OSError("stale")
+    assert timer.problem is None
 
 
 class NewerClient(FakeClient):

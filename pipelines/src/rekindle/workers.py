@@ -1,4 +1,5 @@
 """Threads that restart: an unexpected error is logged and reported, and the work starts again.
+A call that does not return is reported too.
 
 A `Worker` owns a thread. When its work raises an error, the error is logged and kept in `problem`
 until the work makes progress, and the work is called again after a back-off. The thread ends only
@@ -12,11 +13,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rekindle.backoff import Backoff, BackoffPolicy
 
 BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
+SLOW_CALL_S = 10.0
+"""After which a call is reported. A file system on a network may never return."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,3 +76,30 @@ class Worker:
                 )
             self._stopping.wait(self._backoff.failed())
             self.restarts += 1
+
+
+class CallTimer:
+    """The call that one thread is in, for others to report if it does not return."""
+
+    def __init__(
+        self, slow_s: float = SLOW_CALL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._slow_s = slow_s
+        self._clock = clock
+        self._call: tuple[str, float] | None = None
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        self._call = (what, self._clock())
+        try:
+            yield
+        finally:
+            self._call = None
+
+    @property
+    def problem(self) -> str | None:
+        """None as long as the call is not slow."""
+        call = self._call
+        if call is None or (took_s := self._clock() - call[1]) < self._slow_s:
+            return None
+        return f"{call[0]} has not ended after {took_s:.0f} s: the storage does not respond"

@@ -24,8 +24,9 @@ from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StaleLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import Supervisor
-from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster, NodeShape
+from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster
 from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import DeadlineError, wait_for
@@ -120,7 +121,7 @@ class _Run:
         # Room for two tasks on each, and for a coordinator and an operator.
         shape = NodeShape(cpu="1300m", memory="4Gi")
         self.cluster = EmbeddedCluster(directory, nodes=NODES, shape=shape, report=report)
-        self.keeper = LogKeeper(directory / "nodes", directory / "kept")
+        self.keeper = LogKeeper(self.cluster.kind, self.cluster.node_directory, directory / "kept")
         self._references = {
             name: Reference(document, self.cluster.shared, self.expected / name)
             for name, document in self._documents.items()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rekindle_testing.demo.scenario import Scenario
 from rekindle_testing.demo.screen import Screen
-from rekindle_testing.harness.cluster import EmbeddedCluster, NodeShape
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.paths import ROOT
 
 

@@ -12,10 +12,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +22,8 @@ from kubernetes import client, config
 from rekindle import names
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.process_node.host import Image, ProcessNode
-from rekindle_testing.embedded.toolchain import ensure_helm, ensure_java
-from rekindle_testing.harness.archive import ensure_cds_archive
+from rekindle_testing.embedded.toolchain import ensure_helm
+from rekindle_testing.harness.nodes import Node, NodeKind, NodeShape, ProcessNodes, Report
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
@@ -34,41 +31,34 @@ MOUNT = "/var/lib/rekindle"
 NAMESPACE = "default"
 SYSTEM = "rekindle-system"
 OPERATOR_LEASE = "rekindle-operator"
-OPERATOR_IMAGE = "rekindle/operator:dev"
-PIPELINES_IMAGE = "rekindle/pipelines:dev"
-
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeShape:
-    """Capacity of a process node: the default is for two tasks of 500m CPU."""
-
-    cpu: str = "1300m"
-    memory: str = "4Gi"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 class EmbeddedCluster:
-    """A control plane, process nodes, a shared volume, and Rekindle."""
+    """A control plane, nodes, a shared volume, and Rekindle."""
 
     def __init__(
         self,
         directory: Path,
         *,
         nodes: int = 5,
-        shape: NodeShape = NodeShape(),
+        kind: NodeKind | None = None,
+        shape: NodeShape | None = None,
         settings: Settings | None = None,
         report: Report = lambda _: None,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared"
-        self.nodes: dict[str, ProcessNode] = {}
+        self.node_directory = directory / "nodes"
+        self.kind = kind or ProcessNodes()
+        self.nodes: dict[str, Node] = {}
         self._wanted = nodes
-        self._shape = shape
+        self._shape = shape or NodeShape()
         self._report = report
-        self._dead: list[ProcessNode] = []
+        self._dead: list[Node] = []
+        self._ends = contextlib.ExitStack()
         self._numbers = itertools.count(1)
-        self.control_plane = ControlPlane(directory / "control-plane", settings)
+        self._settings = settings or Settings()
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -81,27 +71,38 @@ class EmbeddedCluster:
 
     def start(self) -> None:
         self.shared.mkdir(parents=True, exist_ok=True)
-        self._images = images(self._report)
-        self._report("starting etcd, kube-apiserver, controller manager, scheduler")
+        self.kind.prepare_shared(self.shared)
         try:
+            self._ends.callback(self.kind.stop)
+            self.kind.start(self.directory, self._report)
+            settings = replace(self._settings, api_address=self.kind.api_address)
+            self.control_plane = ControlPlane(self.directory / "control-plane", settings)
+            self._report("starting etcd, kube-apiserver, controller manager, scheduler")
+            self._ends.callback(self.control_plane.stop)
             self.control_plane.start()
             kubeconfig = str(self.control_plane.kubeconfig)
             self._api_client = config.new_client_from_config(kubeconfig)  # type: ignore[no-untyped-call]
             self.core = client.CoreV1Api(self._api_client)
             self.custom = client.CustomObjectsApi(self._api_client)
             self.coordination = client.CoordinationV1Api(self._api_client)
-            self._report(f"starting {self._wanted} process nodes")
+            self._report(f"starting {self._wanted} {self.kind.name} nodes")
             started = [self.launch_node() for _ in range(self._wanted)]
+            for namespace in (NAMESPACE, SYSTEM):
+                self._make_restricted(namespace)
             for node in started:
                 node.wait_ready()
         except BaseException:
             self.stop()
             raise
 
+    def _make_restricted(self, namespace: str) -> None:
+        """Pods that need more than the Pod Security Standard `restricted` are refused in it."""
+        metadata = {"name": namespace, "labels": {POD_SECURITY: "restricted"}}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
     def stop(self) -> None:
-        """Stop everything, the control plane last; after an error the rest is still stopped."""
-        with contextlib.ExitStack() as ends:
-            ends.callback(self.control_plane.stop)
+        """Stop everything, nodes first; after an error the rest is still stopped."""
+        with self._ends as ends:
             for node in (*self._dead, *self.nodes.values()):
                 ends.callback(node.stop)
             self._dead.clear()
@@ -110,30 +111,26 @@ class EmbeddedCluster:
     def keep_logs(self, directory: Path) -> None:
         """Copy the logs of components, agents, and pods of running nodes."""
         logs = {f"control-plane/{p.name}": p for p in self.control_plane.log_directory.glob("*")}
-        nodes = self.directory / "nodes"
-        logs |= {f"nodes/{p.parent.name}.log": p for p in nodes.glob("*/agent.log")}
-        for log in nodes.glob("*/data/pods/*/containers/*/*/log*"):
-            pod = json.loads((log.parents[3] / "pod.json").read_text())["metadata"]["name"]
-            container, attempt = log.parts[-3:-1]
-            logs[f"pods/{pod}/{container}-{attempt}.{log.name}"] = log
+        nodes = self.node_directory
+        logs |= {f"nodes/{p.relative_to(nodes)}": p for p in self.kind.agent_logs(nodes)}
+        for log in self.kind.pod_logs(nodes):
+            with contextlib.suppress(OSError):  # it was deleted meanwhile, with its pod
+                logs[f"pods/{self.kind.pod_of(log)}/{self.kind.name_of(log)}"] = log
         for name, log in logs.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(log, directory / name)
 
-    def launch_node(self, shape: NodeShape | None = None) -> ProcessNode:
+    def launch_node(self, shape: NodeShape | None = None) -> Node:
         """Start one more machine, of the cluster's own shape or another; it joins by itself."""
-        shape = shape or self._shape
         number = next(self._numbers)
         name = f"node-{number}"
-        node = ProcessNode(
+        node = self.kind.make(
             name,
             self.control_plane,
-            self.directory / "nodes" / name,
+            self.node_directory / name,
             zone=f"zone-{'abc'[number % 3]}",
-            cpu=shape.cpu,
-            memory=shape.memory,
-            images=self._images,
+            shape=shape or self._shape,
         )
         self.nodes[name] = node
         node.start()
@@ -159,21 +156,32 @@ class EmbeddedCluster:
 
     def install(self, timeout_s: float = 90) -> None:
         """`helm install` and wait for the operator's Deployment and the CRD."""
-        helm = ensure_helm(self._report)
-        # fmt: off
+        chart = str(ROOT / "charts" / "rekindle")
+        images = {"image": self.kind.operator_image, "pipelines.image": self.kind.pipelines_image}
+        values = [value for name, image in images.items() for value in _image(name, image)]
+        self._helm("install", chart, *values, timeout_s=timeout_s)
+
+    def upgrade(self, chart: Path, operator_image: str, timeout_s: float = 90) -> None:
+        """As docs/operations.md has it: first the CRDs of the chart, then the release."""
+        self.control_plane.kubectl(
+            *("apply", "--server-side", "--force-conflicts", "-f", str(chart / "crds"))
+        )
+        values = _image("image", operator_image)
+        self._helm("upgrade", str(chart), "--reuse-values", *values, timeout_s=timeout_s)
+
+    def uninstall(self, timeout_s: float = 90) -> None:
+        """`helm uninstall`; the CRD, which helm never deletes, stays."""
+        self._helm("uninstall", timeout_s=timeout_s)
+
+    def _helm(self, verb: str, *arguments: str, timeout_s: float) -> None:
         command = [
-            str(helm), "install", "rekindle", str(ROOT / "charts" / "rekindle"),
-            "--namespace", SYSTEM, "--create-namespace",
-            "--set", f"image.repository={OPERATOR_IMAGE.split(':')[0]},image.tag=dev",
-            "--set", f"pipelines.image.repository={PIPELINES_IMAGE.split(':')[0]}",
-            "--set", "pipelines.image.tag=dev",
-            "--wait", "--timeout", f"{timeout_s:.0f}s",
+            *(str(ensure_helm(self._report)), verb, "rekindle", *arguments),
+            *("--namespace", SYSTEM, "--wait", "--timeout", f"{timeout_s:.0f}s"),
         ]
-        # fmt: on
         environment = {**os.environ, "KUBECONFIG": str(self.control_plane.kubeconfig)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"helm install failed:\n{done.stderr}\n{self.describe_system()}")
+            raise RuntimeError(f"helm {verb} failed:\n{done.stderr}\n{self.describe_system()}")
 
     def describe_system(self) -> str:
         return self.control_plane.kubectl("get", "pods,events", "-A", "-o", "wide")
@@ -258,17 +266,7 @@ class EmbeddedCluster:
         )
 
 
-def images(report: Report) -> dict[str, Image]:
-    """The content of the two images on a process node: this checkout's environment and a JDK."""
-    java_home = ensure_java(report)
-    binaries = Path(sys.executable).parent
-    environment = {
-        "JAVA_HOME": str(java_home),
-        "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, report)),
-        "PYTHONUNBUFFERED": "1",
-    }
-    path = (str(binaries), str(java_home / "bin"))
-    return {
-        OPERATOR_IMAGE: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
-        PIPELINES_IMAGE: Image(path=path, env=environment),
-    }
+def _image(name: str, image: str) -> list[str]:
+    """The chart's values for an image."""
+    repository, _, tag = image.rpartition(":")
+    return ["--set", f"{name}.repository={repository},{name}.tag={tag}"]

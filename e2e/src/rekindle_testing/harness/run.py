@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Mapping
@@ -144,6 +145,13 @@ class Run:
         """The epochs with rows in a query's sink, ascending."""
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
+
+    def longest_gap(self, sink: str, last_s: float) -> float:
+        """Seconds of the longest pause between two files of a sink in the last `last_s` seconds."""
+        folder = self.cluster.shared / self.name / "output" / sink
+        times = sorted(f.stat().st_mtime for f in folder.rglob("*") if parse_name(f.name))
+        recent = [t for t in times if t >= times[-1] - last_s]
+        return max(later - earlier for earlier, later in itertools.pairwise(recent))
 
     def keep_evidence(self) -> None:
         """Objects, Events and the ends of logs, into a file whose name is printed."""

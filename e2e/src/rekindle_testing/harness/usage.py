@@ -37,7 +37,7 @@ def usage(cluster: EmbeddedCluster, topology: str) -> Usage:
     for node in cluster.nodes.values():
         for kind, resident in _processes(node.pids):
             memory[kind] = max(memory.get(kind, 0.0), resident)
-    volumes = [f for n in cluster.nodes.values() for f in _files(n.directory / "data" / "pods")]
+    volumes = [f for n in cluster.nodes.values() for f in _files(n.volumes)]
     store = list(_files(cluster.shared / topology / "checkpoints"))
     return Usage(memory, sum(volumes) / MIB, sum(store) / MIB, len(store))
 

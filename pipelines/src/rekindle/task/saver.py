@@ -19,7 +19,7 @@ from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.state import TaskState
-from rekindle.workers import Worker
+from rekindle.workers import CallTimer, Worker
 
 PENDING = 2
 KEPT = 64
@@ -40,6 +40,7 @@ class CheckpointSaver:
 
     def __init__(self, store: EntryStore) -> None:
         self._problem: str | None = None
+        self._calls = CallTimer()
         self._store = store
         self._changed = threading.Condition()
         self._pending: deque[TaskState] = deque()
@@ -52,7 +53,7 @@ class CheckpointSaver:
 
     @property
     def problem(self) -> str | None:
-        return self._problem or self._worker.problem
+        return self._problem or self._worker.problem or self._calls.problem
 
     def offer(self, state: TaskState) -> None:
         with self._changed:
@@ -90,7 +91,8 @@ class CheckpointSaver:
         backoff = Backoff(_BACKOFF)
         while (state := self._next()) is not None:
             try:
-                ref = self._store.save(state, self._newest_committed())
+                with self._calls.during(f"saving the checkpoint of epoch {state.epoch}"):
+                    ref = self._store.save(state, self._newest_committed())
             except Exception as error:
                 if not isinstance(error, (RekindleError, OSError)):
                     _log.exception("checkpoint of epoch %d", state.epoch)

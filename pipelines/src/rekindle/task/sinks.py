@@ -21,7 +21,7 @@ from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.log import OutputLog
-from rekindle.workers import Worker
+from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
@@ -54,7 +54,8 @@ class SinkWriter:
         compare_from: int | None = None,
     ) -> None:
         self.assigned = assigned
-        self.problem: str | None = None
+        self._problem: str | None = None
+        self._calls = CallTimer()
         self.conflict: str | None = None
         self.through: int | None = None
         """No epoch above this is written; None: all."""
@@ -72,8 +73,8 @@ class SinkWriter:
         return self._next - 1
 
     @property
-    def worker_problem(self) -> str | None:
-        return self._worker.problem
+    def problem(self) -> str | None:
+        return self._problem or self._worker.problem or self._calls.problem
 
     def stop(self) -> None:
         self._stopping.set()
@@ -88,17 +89,18 @@ class SinkWriter:
         while not self._stopping.is_set():
             try:
                 if sink is None:
-                    sink = self._open(self.assigned, self._log.schema)
-                    self._next = max(self._next, self._first_to_write(sink))
+                    with self._calls.during(f"query {self.assigned.query}: opening its sink"):
+                        sink = self._open(self.assigned, self._log.schema)
+                        self._next = max(self._next, self._first_to_write(sink))
                 self._write_some(sink)
                 self._retry_conflicts(sink)
                 self._worker.progressed()
-                self.problem = None
+                self._problem = None
                 backoff.succeeded()
             except Exception as error:
                 expected = isinstance(error, (RekindleError, OSError))
                 _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
-                self.problem = self._message_of(error)
+                self._problem = self._message_of(error)
                 self._stopping.wait(backoff.failed())
 
     def _first_to_write(self, sink: Sink) -> int:
@@ -116,7 +118,8 @@ class SinkWriter:
         for batch in self._log.read(self._next, READ_BYTES):
             if self._stopping.is_set() or self._paused(batch.epoch):
                 return
-            sink.write(batch)
+            with self._calls.during(f"query {self.assigned.query}: writing epoch {batch.epoch}"):
+                sink.write(batch)
             self.conflict = sink.conflict
             self._next = batch.epoch + 1
 
@@ -125,7 +128,8 @@ class SinkWriter:
         if self.conflict is None or began < self._retry_at:
             return
         try:
-            sink.retry_conflicts(lambda epoch: not self._paused(epoch))
+            with self._calls.during(f"query {self.assigned.query}: reading conflicting files"):
+                sink.retry_conflicts(lambda epoch: not self._paused(epoch))
         finally:
             ended = time.monotonic()
             self._retry_at = ended + max(RETRY_CONFLICTS_S, _RETRY_PAUSE * (ended - began))
@@ -186,7 +190,7 @@ class SinkWriters:
         )
 
     def problem(self) -> str | None:
-        problems = (w.problem or w.worker_problem for w in self._writers.values())
+        problems = (w.problem for w in self._writers.values())
         return next((problem for problem in problems if problem), None)
 
     def flush(self, through: int, timeout_s: float) -> bool:

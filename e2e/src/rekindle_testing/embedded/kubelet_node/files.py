@@ -173,7 +173,6 @@ def kubelet(settings: KubeletSettings) -> str:
                 "imagefs.available": "0%",
             },
             "imageGCHighThresholdPercent": 100,
-            "localStorageCapacityIsolation": False,
             "oomScoreAdj": 0,
         }
     )

@@ -162,6 +162,21 @@ class KubeletNode:
             return []
         return ProcessTree().descendants(self._wrapper.pid)
 
+    @property
+    def volumes(self) -> Path:
+        """Directory with all volumes of all its pods."""
+        return self.data / "kubelet" / "pods"
+
+    def volume(self, pod_uid: str, name: str) -> Path:
+        """Directory of a pod's emptyDir, as this machine sees it: not if it is in memory."""
+        return self.volumes / pod_uid / "volumes" / "kubernetes.io~empty-dir" / name
+
+    def tag_image(self, image: str, tag: str) -> None:
+        """Give an image of this node a second name; short names as in pods."""
+        names = [name if name.count("/") > 1 else f"docker.io/{name}" for name in (image, tag)]
+        inside = ["nsenter", f"--target={self.init_pid}", "--mount", "--"]
+        commands.run([*inside, *("ctr", "--namespace", "k8s.io", "images", "tag"), *names])
+
     # --- failures ---------------------------------------------------------
 
     def kill(self, *, keep_address: bool = False) -> None:

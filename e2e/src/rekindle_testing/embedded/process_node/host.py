@@ -159,6 +159,15 @@ class ProcessNode:
             return []
         return ProcessTree().descendants(self._launcher.pid)
 
+    @property
+    def volumes(self) -> Path:
+        """Directory with all volumes of all its pods."""
+        return self.directory / "data" / "pods"
+
+    def volume(self, pod_uid: str, name: str) -> Path:
+        """Directory of a pod's emptyDir."""
+        return self.volumes / pod_uid / "volumes" / name
+
     # --- failures ---------------------------------------------------------
 
     def kill(self, *, keep_address: bool = False) -> None:

@@ -1,0 +1,106 @@
+"""A lost node on real kubelets, beside the same on process nodes, in one table.
+
+For each kind of node, the node of a query's only task is killed: seconds to `suspected` in the
+topology's status, to the first replacement pod, to the first new rows of that query. Then for each
+of these the ratio of the medians (target: 1.5).
+
+A killed process node closes its connections, a killed kubelet node falls silent. Operator and
+coordinator have nodes of their own, as in cluster_failover. Needs root and the images of
+`make images`. Writes build/bench/cluster_kinds.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from cluster_failover import (
+    OTHER_NODES,
+    TASK_NODES,
+    TOO_SMALL_FOR_TASKS,
+    coordinators_node,
+    document,
+)
+
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
+from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
+
+ROUNDS = 5
+RATIO_TARGET = 1.5
+Times = Mapping[str, float]
+
+
+def main() -> None:
+    measured = {kind.name: _losses(kind) for kind in (ProcessNodes(), KubeletNodes())}
+    rows = [load_average()]
+    for what in measured["process"][0]:
+        medians = {}
+        for kind, losses in measured.items():
+            seconds = [loss[what] for loss in losses]
+            medians[kind] = statistics.median(seconds)
+            figures = {"median": round(medians[kind], 2), "max": round(max(seconds), 2)}
+            rows.append(Row(f"{kind}: kill to {what}, s", figures))
+        ratio = round(medians["kubelet"] / medians["process"], 2)
+        met = ratio <= RATIO_TARGET
+        rows.append(Row(f"kubelet / process: {what}", {"ratio": ratio}, RATIO_TARGET, met))
+    report("cluster_kinds", rows)
+
+
+def _losses(kind: NodeKind) -> Sequence[Times]:
+    with (
+        working_directory("bench") as directory,
+        EmbeddedCluster(directory, nodes=TASK_NODES, kind=kind, report=print) as cluster,
+    ):
+        for_tasks = list(cluster.nodes)
+        cluster.control_plane.kubectl("cordon", *for_tasks)
+        for _ in range(OTHER_NODES):
+            cluster.add_node(TOO_SMALL_FOR_TASKS)
+        cluster.make_volume("rekindle")
+        cluster.install()
+        with Run(cluster, document("kinds")) as run:
+            wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
+            cluster.control_plane.kubectl("uncordon", *for_tasks)
+            run.wait_live()
+            run.wait_checkpoint()
+            return [_lose_node(run) for _ in range(ROUNDS)]
+
+
+def _lose_node(run: Run) -> Times:
+    run.wait_redundant()
+    run.wait_advanced()
+    alone = run.task_pods("follower")[0]
+    before = {p.metadata.name for p in run.cluster.tasks(run.name)}
+    began = run.observer.now()
+    written = run.written("follower")[-1]
+    run.cluster.kill_nodes([alone.spec.node_name])
+    found: dict[str, float] = {}
+
+    def all_seen() -> bool:
+        now = run.observer.now() - began
+        tasks = (run.cluster.status(run.name).get("dataPlane") or {}).get("tasks", [])
+        seen = {
+            "suspected": any(
+                t.get("suspected") and t.get("pod") == alone.metadata.name for t in tasks
+            ),
+            "first replacement pod": bool(
+                {p.metadata.name for p in run.cluster.tasks(run.name)} - before
+            ),
+            "first new rows": run.written("follower")[-1] > written + 1,
+        }
+        for what, is_seen in seen.items():
+            if is_seen:
+                found.setdefault(what, now)
+        return len(found) == len(seen)
+
+    wait_for("suspicion, replacement and rows", all_seen, 120, 0.02)
+    run.cluster.add_node()
+    run.wait_live()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The images of this checkout in files, built anew only if what they are built from has changed."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle_testing.embedded.cache import Report, content_key
+from rekindle_testing.images.build import WORK, Builder, exclusive_lock, version
+from rekindle_testing.images.starts import IMAGES
+from rekindle_testing.paths import ROOT
+
+_KEY_FILE = WORK / "archives.key"
+# Those of .dockerignore.
+_SOURCES = (
+    *("images", "operator/pyproject.toml", "operator/src"),
+    *("pipelines/pyproject.toml", "pipelines/src"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageArchive:
+    """An image in a file, as `docker save` writes it, and the name that it gets from that."""
+
+    path: Path
+    tag: str
+
+
+def ensure_archives(report: Report) -> dict[str, ImageArchive]:
+    """By the name of the image; takes minutes if something has to be built."""
+    with exclusive_lock():
+        key = _key()
+        if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == key):
+            _KEY_FILE.unlink(missing_ok=True)
+            builder = Builder.here(report)
+            for image in IMAGES:
+                builder.save(image, builder.build(image))
+            _KEY_FILE.write_text(key)
+        paths = {image.name: WORK / f"{image.name}.tar" for image in IMAGES}
+        return {name: ImageArchive(path, tag_in(path)) for name, path in paths.items()}
+
+
+def tag_in(archive: Path) -> str:
+    with tarfile.open(archive) as tar:
+        manifest = tar.extractfile("manifest.json")
+        assert manifest is not None, archive
+        (image,) = json.load(manifest)
+    tag: str = image["RepoTags"][0]
+    return tag
+
+
+def _key() -> str:
+    """Of all that a build reads in the checkout."""
+    contents = ((str(file.relative_to(ROOT)), file.read_bytes()) for file in _files())
+    return content_key([("version", version().encode()), *contents])
+
+
+def _files() -> Iterable[Path]:
+    for source in _SOURCES:
+        path = ROOT / source
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file

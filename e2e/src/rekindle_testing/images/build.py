@@ -1,0 +1,155 @@
+"""Builds the images with whichever engine works here."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import yaml
+
+from rekindle_testing.embedded.cache import Report, cache_root
+from rekindle_testing.images import base, programs
+from rekindle_testing.images.engines import Engine, EngineKind, choose
+from rekindle_testing.images.errors import ImageError
+from rekindle_testing.images.starts import IMAGES, Image
+from rekindle_testing.paths import ROOT
+
+WORK = ROOT / "build" / "images"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_BUILD_S = 3600.0
+_COMMAND_S = 600.0
+_STORAGE_BYTES = 12_000_000_000
+"""Buildah keeps the layers of old builds, for its cache."""
+
+
+class Builder:
+    """An engine with what it needs to build this checkout's images."""
+
+    def __init__(self, engine: Engine, report: Report) -> None:
+        self.engine = engine
+        self._report = report
+        self._version = version()
+        self._clear()
+        self._base = base.choose(
+            os.environ,
+            (ROOT / "images" / IMAGES[0].name / "Dockerfile").read_text(),
+            base.is_registry_reached,
+            self._made_base,
+        )
+
+    @classmethod
+    def here(cls, report: Report) -> Self:
+        """With ENGINE, or else the first that works; it installs buildah where none does."""
+
+        def works(kind: EngineKind) -> bool:
+            usable = kind is not EngineKind.BUILDAH or os.geteuid() == 0
+            return usable and programs.works(kind.health_check)
+
+        kind = choose(os.environ, works)
+        if kind is None and programs.can_install():
+            programs.install(["buildah"], report, WORK / "install.log")
+            kind = choose(os.environ, works)
+        if kind is None:
+            raise ImageError(
+                "neither Docker nor podman works here, nor buildah as root. Start or install one "
+                "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
+            )
+        report(f"building with {kind}")
+        return cls(Engine(kind, WORK), report)
+
+    def build(self, image: Image) -> str:
+        """Its tag."""
+        tag = self.engine.tag(image.name, self._version)
+        log = WORK / f"{image.name}.log"
+        shown = log.relative_to(ROOT)
+        self._report(f"{tag}: building (the first time takes minutes), log in {shown}")
+        command = self.engine.build(
+            tag,
+            ROOT / "images" / image.name / "Dockerfile",
+            ROOT,
+            base=self._base,
+            certificates=_CERTIFICATES if _CERTIFICATES.exists() else None,
+        )
+        is_buildah = self.engine.kind is EngineKind.BUILDAH
+        done = programs.run_or_fail(
+            f"building {tag}",
+            self.prepared(command),
+            log,
+            timeout_s=_BUILD_S,
+            environment={"TMPDIR": str(WORK / "tmp")} if is_buildah else None,
+        )
+        self._report(f"{tag}: built in {done.seconds:.0f} s")
+        return tag
+
+    def save(self, image: Image, tag: str) -> Path:
+        """The archive with the image."""
+        archive = WORK / f"{image.name}.tar"
+        archive.unlink(missing_ok=True)
+        self.run(self.engine.save(tag, archive))
+        self._report(f"{tag}: written to {archive.relative_to(ROOT)}")
+        return archive
+
+    def run(self, command: Sequence[str]) -> str:
+        """What a command of the engine prints."""
+        done = programs.run(self.prepared(command), timeout_s=_COMMAND_S)
+        if done.exit_code:
+            raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
+        return done.output
+
+    def prepared(self, command: Sequence[str]) -> Sequence[str]:
+        """The command, after buildah's record of mounts is deleted: it runs in new namespaces, in
+        which nothing is mounted."""
+        if self.engine.kind is EngineKind.BUILDAH:
+            shutil.rmtree(self.engine.run_directory, ignore_errors=True)
+        return command
+
+    def _clear(self) -> None:
+        """Remove what an interrupted run has left, and layers that have become too many."""
+        if self.engine.kind is not EngineKind.BUILDAH:
+            return
+        shutil.rmtree(WORK / "tmp", ignore_errors=True)
+        (WORK / "tmp").mkdir(parents=True)
+        if _size(self.engine.storage) > _STORAGE_BYTES:
+            shown = self.engine.storage.relative_to(ROOT)
+            self._report(f"emptying {shown}: it has more than 12 GB of old layers")
+            shutil.rmtree(self.engine.storage)
+        self.run(self.engine.buildah("rm", "--all"))
+
+    def _made_base(self) -> str:
+        """The base for machines without a registry, in the engine's storage."""
+        tag = self.engine.tag("base", base.version())
+        there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
+        if there.exit_code == 0:
+            return tag
+        context = base.make_root(cache_root(os.environ), self._report, WORK / "base.log")
+        command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
+        programs.run_or_fail("the base image", command, WORK / "base-image.log", timeout_s=_BUILD_S)
+        return tag
+
+
+def version() -> str:
+    """The tag of images: the chart's appVersion."""
+    chart = yaml.safe_load((ROOT / "charts/rekindle/Chart.yaml").read_text())
+    return str(chart["appVersion"])
+
+
+@contextlib.contextmanager
+def exclusive_lock() -> Iterator[None]:
+    """For builds in this checkout."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ImageError("another `make images` runs in this checkout") from None
+        yield
+
+
+def _size(directory: Path) -> int:
+    done = programs.run(["du", "--summarize", "--bytes", str(directory)], timeout_s=_COMMAND_S)
+    return int(done.output.split()[0]) if done.exit_code == 0 else 0

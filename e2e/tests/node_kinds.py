@@ -1,0 +1,31 @@
+"""The kinds of nodes that failure tests run on; real kubelets where the machine can have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
+from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
+
+every_kind = pytest.mark.parametrize(
+    "kind_name",
+    [
+        pytest.param("process", marks=pytest.mark.cluster),
+        pytest.param("kubelet", marks=pytest.mark.kubelet),
+    ],
+    scope="module",
+)
+
+
+def make_kind(name: str) -> NodeKind:
+    return ProcessNodes() if name == "process" else kubelet_nodes()
+
+
+def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
+    """Skips the test, with the reason, where there can be none."""
+    try:
+        ensure_machine(print)
+    except KubeletNodesUnsupported as error:
+        pytest.skip(str(error))
+    return KubeletNodes(lease_duration_s)

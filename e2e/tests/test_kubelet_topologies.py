@@ -1,0 +1,241 @@
+"""What only real kubelets show: images, limits, evictions, pulls, upgrades, and what is left.
+
+The other failures of nodes and processes are in test_failures.py, for every kind of node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from node_kinds import kubelet_nodes
+
+from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM, EmbeddedCluster
+from rekindle_testing.harness.nodes import NodeShape
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
+
+pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(900)]
+
+SPEEDUP = 43_200  # half a day of flights each second: 12 minutes of input
+GAP_S = 3.0
+"""Of a replicated query's output while replicas are rolled; an epoch is a second."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    directory = tmp_path_factory.mktemp("kubelets")
+    shape = NodeShape(cpu="2", memory="8Gi")
+    with EmbeddedCluster(
+        directory, nodes=4, kind=kubelet_nodes(), shape=shape, report=print
+    ) as cluster:
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume("rekindle")
+        cluster.install()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    found = Reference(
+        flights.manifest("reference", speedup=SPEEDUP),
+        cluster.shared,
+        tmp_path_factory.mktemp("oracle"),
+    )
+    found.execute()
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared_run(cluster: EmbeddedCluster) -> Iterator[Run]:
+    with Run(cluster, flights.manifest("flights", speedup=SPEEDUP)) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        yield run
+
+
+@pytest.fixture
+def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
+    shared_run.wait_live()
+    shared_run.wait_redundant()
+    yield shared_run
+    if failed():
+        shared_run.keep_evidence()
+
+
+def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
+    run.wait_advanced()
+    assert run.verify(reference)
+
+
+def test_a_task_that_is_killed_for_its_memory_loses_no_rows(run: Run, reference: Reference) -> None:
+    pod = run.task_pods("routes")[0]
+    run.observer.mark("lost", f"memory of {pod.metadata.name}")
+    fill = "import time\nheld = []\nwhile True: held.append(bytearray(1 << 22)); time.sleep(0.001)"
+    # The kernel kills this program or the JVM; only the latter matters to the task.
+    for _ in range(20):
+        _exec(run, pod, "python", "-c", fill)
+        if _restarts(run, pod) or pod.metadata.name not in run.incarnations():
+            break
+    wait_for("the container to have restarted", lambda: _restarts(run, pod), 60)
+    run.wait_advanced()
+    run.verify(reference)
+
+
+def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
+    run: Run, reference: Reference
+) -> None:
+    pod = run.task_pods("storms")[0]
+    run.observer.mark("lost", f"disk of {pod.metadata.name}")
+    _exec(run, pod, "sh", "-c", "fallocate -l 30G /var/lib/rekindle-task/ballast")
+
+    def is_evicted() -> bool:
+        events = run.cluster.core.list_namespaced_event(
+            NAMESPACE, field_selector=f"involvedObject.name={pod.metadata.name},reason=Evicted"
+        )
+        return bool(events.items)
+
+    wait_for(f"{pod.metadata.name} to be evicted", is_evicted, 120, 0.5)
+    wait_for("another pod", lambda: pod.metadata.name not in run.incarnations(), 60)
+    run.wait_advanced(timeout_s=120)
+    run.wait_redundant()
+    run.verify(reference)
+
+
+def test_a_drained_node_loses_no_rows(run: Run, reference: Reference) -> None:
+    node = run.task_pods("routes")[0].spec.node_name
+    run.observer.mark("lost", f"{node} is drained")
+    run.cluster.nodes[node].drain(timeout_s=120)
+    run.wait_advanced(timeout_s=120)
+    run.cluster.control_plane.kubectl("uncordon", node)
+    run.wait_redundant()
+    run.verify(reference)
+
+
+def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Reference) -> None:
+    before = run.incarnations()
+    run.document["spec"]["image"] = "rekindle/pipelines:absent"
+    run.cluster.apply(run.document)
+    pod = run.task_pods("storms")[0]
+    run.observer.mark("lost", pod.metadata.name)
+    run.cluster.core.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
+
+    def is_explained() -> bool:
+        queries = run.observer.status.get("queries", [])
+        return any("ImagePull" in str(query.get("waitingFor")) for query in queries)
+
+    wait_for("the reason in the status", is_explained, 90, 0.25)
+    now = run.incarnations()
+    assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
+    del run.document["spec"]["image"]
+    run.document["spec"]["image"] = run.cluster.kind.pipelines_image
+    run.cluster.apply(run.document)
+    run.wait_advanced(timeout_s=120)
+    run.wait_redundant()
+    run.verify(reference)
+
+
+def test_an_upgraded_image_leaves_no_gap(run: Run, reference: Reference) -> None:
+    image = _next(run.cluster.kind.pipelines_image)
+    _tag(run.cluster, run.cluster.kind.pipelines_image, image)
+    run.wait_advanced(epochs=5)
+    began = run.observer.now()
+    run.document["spec"]["image"] = image
+    run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
+    run.cluster.apply(run.document)
+
+    def is_rolled() -> bool:
+        pods = run.cluster.tasks(run.name)
+        return {p.spec.containers[0].image for p in pods} == {image} and run.observer.all_live()
+
+    wait_for("all tasks to have the new image", is_rolled, 420, 1.0)
+    run.wait_advanced(epochs=3)
+    seconds = run.observer.now() - began
+    gap_s = run.longest_gap("delay-alarms", seconds)
+    print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
+    run.verify(reference)
+    assert gap_s < GAP_S
+
+
+def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_path: Path) -> None:
+    image = _next(run.cluster.kind.operator_image)
+    _tag(run.cluster, run.cluster.kind.operator_image, image)
+    before = run.incarnations()
+    run.cluster.upgrade(_newer_chart(tmp_path), image)
+    images = {p.spec.containers[0].image for p in run.cluster.operator_pods()}
+    assert images == {image}
+    run.wait_advanced(epochs=5)
+    assert run.incarnations() == before
+    assert "NEWER" in run.cluster.control_plane.kubectl("get", "topo", run.name)
+    run.verify(reference)
+
+
+def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run: Run) -> None:
+    cluster.delete_topology(shared_run.name)
+    cluster.uninstall()
+    kubectl = cluster.control_plane.kubectl
+    kinds = ",".join(
+        (
+            *("pods", "deployments", "daemonsets", "services", "secrets", "configmaps", "leases"),
+            *("serviceaccounts", "roles", "rolebindings", "poddisruptionbudgets"),
+        )
+    )
+
+    def left() -> list[str]:
+        found = []
+        for namespace in (NAMESPACE, SYSTEM):
+            names = kubectl("get", kinds, "-n", namespace, "-o", "name").split()
+            found += [n for n in names if n not in _OF_EVERY_NAMESPACE]
+        names = kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o", "name")
+        return found + [n for n in names.split() if "rekindle" in n]
+
+    wait_for("nothing to be left", lambda: not left(), 60, 0.5)
+
+
+_OF_EVERY_NAMESPACE = {
+    "configmap/kube-root-ca.crt",
+    "serviceaccount/default",
+}
+
+
+def _newer_chart(directory: Path) -> Path:
+    """The chart, with a column more in its CRD."""
+    chart = directory / "rekindle"
+    shutil.copytree(ROOT / "charts" / "rekindle", chart)
+    (file,) = (chart / "crds").glob("*.yaml")
+    crd = yaml.safe_load(file.read_text())
+    column = {"name": "Newer", "type": "string", "jsonPath": ".status.phase"}
+    crd["spec"]["versions"][0]["additionalPrinterColumns"].append(column)
+    file.write_text(yaml.safe_dump(crd))
+    return chart
+
+
+def _exec(run: Run, pod: Any, *command: str) -> None:
+    """The program may be killed."""
+    with contextlib.suppress(KubectlError):
+        run.cluster.control_plane.kubectl("exec", pod.metadata.name, "--", *command)
+
+
+def _restarts(run: Run, pod: Any) -> int:
+    found = run.cluster.core.read_namespaced_pod(pod.metadata.name, NAMESPACE)
+    return int(found.status.container_statuses[0].restart_count)
+
+
+def _next(image: str) -> str:
+    return image.rpartition(":")[0] + ":next"
+
+
+def _tag(cluster: EmbeddedCluster, image: str, tag: str) -> None:
+    for node in cluster.nodes.values():
+        assert isinstance(node, KubeletNode)
+        node.tag_image(image, tag)
