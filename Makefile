@@ -29,12 +29,12 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 	$(PY) -m pytest $(PROGRAMS)
 	$(PY) -m pytest -m cluster
 
-failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone
-	$(PY) -m pytest -m "failures and not kubelet"
+failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone: NODES=kubelet
+	$(PY) -m pytest -m "failures and $(if $(filter kubelet,$(NODES)),kubelet,not kubelet)"
 
-e2e: setup        ## on real kubelets and containerd, as root: not part of `make test`
+e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
-	$(PY) -m pytest -m kubelet
+	$(PY) -m pytest -m "kubelet and not long"
 
 cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
 	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))

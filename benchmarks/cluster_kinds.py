@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from cluster_failover import (
     OTHER_NODES,
@@ -30,6 +31,7 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
 ROUNDS = 5
+STARTED = "a started task, from its container's start"
 RATIO_TARGET = 1.5
 Times = Mapping[str, float]
 
@@ -43,7 +45,8 @@ def main() -> None:
             seconds = [loss[what] for loss in losses]
             medians[kind] = statistics.median(seconds)
             figures = {"median": round(medians[kind], 2), "max": round(max(seconds), 2)}
-            rows.append(Row(f"{kind}: kill to {what}, s", figures))
+            prefix = "" if what == STARTED else "kill to "
+            rows.append(Row(f"{kind}: {prefix}{what}, s", figures))
         ratio = round(medians["kubelet"] / medians["process"], 2)
         met = ratio <= RATIO_TARGET
         rows.append(Row(f"kubelet / process: {what}", {"ratio": ratio}, RATIO_TARGET, met))
@@ -99,7 +102,22 @@ def _lose_node(run: Run) -> Times:
     wait_for("suspicion, replacement and rows", all_seen, 120, 0.02)
     run.cluster.add_node()
     run.wait_live()
-    return found
+    return {**found, STARTED: _start_s(run)}
+
+
+def _start_s(run: Run) -> float:
+    """Of the newest pod: from the start of its container until Spark is ready and the state is
+    restored, by the task's own log. The start is known to the second, and rounded down."""
+    pod = run.task_pods("follower")[-1]
+    began: datetime = pod.status.container_statuses[0].state.running.started_at
+    text = run.cluster.control_plane.kubectl("logs", "--timestamps", pod.metadata.name)
+    line = next(line for line in text.splitlines() if "started after epoch" in line)
+    return (_time(line.split()[0]) - began).total_seconds()
+
+
+def _time(text: str) -> datetime:
+    """RFC 3339 with nanoseconds."""
+    return datetime.fromisoformat(f"{text[:26].rstrip('Z')}+00:00")
 
 
 if __name__ == "__main__":

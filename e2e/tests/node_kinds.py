@@ -8,14 +8,18 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupporte
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
-every_kind = pytest.mark.parametrize(
-    "kind_name",
-    [
+
+def _kinds(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    kinds = [
         pytest.param("process", marks=pytest.mark.cluster),
-        pytest.param("kubelet", marks=pytest.mark.kubelet),
-    ],
-    scope="module",
-)
+        pytest.param("kubelet", marks=[pytest.mark.kubelet, *of_kubelets]),
+    ]
+    return pytest.mark.parametrize("kind_name", kinds, scope="module")
+
+
+every_kind = _kinds()
+every_kind_long = _kinds(pytest.mark.long)
+"""Not in `make e2e`, but in `make failures NODES=kubelet`."""
 
 
 def make_kind(name: str) -> NodeKind:

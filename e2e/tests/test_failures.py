@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, make_kind
+from node_kinds import every_kind, every_kind_long, make_kind
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -25,7 +25,6 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [
-    every_kind,
     pytest.mark.spark,
     pytest.mark.failures,
     pytest.mark.timeout(900),
@@ -74,6 +73,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
+@every_kind_long
 class TestProcesses:
     topology = "processes"
 
@@ -161,6 +161,7 @@ def _remove_store(run: Run, seconds: float) -> None:
         removed.rename(store)
 
 
+@every_kind
 class TestNodes:
     topology = "nodes"
 
@@ -200,10 +201,15 @@ class TestNodes:
         run.cluster.kill_nodes(victims)
         run.observer.mark("lost", ", ".join(victims))
         for _ in victims:
-            run.cluster.add_node()
+            node = run.cluster.add_node()
+            wait_for(f"tasks on {node}", lambda n=node: _tasks_on(run, n), 60, 0.25)
         run.wait_advanced(timeout_s=180)
         run.wait_redundant()
         run.verify(reference)
+
+
+def _tasks_on(run: Run, node: str) -> list[Any]:
+    return [p for p in run.cluster.tasks(run.name) if p.spec.node_name == node]
 
 
 def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
@@ -211,6 +217,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
+@every_kind_long
 class TestEdits:
     topology = "edited"
 
@@ -252,6 +259,7 @@ class TestEdits:
         run.verify(reference)
 
 
+@every_kind_long
 def test_problems_that_tasks_find_name_their_field(
     cluster: EmbeddedCluster,
 ) -> None:

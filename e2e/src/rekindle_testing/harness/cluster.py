@@ -186,9 +186,13 @@ class EmbeddedCluster:
     def describe_system(self) -> str:
         return self.control_plane.kubectl("get", "pods,events", "-A", "-o", "wide")
 
-    def make_volume(self, name: str) -> None:
-        """A PersistentVolumeClaim over the shared directory, mounted at /var/lib/rekindle."""
+    def make_volume(self, name: str, directory: Path | None = None, *, local: bool = False) -> None:
+        """A PersistentVolumeClaim over a directory of this machine, by default the shared one.
+        `local`: a volume whose owner the kubelet changes for an fsGroup; else a hostPath."""
+        path = {"path": str(directory or self.shared)}
         size: dict[str, Any] = {"storage": "10Gi"}
+        everywhere = [{"key": "kubernetes.io/hostname", "operator": "Exists"}]
+        affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": everywhere}]}}
         volume: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -197,8 +201,8 @@ class EmbeddedCluster:
                 "capacity": size,
                 "accessModes": ["ReadWriteMany"],
                 "storageClassName": "",
-                "hostPath": {"path": str(self.shared)},
                 "claimRef": {"namespace": NAMESPACE, "name": name},
+                **({"local": path, "nodeAffinity": affinity} if local else {"hostPath": path}),
             },
         }
         claim: dict[str, Any] = {

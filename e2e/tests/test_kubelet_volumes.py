@@ -1,0 +1,144 @@
+"""Claims as users have them: other owners, fsGroup, a server that is slow or does not respond."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_kinds import kubelet_nodes
+
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.fuse_volume import FuseVolume
+from rekindle_testing.harness.nodes import POD_USER, NodeShape
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
+
+pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(600)]
+
+SPEEDUP = 86_400
+HANGS_S = 25.0
+SLOW_BYTES_PER_S = 100_000
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("volumes")
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[FuseVolume]:
+    """Of what the pods share. It is mounted before the nodes, which see no later mounts."""
+    with FuseVolume(directory / "shared", directory / "behind", directory / "logs") as volume:
+        yield volume
+
+
+@pytest.fixture(scope="module")
+def slow(directory: Path) -> Iterator[FuseVolume]:
+    with FuseVolume(
+        directory / "slow",
+        directory / "behind-slow",
+        directory / "logs-slow",
+        write_bytes_per_s=SLOW_BYTES_PER_S,
+    ) as volume:
+        volume.directory.chmod(0o777)
+        yield volume
+
+
+@pytest.fixture(scope="module")
+def cluster(directory: Path, server: FuseVolume, slow: FuseVolume) -> Iterator[EmbeddedCluster]:
+    shape = NodeShape(cpu="2", memory="8Gi")
+    with EmbeddedCluster(
+        directory, nodes=2, kind=kubelet_nodes(), shape=shape, report=print
+    ) as cluster:
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume("rekindle")
+        cluster.install()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    found = Reference(_storms("reference"), cluster.shared, tmp_path_factory.mktemp("oracle"))
+    found.execute()
+    return found
+
+
+def test_a_claim_that_pods_may_not_write_is_explained(
+    cluster: EmbeddedCluster, directory: Path
+) -> None:
+    volume = _foreign(cluster, directory / "foreign")
+    cluster.make_volume("foreign", volume)
+    with Run(cluster, _storms("foreign", claim="foreign")) as run:
+        wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
+        assert not run.observer.all_live()
+        assert _mentions(run, str(POD_USER))
+
+
+def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory: Path) -> None:
+    volume = _foreign(cluster, directory / "grouped")
+    cluster.make_volume("grouped", volume, local=True)
+    document = _storms("grouped", claim="grouped")
+    document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
+    with Run(cluster, document) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+
+
+def test_a_volume_that_does_not_respond_loses_no_rows(
+    cluster: EmbeddedCluster, server: FuseVolume, reference: Reference
+) -> None:
+    with Run(cluster, _storms("hanging")) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        before = run.incarnations()
+        until = run.observer.mark("lost", "the volume") + HANGS_S
+        server.hang()
+        try:
+            wait_for("the reason in the status", lambda: _mentions(run, "did not end within"), 60)
+            wait_for("the sink's reason", lambda: _mentions(run, "does not respond"), 60)
+            wait_for("a while", lambda: run.observer.now() > until, HANGS_S + 5)
+        finally:
+            server.respond()
+        run.wait_advanced(timeout_s=120)
+        assert run.incarnations() == before
+        wait_for("no more problem", lambda: not _mentions(run, "does not respond"), 30)
+        run.verify(reference)
+
+
+def test_a_slow_volume_loses_no_rows(
+    cluster: EmbeddedCluster, slow: FuseVolume, reference: Reference
+) -> None:
+    flights.prepare_input(slow.behind / "input")
+    cluster.make_volume("slow", slow.directory)
+    with Run(cluster, _storms("slow", claim="slow")) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        run.wait_advanced(epochs=20, timeout_s=120)
+
+
+def _storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
+    """The flights example with its smallest query alone."""
+    document = flights.manifest(name, speedup=SPEEDUP)
+    spec = document["spec"]
+    spec["checkpoint"]["volume"] = claim
+    spec["sources"] = [s for s in spec["sources"] if s["name"] == "weather"]
+    spec["operators"] = [o for o in spec["operators"] if o["name"] == "storms"]
+    spec["queries"] = [q for q in spec["queries"] if q["from"] == "storms"]
+    spec["operators"][0]["replicas"] = 2
+    return document
+
+
+def _foreign(cluster: EmbeddedCluster, directory: Path) -> Path:
+    """A directory of root's with the input, which others may only read."""
+    directory.mkdir(mode=0o755)
+    flights.prepare_input(directory / "input")
+    return directory
+
+
+def _mentions(run: Run, text: str) -> bool:
+    return text in json.dumps(run.observer.status)
