@@ -111,7 +111,7 @@ class MemorySink:
     def first_epoch(self) -> int:
         return 0
 
-    def last_epoch(self) -> int:
+    def last_epoch(self, after: int = NO_EPOCH) -> int:
         return self.epochs[-1] if self.epochs else NO_EPOCH
 
     def write(self, batch: EpochBatch) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +17,20 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.errors import StoreError
-from rekindle.objects import LocalObjects, ObjectInfo, Objects, Retry, open_objects
+from rekindle.objects import (
+    LocalObjects,
+    ObjectInfo,
+    Objects,
+    Retry,
+    numbered_name,
+    open_objects,
+)
+from rekindle_testing.waiting import eventually
 
 
 class FailingObjects:
@@ -46,6 +60,10 @@ class FailingObjects:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         self._fault("list", prefix)
         return self._inner.list(prefix)
+
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        self._fault("list", stem)
+        return self._inner.newest_number(stem, suffix, after, through)
 
     def delete(self, name: str) -> None:
         self._fault("delete", name)
@@ -198,8 +216,37 @@ def test_old_temporary_files_are_removed(tmp_path: Path) -> None:
     for name, age in (("d/.old.tmp", 3600), (".new.tmp", 5), ("kept.tmp", 3600)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (now - age, now - age))
+    assert objects.remove_stale_temps() == 1, "of an earlier release, beside the objects"
+    assert sorted(p.name for p in tmp_path.rglob("*.tmp")) == [".new.tmp", ".tmp", "kept.tmp"]
+    for name, age in ((".tmp/.old.tmp", 3600), (".tmp/.new.tmp", 5)):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (now - age, now - age))
     assert objects.remove_stale_temps() == 1
-    assert sorted(p.name for p in tmp_path.rglob("*tmp")) == [".new.tmp", "kept.tmp"]
+    assert [p.name for p in (tmp_path / ".tmp").iterdir()] == [".new.tmp"]
+
+
+_WRITE = """
+import sys
+from pathlib import Path
+from rekindle.objects import LocalObjects
+objects = LocalObjects("file://x", Path(sys.argv[1]))
+for n in range(10_000):
+    objects.put(f"a/{n}", b"x" * 100_000)
+"""
+
+
+@pytest.mark.process
+def test_a_killed_writer_leaves_whole_objects_and_old_temporary_files(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", _WRITE, str(tmp_path)])
+        before = len(list((tmp_path / "a").glob("*")))
+        eventually(lambda n=before: len(list((tmp_path / "a").glob("*"))) > n + 20)  # type: ignore[misc]
+        writer.kill()
+        writer.wait()
+    objects = LocalObjects("file://x", tmp_path, clock=lambda: time.time() + 3600)
+    assert {info.bytes for info in objects.list()} == {100_000}
+    objects.remove_stale_temps("a")
+    assert not list((tmp_path / "a" / ".tmp").iterdir())
 
 
 def test_a_writer_whose_temporary_was_removed_writes_it_again(
@@ -217,7 +264,62 @@ def test_a_writer_whose_temporary_was_removed_writes_it_again(
     store = LocalObjects("file://x", tmp_path)
     assert store.put("a", b"1")
     assert len(calls) == 2
-    assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208
+    assert sorted(os.listdir(tmp_path)) == [".tmp", "a"]  # noqa: PTH208
+    assert not list((tmp_path / ".tmp").iterdir())
+
+
+def _opened(url: str) -> Objects:
+    objects = open_objects(url)
+    objects.open_root("_marker.json", b"{}")
+    return objects
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    numbers=st.sets(st.one_of(st.integers(0, 30), st.integers(0, 30_000)), max_size=8),
+    after=st.integers(-1, 9000),
+    through=st.one_of(st.integers(0, 40), st.integers(0, 40_000)),
+)
+def test_the_newest_number_is_found(numbers: set[int], after: int, through: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for url in (f"file://{directory}", f"memory://{uuid.uuid4().hex}/s"):
+            objects = _opened(url)
+            for number in numbers:
+                objects.put(numbered_name("d/x-", number, ".a"), b"")
+            for other in ("d/x-000000000001.b", "d/x-y.a", "d/x-000000000099.a.a", "d/y"):
+                objects.put(other, b"")
+            wanted = max((n for n in numbers if after < n <= through), default=None)
+            assert objects.newest_number("d/x-", ".a", after, through) == wanted
+
+
+def test_a_search_for_the_newest_number_lists_few_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = _opened(f"memory://{uuid.uuid4().hex}/s")
+    for number in (*range(0, 12_000, 3), 700_000):
+        objects.put(numbered_name("x-", number, ""), b"")
+    listed: list[int] = []
+    original = objects.list
+
+    def count(prefix: str = "") -> list[ObjectInfo]:
+        found = original(prefix)
+        listed.append(len(found))
+        return found
+
+    monkeypatch.setattr(objects, "list", count)
+    assert objects.newest_number("x-", "", -1, 10_000) == 9999
+    assert sum(listed) <= 400
+    listed.clear()
+    assert objects.newest_number("x-", "", 12_000, 10**9) == 700_000
+    assert len(listed) <= 100
+
+
+def test_a_search_on_a_disk_reads_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = _opened(f"file://{tmp_path}")
+    objects.put(numbered_name("x-", 5, ""), b"")
+    monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("the directory is read"))
+    assert objects.newest_number("x-", "", -1, 1000) == 5
+    assert objects.newest_number("x-", "", 5, 1000) is None
 
 
 class RefusedByServer(Exception):

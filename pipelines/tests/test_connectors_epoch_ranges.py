@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rekindle.connectors.epoch_ranges import FOLDER, KEPT, Definition, EpochRanges
 from rekindle.connectors.files_sink import FilesSink, parse_name
 from rekindle.errors import SinkRefused
-from rekindle.objects import ObjectInfo, Retry, to_json
+from rekindle.objects import LocalObjects, ObjectInfo, Retry, to_json
 from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
@@ -101,6 +101,31 @@ def test_a_definition_that_returns_is_a_newer_one(place: Path) -> None:
     again.write(batch(20))
     with pytest.raises(SinkRefused, match="generation 3"):
         zombie.write(batch(12))
+
+
+def test_an_old_sink_is_opened_without_a_listing_of_its_files(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place, OLD, 0, range(0, 400, 3))
+    listed: list[str] = []
+    list_all = LocalObjects.list
+    monkeypatch.setattr(
+        LocalObjects,
+        "list",
+        lambda self, prefix="": listed.append(prefix) or list_all(self, prefix),
+    )
+    assert sink(place, OLD).last_epoch(after=300) == 399
+    assert sink(place, OLD).last_epoch() == 399
+    assert sink(place, OLD, partition=1).last_epoch(after=7) == 7
+    assert sink(place, Definition("new", 2, 900, SPAN)).last_epoch(after=300) == 899
+    assert set(listed) == {f"{FOLDER}/q/"}
+
+
+def test_files_of_a_release_without_ranges_are_found(place: Path) -> None:
+    for epoch in range(20):
+        sink_without_ranges = FilesSink("q", FilesSinkSpec(url=f"file://{place}"), 0, "uid", SCHEMA)
+        sink_without_ranges.write(batch(epoch))
+    assert sink(place, OLD).last_epoch() == 19
 
 
 def test_a_definition_begins_with_its_first_epoch(place: Path) -> None:

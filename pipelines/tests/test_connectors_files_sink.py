@@ -122,6 +122,7 @@ def test_replicas_that_race_write_one_file_that_readers_see_whole(tmp_path: Path
         reader.join()
     assert not torn
     names = sorted(p.name for p in (tmp_path / "o").iterdir())
+    assert names.pop(0) == ".tmp"
     assert names == ["_rekindle.json", *(file_name("q", 0, e, "parquet") for e in range(10))]
 
 

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import boto3
 import pyarrow as pa
@@ -15,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
 from rekindle.connectors.registry import open_sink
 from rekindle.engine.model import State
-from rekindle.objects import open_objects
+from rekindle.objects import RemoteObjects, numbered_name, open_objects
 from rekindle.streams.epochs import EpochBatch, Kind
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
@@ -59,6 +60,30 @@ def test_of_many_writers_one_wins(bucket: str) -> None:
     places[0].delete("a/x")
     places[1].delete("a/x")
     assert not places[2].exists("a/x")
+
+
+def test_names_are_searched_and_listed_by_prefix(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_objects(f"{bucket}/place")
+    for number in (1, 998, 1001, 1002):
+        place.put(numbered_name("a/q-e", number, ".x"), b"")
+    place.put(numbered_name("a/q-e", 1003, ".y"), b"")
+    assert isinstance(place, RemoteObjects)
+    found: list[int] = []
+    find = place._fs.find
+
+    def count(*args: Any, **options: Any) -> Any:
+        found.append(len(listed := find(*args, **options)))
+        return listed
+
+    monkeypatch.setattr(place._fs, "find", count)
+    assert place.newest_number("a/q-e", ".x", 0, 1500) == 1002
+    assert place.newest_number("a/q-e", ".x", 500, 1000) == 998
+    assert place.newest_number("a/q-e", ".x", 1002, 1500) is None
+    assert found == [3, 3, 2, 3], "the server filters"
+    assert [info.name for info in place.list("a/q-e000000002")] == []
+    assert len(place.list("a/q-e00000000100")) == 3
 
 
 def test_multipart_uploads_are_conditional_too(bucket: str) -> None:

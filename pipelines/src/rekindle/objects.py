@@ -31,6 +31,12 @@ import fsspec
 T = TypeVar("T")
 
 TEMP_SUFFIX = ".tmp"
+TEMPS = ".tmp"
+"""The directory of temporary files, in the root or in the first directory of an object's name."""
+PROBED = 4096
+"""So many names are looked up one by one on a local disk before the directory is read."""
+_BLOCK = 1000
+"""Numbers in the first block that is listed: S3 returns so many objects for each request."""
 STALE_TEMP_S = 600.0
 CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """Protocols whose fsspec file systems support an atomic create-if-absent."""
@@ -104,9 +110,20 @@ class Objects(Protocol):
         """Objects whose name starts with `prefix`, sorted by name."""
         ...
 
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        """The highest number above `after`, and not above `through`, of which there is an object,
+        called `numbered_name(stem, number, suffix)`. Searches downward: what it costs depends on
+        the distance between `through` and the result."""
+        ...
+
     def delete(self, name: str) -> None:
         """Delete `name`; does nothing if it is absent."""
         ...
+
+
+def numbered_name(stem: str, number: int, suffix: str) -> str:
+    """A name that sorts by its number."""
+    return f"{stem}{number:012d}{suffix}"
 
 
 def open_objects(url: str, **storage_options: Any) -> Objects:
@@ -135,9 +152,9 @@ def _read_marker(objects: Objects, marker: str) -> bytes:
 
 
 class LocalObjects:
-    """Objects as files: written under a temporary name in the same directory, flushed to disk, then
-    linked (POSIX `link` does not replace). Temporary files are hidden, have a random name, and are
-    removed when 10 minutes old; a slow writer that loses its temporary file repeats it."""
+    """Objects as files: written under a temporary name, flushed to disk, then linked (POSIX `link`
+    does not replace). Temporary files have a random name in a hidden directory, and are removed
+    when 10 minutes old; a slow writer that loses its temporary file repeats it."""
 
     def __init__(self, url: str, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.url = url
@@ -148,7 +165,8 @@ class LocalObjects:
     def open_root(self, marker: str, data: bytes | None) -> bytes:
         if data is not None:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._create(marker, data)
+            if not self.exists(marker):
+                self._create(marker, data)
         self._marker = (marker, _read_marker(self, marker))
         return self._marker[1]
 
@@ -166,21 +184,29 @@ class LocalObjects:
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         self._check_root()
-        base = self.root / prefix.rpartition("/")[0]
-        found = (self._info(path) for path in self._walk(base))
-        return sorted(
-            (info for info in found if info is not None and info.name.startswith(prefix)),
-            key=lambda info: info.name,
-        )
+        found = (self._info(name) for name in self._names(prefix))
+        return sorted((info for info in found if info is not None), key=lambda info: info.name)
+
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        self._check_root()
+        lowest = max(after, through - PROBED)
+        for number in range(through, lowest, -1):
+            if self.exists(numbered_name(stem, number, suffix)):
+                return number
+        if lowest == after:
+            return None
+        found = (_number(name, stem, suffix) for name in self._names(stem))
+        return max((n for n in found if n is not None and after < n <= lowest), default=None)
 
     def delete(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
 
     def remove_stale_temps(self, directory: str = "") -> int:
-        """Delete old temporary files of failed writers below a directory. Returns their number."""
+        """Delete old temporary files of failed writers of objects in a directory of the root, or in
+        the root itself. Returns their number."""
         limit = self._clock() - STALE_TEMP_S
         removed = 0
-        for path in (self.root / directory).rglob(f".*{TEMP_SUFFIX}"):
+        for path in self._temps(self.root / directory):
             try:
                 if path.stat().st_mtime < limit:
                     path.unlink()
@@ -188,6 +214,15 @@ class LocalObjects:
             except FileNotFoundError:
                 continue
         return removed
+
+    def _temps(self, directory: Path) -> Iterator[Path]:
+        """Earlier releases wrote temporary files beside the objects: they are looked for once."""
+        if (directory / TEMPS).is_dir():
+            return (directory / TEMPS).glob(f".*{TEMP_SUFFIX}")
+        found = list(directory.rglob(f".*{TEMP_SUFFIX}"))
+        if directory.is_dir():
+            (directory / TEMPS).mkdir(exist_ok=True)
+        return iter(found)
 
     def _check_root(self) -> None:
         if self._marker is None:
@@ -206,10 +241,11 @@ class LocalObjects:
 
     def _create(self, name: str, data: bytes) -> bool:
         path = self.root / name
-        if path.parent != self.root:
-            _make_below(self.root, path.parent)
+        temps = (self.root / name.partition("/")[0] if "/" in name else self.root) / TEMPS
         while True:
-            temp = path.with_name(f".{path.name[:120]}.{uuid.uuid4().hex}{TEMP_SUFFIX}")
+            _make_below(self.root, path.parent)
+            _make_below(self.root, temps)
+            temp = temps / f".{path.name[:120]}.{uuid.uuid4().hex}{TEMP_SUFFIX}"
             try:
                 _write_durably(temp, data)
                 os.link(temp, path)
@@ -218,7 +254,7 @@ class LocalObjects:
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                if not path.parent.is_dir():
+                if not self.root.is_dir():
                     raise
             except OSError as e:
                 if e.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
@@ -231,17 +267,35 @@ class LocalObjects:
             finally:
                 temp.unlink(missing_ok=True)
 
-    def _walk(self, base: Path) -> Iterator[Path]:
-        for directory, _, files in os.walk(base):
-            yield from (Path(directory) / f for f in files if not f.startswith("."))
-
-    def _info(self, path: Path) -> ObjectInfo | None:
+    def _names(self, prefix: str) -> Iterator[str]:
+        """Names that start with `prefix`; directories that cannot have any are not read."""
+        folder, slash, start = prefix.rpartition("/")
         try:
-            stat = path.stat()
+            entries = os.scandir(self.root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with entries:
+            for entry in entries:
+                if entry.name.startswith(".") or not entry.name.startswith(start):
+                    continue
+                name = f"{folder}{slash}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._names(f"{name}/")
+                else:
+                    yield name
+
+    def _info(self, name: str) -> ObjectInfo | None:
+        try:
+            stat = (self.root / name).stat()
         except FileNotFoundError:
             return None
-        name = path.relative_to(self.root).as_posix()
         return ObjectInfo(name, stat.st_size, stat.st_mtime)
+
+
+def _number(name: str, stem: str, suffix: str) -> int | None:
+    digits = name.removeprefix(stem).removesuffix(suffix)
+    is_one = digits.isdecimal() and name == numbered_name(stem, int(digits), suffix)
+    return int(digits) if is_one else None
 
 
 def _make_below(root: Path, directory: Path) -> None:
@@ -289,6 +343,8 @@ class RemoteObjects:
                 f"the installed fsspec file system for {protocol}:// is too old to create an "
                 "object only if it is absent; upgrade it (s3fs: 2025.7 or newer)"
             )
+        find = getattr(self._fs, "_find", self._fs.find)
+        self._filters = "prefix" in inspect.signature(find).parameters
 
     def open_root(self, marker: str, data: bytes | None) -> bytes:
         if data is not None:
@@ -307,15 +363,33 @@ class RemoteObjects:
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         self._fs.invalidate_cache()
-        base = self._path(prefix.rpartition("/")[0])
+        folder, _, start = prefix.rpartition("/")
+        by_server = {"prefix": start} if start and self._filters else {}
         try:
-            found = self._fs.find(base, detail=True)
+            found = self._fs.find(self._path(folder), detail=True, **by_server)
         except FileNotFoundError:
             return []
         infos = (self._info(path, detail) for path, detail in found.items())
         return sorted(
             (info for info in infos if info.name.startswith(prefix)), key=lambda info: info.name
         )
+
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        """A block has a common prefix of digits. Its size grows with the distance that was searched
+        in vain, so that the number of listings grows with its logarithm."""
+        size, end = _BLOCK, through
+        while end > after:
+            first = max(end - end % size, after + 1)
+            in_block = len(str(size)) - 1  # digits
+            listed = self.list(numbered_name(stem, end, "")[:-in_block])
+            found = (_number(info.name, stem, suffix) for info in listed)
+            newest = max((n for n in found if n is not None and first <= n <= end), default=None)
+            if newest is not None:
+                return newest
+            end = first - 1
+            if (end + 1) % (10 * size) == 0 and through - end >= 10 * size:
+                size *= 10
+        return None
 
     def delete(self, name: str) -> None:
         try:

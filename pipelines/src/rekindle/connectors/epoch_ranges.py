@@ -80,6 +80,12 @@ class EpochRanges:
         it never changes. After the return, no older definition acquires a range."""
         return (self._held or self._acquire(None)).start
 
+    def last_possible(self) -> int | None:
+        """No epoch after this one was written before the call. None if that is unknown, because the
+        place may have files of a release without ranges."""
+        held = self._held or self._acquire(None)
+        return held.through if held.first > 0 else None
+
     def acquire(self, epoch: int) -> None:
         """Return once this epoch belongs to this definition."""
         held = self._held

@@ -1,9 +1,10 @@
 """The sink `files`: one file for each (query, partition, epoch), created if absent, never replaced.
 
-The file name contains the epoch, a directory listing gives the last one, and put-if-absent makes
-replicas, replays and zombies harmless: the file that they would write exists already, with the same
-rows. This holds for tasks of one definition of the query; `rekindle.connectors.epoch_ranges`
-decides which definition may write an epoch. An epoch without rows has no file.
+The file name contains the epoch, a search among the newest names gives the last one, and
+put-if-absent makes replicas, replays and zombies harmless: the file that they would write exists
+already, with the same rows. This holds for tasks of one definition of the query;
+`rekindle.connectors.epoch_ranges` decides which definition may write an epoch. An epoch without
+rows has no file.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -21,11 +22,19 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.connectors.epoch_ranges import Definition, EpochRanges
+from rekindle.connectors.epoch_ranges import FOLDER, Definition, EpochRanges
 from rekindle.connectors.json_lines import UnencodableValue, encode_lines, same_lines
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
-from rekindle.objects import LocalObjects, Objects, Retry, StoreRootMissing, open_objects, to_json
+from rekindle.objects import (
+    LocalObjects,
+    Objects,
+    Retry,
+    StoreRootMissing,
+    numbered_name,
+    open_objects,
+    to_json,
+)
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.kinds.files import FilesSinkSpec
@@ -43,7 +52,11 @@ _NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(p
 
 def file_name(query: str, partition: int, epoch: int, format: str) -> str:
     """The name of one epoch's file, below the sink's URL."""
-    return f"{query}-p{partition:03d}-e{epoch:012d}.{SUFFIX[format]}"
+    return numbered_name(_stem(query, partition), epoch, f".{SUFFIX[format]}")
+
+
+def _stem(query: str, partition: int) -> str:
+    return f"{query}-p{partition:03d}-e"
 
 
 def parse_name(name: str) -> tuple[str, int, int] | None:
@@ -105,16 +118,27 @@ class FilesSink:
         except OSError as e:
             raise self._refused("cannot be listed", e) from e
 
-    def last_epoch(self) -> int:
-        prefix = f"{self._query}-p{self._partition:03d}-e"
-        first = self.first_epoch()
+    def last_epoch(self, after: int = NO_EPOCH) -> int:
+        done = max(after, self.first_epoch() - 1)
         try:
-            infos = self._retry.run(lambda: self._objects.list(prefix))
+            through = self._ranges.last_possible() if self._ranges is not None else None
+            if through is None:
+                return max(done, *self._listed())
+            newest = self._retry.run(lambda: self._newest(done, through))
         except OSError as e:
             raise self._refused("cannot be listed", e) from e
+        return done if newest is None else newest
+
+    def _newest(self, after: int, through: int) -> int | None:
+        stem, suffix = _stem(self._query, self._partition), f".{SUFFIX[self._format]}"
+        return self._objects.newest_number(stem, suffix, after, through)
+
+    def _listed(self) -> list[int]:
+        """All epochs of which there is a file, and NO_EPOCH."""
+        stem = _stem(self._query, self._partition)
+        infos = self._retry.run(lambda: self._objects.list(stem))
         parsed = (parse_name(info.name) for info in infos)
-        epochs = (p[2] for p in parsed if p and p[0] == self._query)
-        return max((first - 1, *epochs), default=NO_EPOCH)
+        return [NO_EPOCH, *(p[2] for p in parsed if p and p[0] == self._query)]
 
     @property
     def conflict(self) -> str | None:
@@ -226,7 +250,8 @@ def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
             "use another url, or remove the old output if nobody needs it"
         )
     if isinstance(objects, LocalObjects):
-        objects.remove_stale_temps()
+        for directory in ("", FOLDER):
+            objects.remove_stale_temps(directory)
     return objects
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from rekindle.connectors.epoch_ranges import Definition
-from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 
 
 class Sink(Protocol):
@@ -40,10 +40,11 @@ class Sink(Protocol):
         """The first epoch that this definition may write."""
         ...
 
-    def last_epoch(self) -> int:
+    def last_epoch(self, after: int = NO_EPOCH) -> int:
         """The newest epoch that need not be written, read from the external system: the newest one
-        there, or the one before this definition's first (`rekindle.connectors.epoch_ranges`);
-        NO_EPOCH if none."""
+        there, or the one before this definition's first (`rekindle.connectors.epoch_ranges`), or
+        `after`; NO_EPOCH if none. Epochs through `after` need not be looked at: the caller knows
+        that they are there."""
         ...
 
     def write(self, batch: EpochBatch) -> bool:

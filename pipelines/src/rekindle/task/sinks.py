@@ -2,7 +2,7 @@
 
 The log is the queue: a sink that fails loses nothing and only delays checkpoints, until the log's
 budget is used up; a query that is added later starts like any other. Before its first write, a sink
-lists its output to find the last epoch. Does not know the engine.
+looks for the last epoch in its output. Does not know the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 """
@@ -104,7 +104,7 @@ class SinkWriter:
                 self._stopping.wait(backoff.failed())
 
     def _first_to_write(self, sink: Sink) -> int:
-        after = sink.last_epoch() + 1
+        after = sink.last_epoch(self._next - 1) + 1
         if self._compare_from is None:
             return after
         return min(after, max(self._compare_from, sink.first_epoch()))

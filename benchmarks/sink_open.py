@@ -1,0 +1,86 @@
+"""Opening a `files` sink that has many epochs: until the next epoch to write is known.
+
+.venv/bin/python benchmarks/sink_open.py [--epochs N ...]
+
+A task opens its sinks after each restart. The last epoch is searched for among the newest names, so
+the time must not grow with the age of the sink. "no checkpoint": the task does not know of any
+epoch that is in the sink.
+
+Target: 100,000 epochs within 50 ms, twice as long as 1,000 at most, beside 5 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from rekindle.connectors.epoch_ranges import Definition
+from rekindle.connectors.files_sink import FilesSink, encode, file_name
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.kinds.files import FilesSinkSpec
+from rekindle_testing.harness.report import Row, load_average, report
+
+SCHEMA = pa.schema([("n", pa.int64())])
+SPAN = 10
+REPEATS = 5
+TARGET_MS, MARGIN_MS = 50.0, 5.0
+
+
+def opened(place: Path) -> FilesSink:
+    spec = FilesSinkSpec(url=f"file://{place}")
+    return FilesSink("q", spec, 0, "uid", SCHEMA, definition=Definition("d", 1, 0, SPAN))
+
+
+def fill(place: Path, epochs: int) -> None:
+    """A sink as a task leaves it; its files are links, so that this is fast."""
+    sink = opened(place)
+    sink.last_epoch()
+    first = place / file_name("q", 0, 0, "parquet")
+    first.write_bytes(encode(pa.table({"n": [1]}, SCHEMA), "parquet"))
+    source = first
+    for epoch in range(1, epochs):
+        path = place / file_name("q", 0, epoch, "parquet")
+        if epoch % 30_000 == 0:  # file systems limit the links of a file
+            source = path
+            source.write_bytes(first.read_bytes())
+        else:
+            path.hardlink_to(source)
+    if sink._ranges is not None:
+        sink._ranges.acquire(epochs - 1)
+
+
+def open_ms(place: Path, epochs: int, known: int) -> float:
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        assert opened(place).last_epoch(known) == epochs - 1
+        times.append(time.perf_counter() - begin)
+    return 1000 * min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, nargs="*", default=[1000, 100_000])
+    counts = parser.parse_args().epochs
+    rows: list[Row] = []
+    shortest = float("inf")
+    for epochs in counts:
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory) / "out"
+            fill(place, epochs)
+            checkpointed = open_ms(place, epochs, epochs - SPAN)
+            unknown = open_ms(place, epochs, NO_EPOCH)
+        values = {"ms": round(checkpointed, 1), "no checkpoint ms": round(unknown, 1)}
+        slowest = max(checkpointed, unknown)
+        shortest = min(shortest, slowest)
+        met = slowest < min(TARGET_MS, 2 * shortest + MARGIN_MS)
+        rows.append(Row(f"{epochs:,} epochs", values, TARGET_MS, met))
+    report("sink_open", [*rows, load_average()])
+
+
+if __name__ == "__main__":
+    main()
