@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
@@ -24,7 +27,7 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
-from rekindle.checkpoints.manifests import ManifestStore
+from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
@@ -100,13 +103,13 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     age(tmp_path / "store" / "u" / "entries", 1000)
     age(tmp_path / "store" / "u" / "state", 1000)
     cleared = manifests.collect_garbage(retain=2)
-    assert cleared.objects == 4 + 4 + 4  # manifests, entries, and their own buckets
+    assert cleared == 4 + 4 + 4  # manifests, entries, and their own buckets
     assert manifests.seqs() == [4, 5]
     for ref in (*refs[4:], pending):
         assert ref.object is not None
         assert states.load(ref.object)[1].buckets["op"][0].equals(steady)
         assert not manifests.unusable([ref.object])
-    assert manifests.collect_garbage(retain=2).objects == 0
+    assert manifests.collect_garbage(retain=2) == 0
 
 
 def test_unusable_entries_name_what_is_missing(store: Store) -> None:
@@ -225,6 +228,188 @@ def test_garbage_collection_keeps_what_is_needed(
         key = f"{'a' if '/a/' in name or '-a-' in name else 'b'}/0"
         in_progress = any(f"{e:012d}" in name for e in range(committed[key] + 1, 200))
         assert young or in_progress, f"{name} was left"
+
+
+class Disk:
+    """Objects in memory with a clock of their own, which may fail at the n-th deletion."""
+
+    url = "test://"
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.modified: dict[str, float] = {}
+        self.now = 0.0
+        self.deletions_left: int | None = None
+        self.listed = 0
+
+    def open_root(self, marker: str, data: bytes | None) -> bytes:
+        return self.data.setdefault(marker, data or b"")
+
+    def put(self, name: str, data: bytes) -> bool:
+        if name in self.data:
+            return False
+        self.data[name], self.modified[name] = data, self.now
+        return True
+
+    def get(self, name: str) -> bytes:
+        if name not in self.data:
+            raise FileNotFoundError(name)
+        return self.data[name]
+
+    def exists(self, name: str) -> bool:
+        return name in self.data
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        names = sorted(n for n in self.data if n.startswith(prefix) and n in self.modified)
+        self.listed += len(names)
+        return [ObjectInfo(n, 1, self.modified[n]) for n in names]
+
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        raise NotImplementedError
+
+    def delete(self, name: str) -> None:
+        if self.deletions_left == 0:
+            raise PermissionError("the coordinator was killed")
+        if self.deletions_left is not None:
+            self.deletions_left -= 1
+        self.data.pop(name, None)
+        self.modified.pop(name, None)
+
+    def needed(self, retain: int) -> set[str]:
+        """Manifests that are kept, and all that they refer to."""
+        manifests = ManifestStore(Store(self.url, objects=self), "u")
+        kept = [manifests.read(seq) for seq in manifests.seqs()[-retain:]]
+        refs = {r.object for m in kept for rs in m.entries.values() for r in rs if r.object}
+        return {manifest_name(m.seq) for m in kept} | refs | self.states_of(refs)
+
+    def states_of(self, entries: Iterable[str]) -> set[str]:
+        manifests = ManifestStore(Store(self.url, objects=self), "u")
+        found = [manifests.entry(name).objects for name in entries]
+        return {n for objects in found for buckets in objects.values() for n in buckets.values()}
+
+    def names(self) -> set[str]:
+        return {name.removeprefix("u/") for name in self.modified}
+
+
+class History(RuleBasedStateMachine):
+    """Two partitions save at their own pace; entries are committed, wait, or are lost; the
+    coordinator is killed at any deletion. What is needed is there after each step; what is not is
+    gone at the end."""
+
+    PARTITIONS = ("a", "b")
+    RETAIN = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = Disk()
+        self.store = Store(self.disk.url, objects=self.disk)
+        self.states = {p: StateStore(self.store, "u") for p in self.PARTITIONS}
+        self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
+        self.pending: dict[str, EntryRef] = {}
+        self.epoch = self.seq = 0
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.time_s = 0.0
+        self.manifests = ManifestStore(self.store, "u", clock=lambda: self.time_s)
+
+    @rule(p=st.sampled_from(PARTITIONS), values=st.lists(st.integers(0, 2), max_size=3))
+    def save(self, p: str, values: list[int]) -> None:
+        """Few different values, so that buckets are reused. An older pending entry is lost."""
+        self.disk.now += 1
+        self.epoch += 1
+        state = State({f"op-{p}": {n: pa.table({"x": [v]}) for n, v in enumerate(values)}})
+        newest = self.committed[p].object
+        previous = self.states[p].load_entry(newest) if newest else None
+        ref = self.states[p].save(p, 0, self.epoch, 0, (f"op-{p}",), state, previous)
+        self.pending[p] = ref
+
+    @rule(chosen=st.sets(st.sampled_from(PARTITIONS)))
+    def commit(self, chosen: set[str]) -> None:
+        self.disk.now += 1
+        ready = {p: self.pending.pop(p) for p in chosen if p in self.pending}
+        assert not self.manifests.unusable([r.object for r in ready.values() if r.object])
+        self.committed |= ready
+        self.seq += 1
+        entries = {f"{p}/0": (ref,) for p, ref in self.committed.items()}
+        assert self.manifests.write(Manifest(self.seq, self.epoch, 1, 1, "", entries))
+
+    @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))
+    def collect(self, killed_after: int | None) -> None:
+        self.disk.now += 1
+        self.disk.deletions_left = killed_after
+        try:
+            self.manifests.collect_garbage(self.RETAIN)
+        except StoreError:
+            if killed_after is not None and killed_after % 2:
+                self.restart()
+        finally:
+            self.disk.deletions_left = None
+
+    @invariant()
+    def what_is_needed_is_there(self) -> None:
+        pending = {r.object for r in self.pending.values() if r.object}
+        needed = self.disk.needed(self.RETAIN) | pending | self.disk.states_of(pending)
+        assert needed <= self.disk.names()
+
+    def teardown(self) -> None:
+        """Without a sweep of the whole store, unless the last collection failed."""
+        self.collect(None)
+        for p in self.PARTITIONS:
+            self.save(p, [])
+        for _ in range(self.RETAIN + 1):
+            self.commit(set(self.PARTITIONS))
+        self.collect(None)
+        assert self.disk.names() == self.disk.needed(self.RETAIN)
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_clean_up_lists_no_state(tmp_path: Path) -> None:
+    disk, time_s = Disk(), [0.0]
+    store = Store(disk.url, objects=disk)
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: time_s[0])
+    tables, previous = {n: pa.table({"x": [n]}) for n in range(300)}, None
+    for seq in range(6):
+        disk.now += 1
+        disk.listed = 0
+        tables = {**tables, 0: pa.table({"x": [seq]})}
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State({"op": tables}), previous)
+        assert ref.object is not None
+        previous = states.load_entry(ref.object)
+        assert manifests.unusable([ref.object]) == {}
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
+        manifests.collect_garbage(retain=2)
+        assert (disk.listed > 300) == (seq == 0)
+        time_s[0] += 10
+    assert len(disk.list("u/state/")) == 301
+    orphan = state_name("op", CheckpointName("seg", 0, 3, "aa"), "01")
+    disk.put(f"u/{orphan}", b"")
+    disk.modified[f"u/{orphan}"] = 0.0
+    assert manifests.collect_garbage(retain=2) == 0
+    time_s[0] += SWEEP_S
+    assert manifests.collect_garbage(retain=2) == 1
+    assert not disk.exists(f"u/{orphan}")
+
+
+def test_what_an_interrupted_clean_up_left_is_deleted() -> None:
+    disk = Disk()
+    store = Store(disk.url, objects=disk)
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: 0.0)
+    for seq in range(3):
+        disk.now += 1
+        tables = {"op": {0: pa.table({"x": [seq]})}}
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
+        disk.deletions_left = 2 if seq == 2 else None  # a manifest and its entry
+        with pytest.raises(StoreError) if seq == 2 else contextlib.nullcontext():
+            manifests.collect_garbage(retain=2)
+    disk.deletions_left = None
+    assert manifests.collect_garbage(retain=2) == 1
+    assert disk.names() == disk.needed(2)
 
 
 def test_objects_with_unknown_names_are_kept() -> None:

@@ -9,8 +9,10 @@ Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 
 from rekindle.checkpoints.codec import (
     decode_entry,
@@ -18,6 +20,7 @@ from rekindle.checkpoints.codec import (
     encode_manifest,
     manifest_name,
     manifest_seq,
+    parse_entry_name,
 )
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Entry, Manifest
@@ -25,27 +28,32 @@ from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
+SWEEP_S = 900.0
+"""Seconds between listings of the whole store."""
+PARALLEL = 8
+_LOOKED_UP = 256
+_LISTED_AS_ONE = 100
+"""Objects that are listed in the time of one look-up."""
+
 
 class UnreadableObject(StoreError):
     """An object is damaged, or of another version's format."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """Result of a garbage collection."""
-
-    objects: int
-    bytes: int
 
 
 class ManifestStore:
     """The manifests of one topology. Used by one coordinator: by one thread that commits, and one
     that collects garbage."""
 
-    def __init__(self, store: Store, uid: str) -> None:
+    def __init__(self, store: Store, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._uid = uid
-        self._references: dict[str, frozenset[str]] = {}  # state objects, by entry that was kept
+        self._clock = clock
+        # of the thread that commits: state objects by entry, all of which were there
+        self._complete: dict[str, frozenset[str]] = {}
+        # of the thread that collects garbage: state objects by entry that was kept, manifests
+        self._references: dict[str, frozenset[str]] = {}
+        self._manifests: dict[int, Manifest] = {}
+        self._swept_at: float | None = None
 
     def seqs(self) -> list[int]:
         """The numbers of all manifests, ascending."""
@@ -78,7 +86,11 @@ class ManifestStore:
         data = encode_manifest(manifest, self._uid)
         if not self._store.put(name, data) and self._read_or_none(name) != data:
             return False
-        return self.seqs()[-1:] == [manifest.seq]
+        if self.seqs()[-1:] != [manifest.seq]:
+            return False
+        committed = {ref.object for refs in manifest.entries.values() for ref in refs}
+        self._complete = {n: refs for n, refs in self._complete.items() if n in committed}
+        return True
 
     def entry(self, object_name: str) -> Entry:
         """The entry of this name. Raises ObjectMissing, UnreadableObject, StoreError."""
@@ -90,28 +102,63 @@ class ManifestStore:
 
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
-        objects that they need are missing."""
-        present = {info.name for info in self._list("state/")}
+        objects that they need are missing. Looks for objects that no entry of the last manifest
+        that was written needs."""
         problems: dict[str, str] = {}
+        fresh: dict[str, frozenset[str]] = {}
         for name in object_names:
             try:
-                missing = sorted(self._read_references(name) - present)
+                fresh[name] = self._read_references(name)
             except (ObjectMissing, UnreadableObject) as error:
                 problems[name] = str(error)
-                continue
-            if missing:
+        known = _union(refs for name, refs in self._complete.items() if name not in fresh)
+        present = known | self._present(_union(fresh.values()) - known, len(known))
+        for name, needed in fresh.items():
+            if missing := sorted(needed - present):
                 problems[name] = f"state object {missing[0]} is missing"
+            else:
+                self._complete[name] = needed
         return problems
 
-    def collect_garbage(self, retain: int) -> Deleted:
-        """Delete what neither the newest `retain` manifests nor a pending entry need. If an entry
-        cannot be read, no state is deleted, and UnreadableObject is raised in the end."""
-        objects = self._list("")
-        manifests = [self.read(seq) for seq in self.seqs()[-retain:]]
+    def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
+        """Those of these state objects that exist. Many are listed; but if only a few changed, they
+        are looked up, because a listing has all that did not."""
+        if len(wanted) > max(_LOOKED_UP, known // _LISTED_AS_ONE):
+            return wanted & {info.name for info in self._list("state/")}
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
+            return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
+
+    def collect_garbage(self, retain: int) -> int:
+        """Delete what neither the newest `retain` manifests nor a pending entry need. Returns the
+        number of objects. If an entry cannot be read, no state is deleted, and UnreadableObject is
+        raised in the end.
+
+        Lists manifests and entries, of which there are few, and deletes with an entry the state
+        that it alone needed. The first call, the first one after a failure, and one every
+        SWEEP_S list the whole store: for state without an entry, and for spilled logs.
+        """
+        began, swept_at = self._clock(), self._swept_at
+        sweeps = swept_at is None or began - swept_at >= SWEEP_S
+        self._swept_at = None  # a failure may leave state whose entry is deleted
+        deleted = self._collect(retain, sweeps)
+        self._swept_at = began if sweeps else swept_at
+        return deleted
+
+    def _collect(self, retain: int, sweeps: bool) -> int:
+        parts = ("",) if sweeps else ("manifests/", "entries/")
+        objects = [info for part in parts for info in self._list(part)]
+        manifests = self._retained(objects, retain)
+        before = self._references
         entries = needed_entries(objects, manifests)
         unreadable = self._update_references(entries)
         references = {name: self._references.get(name, frozenset()) for name in entries}
         garbage = find_garbage(objects, manifests, references)
+        if not sweeps:
+            listed = {info.name for info in objects}
+            needless = self._needed_by(garbage, before)
+            objects += [info for info in needless if info.name not in listed]
+            garbage = find_garbage(objects, manifests, references)
         if unreadable is not None:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
         for info in garbage:
@@ -119,7 +166,31 @@ class ManifestStore:
         self._store.remove_stale_temps(self._uid)
         if unreadable is not None:
             raise unreadable
-        return Deleted(len(garbage), sum(info.bytes for info in garbage))
+        return len(garbage)
+
+    def _retained(self, objects: Iterable[ObjectInfo], retain: int) -> list[Manifest]:
+        seqs = sorted(seq for o in objects if (seq := manifest_seq(o.name)) is not None)
+        kept = {seq: self._manifests.get(seq) or self.read(seq) for seq in seqs[-retain:]}
+        self._manifests = kept
+        return list(kept.values())
+
+    def _needed_by(
+        self, garbage: Iterable[ObjectInfo], known: Mapping[str, frozenset[str]]
+    ) -> list[ObjectInfo]:
+        """The state objects of the entries among `garbage`. They are older than their entries,
+        whose times they get here."""
+        newest: dict[str, float] = {}
+        for info in garbage:
+            if parse_entry_name(info.name) is None:
+                continue
+            try:
+                needed = known.get(info.name)
+                needed = self._read_references(info.name) if needed is None else needed
+            except (ObjectMissing, UnreadableObject):
+                continue  # the next sweep finds its state
+            for name in needed:
+                newest[name] = max(info.modified, newest.get(name, info.modified))
+        return [ObjectInfo(name, 0, modified) for name, modified in newest.items()]
 
     def _update_references(self, entry_names: Iterable[str]) -> UnreadableObject | None:
         """Keep the references of these entries and no others; entries never change, so each is read
@@ -150,3 +221,7 @@ class ManifestStore:
         cut = len(self._uid) + 1
         found = self._store.list(f"{self._uid}/{prefix}")
         return [ObjectInfo(info.name[cut:], info.bytes, info.modified) for info in found]
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)

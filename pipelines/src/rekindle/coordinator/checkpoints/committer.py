@@ -40,7 +40,7 @@ from rekindle.topology.model import Slot
 
 _BACKOFF = BackoffPolicy(first_s=0.5, longest_s=8.0)
 _STALLED_S = 30.0
-_GARBAGE_INTERVAL_S = 10.0  # it lists the whole store
+_GARBAGE_INTERVAL_S = 10.0  # it lists manifests and entries
 _MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries even while none can be committed
 _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
