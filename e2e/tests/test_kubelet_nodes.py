@@ -27,7 +27,7 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, Kube
 from rekindle_testing.embedded.kubelet_node.files import IMAGES
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import hold_template
+from rekindle_testing.embedded.kubelet_node.image_store import Template, hold_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
@@ -173,10 +173,10 @@ def test_a_command_runs_in_a_container(
 
 
 @pytest.fixture
-def template(machine: None, tmp_path: Path) -> Iterator[Path]:
+def template(machine: None, tmp_path: Path) -> Iterator[Template]:
     """What all nodes here have their images from."""
     held = hold_template([ensure_busybox()], ensure_node().pause, tmp_path)
-    yield held.root
+    yield held
     held.release()
 
 
@@ -197,9 +197,12 @@ def in_node(node: KubeletNode, *command: str) -> str:
 
 
 def test_what_a_container_writes_is_its_own(
-    nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane, template: Path
+    nodes: tuple[KubeletNode, KubeletNode],
+    pods: Pods,
+    control_plane: ControlPlane,
+    template: Template,
 ) -> None:
-    before = contents(template)
+    before = contents(template.root)
     writes = "rm /bin/true && echo mine > /bin/true && echo more >> /bin/busybox; exec sleep 600"
     pods.create("writes", on(nodes[0], writes))
     pods.wait_ready("writes", 60)
@@ -211,16 +214,17 @@ def test_what_a_container_writes_is_its_own(
     for number, node in enumerate(nodes):
         serve(pods, node, f"reads-{number}")
         control_plane.kubectl("exec", f"reads-{number}", "--", "/bin/true")
-    assert contents(template) == before
+    assert contents(template.root) == before
 
 
 def test_what_a_node_deletes_stays_for_the_others(
-    make_node: Callable[[], KubeletNode], template: Path
+    make_node: Callable[[], KubeletNode], template: Template
 ) -> None:
-    before = contents(template)
+    before = contents(template.root)
     node = make_node()
     node.wait_ready()
-    snapshots = node.data / "containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"
+    plugin = f"io.containerd.snapshotter.v1.{template.snapshotter}"
+    snapshots = node.data / "containerd" / plugin / "snapshots"
     assert len(list(snapshots.iterdir())) == 2
     images = in_node(node, *CTR, "images", "list", "--quiet").split()
     in_node(node, *CTR, "images", "remove", "--sync", *images)
@@ -228,7 +232,7 @@ def test_what_a_node_deletes_stays_for_the_others(
     with pytest.raises(KubeletNodeError, match="Read-only file system"):
         in_node(node, "touch", f"{IMAGES}/new")
     node.stop()
-    assert contents(template) == before
+    assert contents(template.root) == before
 
 
 def test_an_image_is_added_to_a_running_node(
@@ -488,9 +492,9 @@ def test_nothing_is_left_after_down(machine: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["running", "frozen"])
 def test_a_killed_test_leaves_nothing_behind_the_next_up(
-    machine: None, template: Path, tmp_path: Path, mode: str
+    machine: None, template: Template, tmp_path: Path, mode: str
 ) -> None:
-    before = contents(template)
+    before = contents(template.root)
     with another_cluster(tmp_path, mode) as (process, facts):
         process.kill()
         process.wait()
@@ -498,7 +502,7 @@ def test_a_killed_test_leaves_nothing_behind_the_next_up(
         records = [r for r in parse(facts["records"]) if "brief" in str(r)]
         assert removal.leftovers(records) == []
     assert left_of(facts) == []
-    assert contents(template) == before
+    assert contents(template.root) == before
 
 
 def test_all_is_removed_though_nobody_watched(machine: None, tmp_path: Path) -> None:
