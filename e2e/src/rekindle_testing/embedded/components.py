@@ -16,6 +16,8 @@ from rekindle_testing.embedded.pki import KeyPair
 
 LOOPBACK = "127.0.0.1"
 SERVICE_RANGE = "10.96.0.0/16"
+# Of the Service `kubernetes`, by which pods call the API server: the first of the range.
+API_SERVICE_ADDRESS = "10.96.0.1"
 SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 # The common name by which a node's API recognises the API server; any node

@@ -221,6 +221,7 @@ class ControlPlane:
         # The names by which pods of any cluster call their API server.
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         names += ["kubernetes.default.svc.cluster.local"]
+        names += [components.API_SERVICE_ADDRESS]
         addresses = list(dict.fromkeys([*local, self.settings.api_address]))
         return Credentials(
             authority=authority.pair,

@@ -21,7 +21,7 @@ from kubernetes import client, config
 
 from rekindle import names
 from rekindle_testing.embedded.components import Settings
-from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.harness.nodes import Node, NodeKind, NodeShape, ProcessNodes, Report
 from rekindle_testing.paths import ROOT
@@ -181,7 +181,15 @@ class EmbeddedCluster:
         environment = {**os.environ, "KUBECONFIG": str(self.control_plane.kubeconfig)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"helm {verb} failed:\n{done.stderr}\n{self.describe_system()}")
+            found = f"{self.describe_system()}\n{self._operator_logs()}"
+            raise RuntimeError(f"helm {verb} failed:\n{done.stderr}\n{found}")
+
+    def _operator_logs(self) -> str:
+        arguments = ("logs", "-n", SYSTEM, "-l", names.LABEL_OPERATOR, "--tail=20", "--prefix")
+        try:
+            return self.control_plane.kubectl(*arguments)
+        except KubectlError as error:  # no container has run yet
+            return str(error)
 
     def describe_system(self) -> str:
         return self.control_plane.kubectl("get", "pods,events", "-A", "-o", "wide")
