@@ -21,13 +21,22 @@ from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM, EmbeddedCluster
 from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import Run, pod_processes
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(900)]
 
 SPEEDUP = 43_200  # half a day of flights each second: 12 minutes of input
+_FILLS_MEMORY = """
+import os, time
+for _ in range(200):
+    if os.fork() == 0:
+        held = bytearray(24 << 20)
+        time.sleep(30)
+        os._exit(0)
+    time.sleep(0.05)
+"""
 GAP_S = 3.0
 """Of a replicated query's output while replicas are rolled; an epoch is a second."""
 
@@ -80,15 +89,13 @@ def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
 
 def test_a_task_that_is_killed_for_its_memory_loses_no_rows(run: Run, reference: Reference) -> None:
     pod = run.task_pods("routes")[0]
+    before = _jvms(run, pod)
+    assert before
     run.observer.mark("lost", f"memory of {pod.metadata.name}")
-    fill = "import time\nheld = []\nwhile True: held.append(bytearray(1 << 22)); time.sleep(0.001)"
-    # The kernel kills this program or the JVM; only the latter matters to the task.
-    for _ in range(20):
-        _exec(run, pod, "python", "-c", fill)
-        if _restarts(run, pod) or pod.metadata.name not in run.incarnations():
-            break
-    wait_for("the container to have restarted", lambda: _restarts(run, pod), 60)
-    run.wait_advanced()
+    # Many small processes: the kernel kills the largest one, which is the task's JVM.
+    _exec(run, pod, "python", "-c", _FILLS_MEMORY)
+    wait_for("the JVM to be killed", lambda: not before & _jvms(run, pod), 60)
+    run.wait_advanced(timeout_s=120)
     run.verify(reference)
 
 
@@ -97,7 +104,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
 ) -> None:
     pod = run.task_pods("storms")[0]
     run.observer.mark("lost", f"disk of {pod.metadata.name}")
-    _exec(run, pod, "sh", "-c", "fallocate -l 30G /var/lib/rekindle-task/ballast")
+    _exec(run, pod, "sh", "-c", "fallocate -l 4G /var/lib/rekindle-task/ballast")
 
     def is_evicted() -> bool:
         events = run.cluster.core.list_namespaced_event(
@@ -226,9 +233,10 @@ def _exec(run: Run, pod: Any, *command: str) -> None:
         run.cluster.control_plane.kubectl("exec", pod.metadata.name, "--", *command)
 
 
-def _restarts(run: Run, pod: Any) -> int:
-    found = run.cluster.core.read_namespaced_pod(pod.metadata.name, NAMESPACE)
-    return int(found.status.container_statuses[0].restart_count)
+def _jvms(run: Run, pod: Any) -> set[int]:
+    """Ids of the JVMs in a pod."""
+    found = pod_processes(pod.spec.node_name, pod.status.pod_ip, run.cluster, program=b"java")
+    return set(found)
 
 
 def _next(image: str) -> str:

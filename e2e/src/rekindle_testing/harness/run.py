@@ -187,13 +187,16 @@ def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def pod_processes(node: str, address: str, cluster: EmbeddedCluster) -> list[int]:
-    """The processes of Rekindle on the node whose environment names this pod address."""
+def pod_processes(
+    node: str, address: str, cluster: EmbeddedCluster, program: bytes = b"rekindle"
+) -> list[int]:
+    """The processes on the node whose environment names this pod address, and whose command
+    names the program."""
     needle = f"={address}\0".encode()
     return [
         pid
         for pid in cluster.nodes[node].pids
-        if needle in _environment(pid) and b"rekindle" in _command(pid)
+        if needle in _environment(pid) and program in _command(pid)
     ]
 
 
