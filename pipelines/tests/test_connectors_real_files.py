@@ -21,7 +21,7 @@ from schema_parts import arrow_schema_of
 
 from rekindle.connectors import files_read
 from rekindle.connectors.files_read import read_batches
-from rekindle.connectors.json_lines import encode_lines
+from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.connectors.epoch_ranges import FOLDER, Definition, EpochRanges
-from rekindle.connectors.json_lines import UnencodableValue, encode_lines, same_lines
+from rekindle.connectors.json_lines import same_lines
+from rekindle.connectors.json_writer import UnencodableValue, encode_lines
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import (
