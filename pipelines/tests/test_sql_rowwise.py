@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from rekindle.topology.schema import Field, Scalar, Struct
+from rekindle.topology.schema import Field, Scalar, Schema, Struct
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import SqlReport, check_sql
 
@@ -234,3 +236,45 @@ def test_a_cast_to_a_too_deep_type_is_refused() -> None:
 def test_a_long_chain_of_one_operator_is_not_deep(operator: str) -> None:
     chain = operator.join(["n"] * 300)
     assert not judge(f"SELECT {chain} AS x FROM rows").problems
+
+
+def cost_s(sql: str, schema: Schema = SCHEMA) -> float:
+    """CPU time; the operator validates all topologies in one thread."""
+    began = time.thread_time()
+    check_sql(sql, {"rows": schema})
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("operator", [" = ", " + ", " OR ", " || "])
+def test_a_long_chain_is_checked_in_linear_time(operator: str) -> None:
+    assert cost_s(f"SELECT {operator.join(['n'] * 3000)} AS x FROM rows") < 10
+
+
+def test_the_types_of_a_long_chain_of_comparisons_are_known() -> None:
+    report = judge("SELECT n = n = true AS x FROM rows")
+    assert report.schema is not None
+    assert report.schema.field("x").type is Scalar.BOOLEAN
+
+
+def test_the_type_of_a_huge_expression_is_unknown() -> None:
+    report = judge(f"SELECT {' + '.join(['n'] * 1000)} AS x, n + 1 AS y FROM rows")
+    assert report.schema is not None
+    assert [f.type for f in report.schema] == [None, Scalar.BIGINT]
+
+
+def test_a_wide_select_is_checked_in_linear_time() -> None:
+    wide = ddl_to_schema(", ".join(f"c{n} INT" for n in range(1000)))
+    items = ", ".join(f"c{n} + 1 AS d{n}" for n in range(400))
+    assert cost_s(f"SELECT {items} FROM rows", wide) < 10
+
+
+def test_stars_cannot_repeat_columns_without_end() -> None:
+    wide = ddl_to_schema(", ".join(f"c{n} INT" for n in range(1000)))
+    report = check_sql(f"SELECT {', '.join(['*'] * 5000)} FROM rows", {"rows": wide})
+    assert [p.reason for p in report.problems] == ["TooMany"]
+
+
+@pytest.mark.parametrize("name", ["x{}", "ff{}(n) AS x{}"])
+def test_the_first_unknown_names_are_reported(name: str) -> None:
+    items = ", ".join(name.format(n, n) for n in range(2000))
+    assert len(judge(f"SELECT {items} FROM rows").problems) == 20

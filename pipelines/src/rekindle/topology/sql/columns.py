@@ -8,8 +8,10 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from sqlglot import exp
 
@@ -19,15 +21,17 @@ from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Str
 from rekindle.topology.sql.dated import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
-from rekindle.topology.sql.inference import infer_types, is_timestamp, refused_type
-from rekindle.topology.sql.tokens import DIALECT
+from rekindle.topology.sql.inference import infer_types, is_large, is_timestamp, refused_type
+from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+MAX_COLUMNS = 4096
+"""Of a SELECT: a source has 2,700 at most, but each `*` repeats them."""
 _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
 """In sqlglot, outer variants are subclasses of these, and Posexplode is one of Explode."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VisibleColumns:
     """The columns in the scope of one SELECT, by table alias, in the order of `*`."""
 
@@ -45,13 +49,17 @@ class VisibleColumns:
             tables[table.lower() or f"<lateral {at}>"] = [Field(n, None) for n in names]
         return cls(tables)
 
-    @property
+    @cached_property
     def columns(self) -> list[Field]:
         return [f for fields in self.tables.values() for f in fields]
 
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return {f.name.lower(): f for f in reversed(self.columns)}
+
     def find(self, parts: list[str]) -> tuple[Field, list[str]] | None:
         """The column for a dotted name, and the remaining parts: fields of its struct."""
-        own = {f.name.lower(): f for f in reversed(self.columns)}
+        own = self._by_name
         if len(parts) > 1 and parts[0].lower() in self.tables:
             table = {f.name.lower(): f for f in self.tables[parts[0].lower()]}
             if parts[1].lower() in table:
@@ -62,10 +70,12 @@ class VisibleColumns:
 
 
 def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
-    """Problems of columns that do not exist."""
+    """Problems of columns that do not exist, the first few."""
     aliases = {a.alias.lower() for a in select.expressions if a.alias}
-    found = []
+    found: list[Problem] = []
     for column in select.find_all(exp.Column):
+        if len(found) >= MAX_UNKNOWN:
+            break
         parts = [p.name for p in column.parts]
         if parts[-1] == "*":
             if len(parts) > 1 and parts[0].lower() not in visible.tables:
@@ -164,8 +174,12 @@ def output_columns(
             return None
         problems += _refused_types(item, visible)
         fields += columns
-    lower = [f.name.lower() for f in fields]
-    twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
+        if len(fields) > MAX_COLUMNS:
+            what = f"a SELECT has more than {MAX_COLUMNS} columns"
+            problems.append(Problem("", "TooMany", what, "select fewer columns"))
+            return None
+    counts = Counter(f.name.lower() for f in fields)
+    twice = [name for name, times in counts.items() if times > 1]
     problems += [
         Problem("", "DuplicateColumn", f"column {name} occurs twice", "rename one with AS")
         for name in twice
@@ -186,20 +200,20 @@ def output_columns(
 def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | None]:
     """For each output column the input column that it copies, under any name; None if it is
     computed. The output must be valid (`output_columns`)."""
-    owned = next(iter(visible.tables.values()))
+    owned = {id(field) for field in next(iter(visible.tables.values()))}
     copies: list[str | None] = []
     for item in select.expressions:
         tree = item.unalias()
         star = isinstance(tree, exp.Star | exp.Column) and tree.is_star
         if isinstance(tree, exp.Column) and not star:
             target = visible.find([part.name for part in tree.parts])
-            copy = target is not None and not target[1] and any(target[0] is own for own in owned)
+            copy = target is not None and not target[1] and id(target[0]) in owned
             copies.append(target[0].name if target is not None and copy else None)
         elif star:
             fields = _item_columns(item, visible) or []
-            copies += [f.name if any(f is own for own in owned) else None for f in fields]
+            copies += [f.name if id(f) in owned else None for f in fields]
         else:
-            copies += [None] * len(_item_columns(item, visible) or ())
+            copies += [None] * len(_item_columns(item, visible, with_types=False) or ())
     return copies
 
 
@@ -221,7 +235,9 @@ def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
     return [Problem("", NOT_SUPPORTED_YET, what, hint_for(kind))]
 
 
-def _item_columns(item: exp.Expr, visible: VisibleColumns) -> list[Field] | None:
+def _item_columns(
+    item: exp.Expr, visible: VisibleColumns, *, with_types: bool = True
+) -> list[Field] | None:
     if isinstance(item, exp.Star):
         return _without(visible.columns, item)
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
@@ -236,7 +252,7 @@ def _item_columns(item: exp.Expr, visible: VisibleColumns) -> list[Field] | None
     name = item.alias or (item.name if isinstance(item, exp.Column | exp.Dot) else "")
     if not name:
         return None
-    return [Field(name, _type_of(item, visible))]
+    return [Field(name, _type_of(item, visible) if with_types else None)]
 
 
 def _qualified_star(item: exp.Column, visible: VisibleColumns) -> list[Field] | None:
@@ -268,6 +284,10 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
         target = visible.find([p.name for p in tree.parts])
         if target is not None:
             return _field_type(target[0].type, target[1])
+    if isinstance(tree, _COMPARISONS):  # of which there may be a chain: each is inferred once
+        return Scalar.BOOLEAN
+    if is_large(tree):
+        return None
     return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from itertools import islice
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -39,6 +40,9 @@ _CALLS_THAT_DIFFER = (
 )
 _INDEPENDENT_OF_PARTS = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
 """Types of an expression that do not depend on the types of its parts."""
+_MAX_NODES = 500
+"""Of an expression. The operator validates all topologies in one thread; types of larger
+expressions stay unknown, and Spark finds them."""
 
 
 def is_timestamp(kind: exp.DataType) -> bool:
@@ -86,16 +90,26 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> lis
     fields = list(columns)
     items = [e.copy() for e in expressions]
     by_name = {f.name.lower(): f for f in fields}
-    select = exp.select(*items).from_(_TABLE)
+    select = exp.select(*(item for item in items if not is_large(item))).from_(_TABLE)
+    used = set()
     for column in select.find_all(exp.Column):
         if len(column.parts) == 1 and column.name.lower() in by_name:
             column.set("table", exp.to_identifier(_TABLE))
-    known = {name: type_to_ddl(f.type) for name, f in by_name.items() if f.type is not None}
-    if known:
+            used.add(column.name.lower())
+    typed = {name: f.type for name, f in by_name.items() if f.type is not None}
+    if typed:
+        # Only the columns in use: a table may have a thousand, and as many expressions.
+        known = {n: type_to_ddl(typed[n]) for n in typed.keys() & used or {next(iter(typed))}}
         schema = MappingSchema({_TABLE: known}, dialect=DIALECT)
         with contextlib.suppress(SqlglotError, ValueError, KeyError):
             annotate_types(select, schema=schema, dialect=DIALECT)
-    return list(select.expressions)
+    found = iter(select.expressions)
+    return [item if is_large(item) else next(found) for item in items]
+
+
+def is_large(tree: exp.Expr) -> bool:
+    """Whether types of parts of it are not inferred."""
+    return next(islice(tree.walk(), _MAX_NODES, None), None) is not None
 
 
 def _type_of(item: exp.Expr) -> DataType | None:
