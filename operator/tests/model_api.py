@@ -67,6 +67,8 @@ class ModelApi(client.ApiClient):
             if error.verb == method and error.path in path:
                 return _refused(error.status, error.message)
         body = args[1] if len(args) > 1 else None
+        if isinstance(body, bytes):  # of server-side apply
+            body = json.loads(body)
         *_, collection, last = path.split("/")
         named = collection in ("pods", "nodes", "leases")
         if method == "GET" and last == "pods":

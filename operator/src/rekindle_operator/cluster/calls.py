@@ -9,6 +9,8 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from rekindle import yaml_json
+
 _TIMEOUT_S = (3, 10)
 
 
@@ -25,6 +27,8 @@ def call(
 ) -> dict[str, Any] | None:
     """The JSON of the response; None for the HTTP statuses in `ok`. `timeout_s`: to connect, and to
     read. Raises ApiException, or HTTPError if there is no response."""
+    if content.endswith("yaml"):
+        body = yaml_json.dump(body)
     request = api.param_serialize(
         method,
         path,

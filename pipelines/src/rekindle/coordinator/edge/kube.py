@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from rekindle import yaml_json
 from rekindle.backoff import BackoffPolicy
 from rekindle.coordinator.edge.kube_access import Access
 from rekindle.errors import RekindleError
@@ -105,7 +106,8 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> Json:
         headers = {**self._headers(), "Content-Type": content_type}
-        data = json.dumps(body) if body is not None else None
+        dump = yaml_json.dump if content_type.endswith("yaml") else json.dumps
+        data = dump(body) if body is not None else None
         async with self._session.request(
             method, self._access.url + path, params=query, data=data, headers=headers, timeout=_CALL
         ) as response:
