@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not 
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures e2e cluster demo chaos bench images reference clean lock
+.PHONY: setup tools lint unit test failures e2e cluster demo chaos fuzz bench images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -44,6 +44,9 @@ demo: tools       ## the main job on the embedded cluster, end to end
 
 chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader"
 	@$(PY) -m rekindle_testing.chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS))
+
+fuzz: tools       ## generated manifests for the API server and the operator: COUNT=2000 SEED=1 FIRST=0
+	@$(PY) -m rekindle_testing.fuzz --count $(or $(COUNT),2000) --seed $(or $(SEED),1) --first $(or $(FIRST),0)
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py

@@ -6,7 +6,6 @@ Nodes, kubelets and the data plane are fakes (`operator_world`); the rest is rea
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,26 +14,29 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.client.exceptions import ApiException
-from operator_process import Operator
 from operator_world import START_S, World
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
+from rekindle_testing.harness.operator_process import (
+    Operator,
+    install_crds,
+    operator_kubeconfig,
+)
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
 _GATE = names.GATE
-_USER = "rekindle-operator"
 _SILENT_S = 4.0  # longer than the timeout after which a silent node is lost
 _HINTS = {  # by name in the table of bad manifests
     "cycle": "remove one of these inputs",
     "duplicate-of-a-source": "see spec.sources[0].name",
     "sql-does-not-parse": "at line 1, column 21, near 'trips'",
     "sql-unknown-column": "did you mean city?",
+    "unknown-order-beyond-bmp": "known are",
     "sql-random": "use the event-time column or a hash of the row's columns",
 }
 
@@ -43,23 +45,14 @@ _HINTS = {  # by name in the table of bad manifests
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Its own: fake nodes would get pods of other tests."""
     with ControlPlane(tmp_path_factory.mktemp("operator-plane")) as running:
-        for crd in sorted((ROOT / "crds").glob("*.yaml")):
-            running.kubectl("apply", "--server-side", "-f", str(crd))
+        install_crds(running)
         yield running
 
 
 @pytest.fixture(scope="module")
 def kubeconfig(plane: ControlPlane) -> Path:
     """The operator's, with only the permissions that the chart grants."""
-    command = [ensure_helm(), "template", "rekindle", str(ROOT / "charts/rekindle")]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    kinds = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
-    wanted = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] in kinds]
-    for document in wanted:
-        if document["kind"] == "ClusterRoleBinding":
-            document["subjects"] = [{"kind": "User", "name": _USER}]
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
-    return plane.user_kubeconfig(_USER)
+    return operator_kubeconfig(plane)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from operator_process import Operator
 from operator_world import START_S
 
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.paths import ROOT
+from rekindle_testing.harness.operator_process import Operator, install_crds
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -23,8 +22,7 @@ _REPLACED_S = 5.0  # 2.5 s, with a margin for a busy machine
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Its own: the tests freeze it."""
     with ControlPlane(tmp_path_factory.mktemp("leadership-plane")) as running:
-        for crd in sorted((ROOT / "crds").glob("*.yaml")):
-            running.kubectl("apply", "--server-side", "-f", str(crd))
+        install_crds(running)
         yield running
 
 

@@ -1,4 +1,4 @@
-"""The operator as a process of a test."""
+"""The operator as a process on this machine, with the permissions that the chart grants."""
 
 from __future__ import annotations
 
@@ -7,15 +7,47 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import urllib3
+import yaml
+
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.toolchain import ensure_helm
+from rekindle_testing.paths import ROOT
+
+_USER = "rekindle-operator"
+_KINDS = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
+
+
+def install_crds(plane: ControlPlane) -> None:
+    for crd in sorted((ROOT / "crds").glob("*.yaml")):
+        plane.kubectl("apply", "--server-side", "-f", str(crd))
+
+
+def operator_kubeconfig(plane: ControlPlane) -> Path:
+    """Installs the chart's permissions and priority classes; the operator's kubeconfig."""
+    command = [str(ensure_helm()), "template", "rekindle", str(ROOT / "charts/rekindle")]
+    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    wanted = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] in _KINDS]
+    for document in wanted:
+        if document["kind"] == "ClusterRoleBinding":
+            document["subjects"] = [{"kind": "User", "name": _USER}]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
+    return plane.user_kubeconfig(_USER)
 
 
 class Operator:
-    """`python -m rekindle_operator` as a process."""
+    """`python -m rekindle_operator` as a process. `more`: environment variables."""
 
-    def __init__(self, kubeconfig: Path, directory: Path, identity: str) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        directory: Path,
+        identity: str,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -28,6 +60,7 @@ class Operator:
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
             "REKINDLE_PRIORITY_CLASS": "default.rekindle-task",
+            **(more or {}),
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

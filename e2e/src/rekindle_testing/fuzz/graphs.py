@@ -1,0 +1,91 @@
+"""Random topologies that are valid most of the time. Pure."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+_COLUMNS = "city STRING, fare DOUBLE, seats INT, at TIMESTAMP"
+_GENERATOR: dict[str, Any] = {
+    "rowsPerSecond": 5,
+    "columns": {
+        "city": "choice(a, b)",
+        "fare": "normal(9, 2)",
+        "seats": "integer(1, 4)",
+        "at": "timestamp(2013-01-01 00:00:00, 30s)",
+    },
+}
+_ROW_WISE = (
+    "SELECT * FROM {0}",
+    "SELECT * FROM {0} WHERE fare > 0",
+    "SELECT city, fare * 2 AS fare, seats, at FROM {0}",
+    "SELECT upper(city) AS city, fare, seats, at FROM {0} WHERE city IS NOT NULL",
+)
+_AGGREGATES = ("count(*) AS trips", "count(*) AS trips, avg(fare) AS mean", "max(seats) AS seats")
+_WINDOWS = ({"size": "1h"}, {"size": "1h", "slide": "15m"}, {"size": "1d", "slide": "6h"})
+_MAX_OPERATORS = 6
+_LARGE = 0.02  # chance of tens of operators, or of many partitions
+
+
+def spec(draw: random.Random) -> dict[str, Any]:
+    large = draw.random() < _LARGE
+    sources = [_source(f"s{n}", draw) for n in range(draw.randint(1, 2))]
+    rows = [s["name"] for s in sources]  # streams with the columns of the sources
+    operators, unread = [], list(rows)
+    for n in range(draw.randint(20, 50) if large else draw.randint(0, _MAX_OPERATORS)):
+        inputs = draw.sample(rows, 2 if len(rows) > 1 and draw.random() < 0.2 else 1)
+        operator = _operator(f"o{n}", inputs, draw)
+        operators.append(operator)
+        unread = [name for name in unread if name not in inputs] + [operator["name"]]
+        if "sql" in operator:
+            rows.append(operator["name"])
+    queries = [_query(f"q{n}", name, draw) for n, name in enumerate(unread)]
+    made: dict[str, Any] = {
+        "checkpoint": {"store": "file:///checkpoints", "volume": "shared"},
+        "sources": sources,
+        "queries": queries,
+    }
+    if operators:
+        made["operators"] = operators
+    if draw.random() < 0.2:
+        made["replicas"] = 2
+    if draw.random() < 0.1:
+        amounts = {"cpu": "250m", "memory": "1Gi"}
+        made["resources"] = {"requests": amounts, "limits": {"memory": "2Gi"}}
+    return made
+
+
+def _source(name: str, draw: random.Random) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": name, "schema": _COLUMNS, "eventTime": {"column": "at"}}
+    if draw.random() < 0.5:
+        made["generator"] = {**_GENERATOR, "columns": dict(_GENERATOR["columns"])}
+    else:
+        url = f"file:///input/{name}.csv"
+        made["files"] = {"url": url, "format": "csv", "orderBy": "at", "speedup": 60}
+    return made
+
+
+def _operator(name: str, inputs: list[str], draw: random.Random) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": name, "inputs": inputs}
+    if len(inputs) == 1 and draw.random() < 0.4:
+        made["window"] = {
+            **draw.choice(_WINDOWS),
+            "groupBy": ["city"],
+            "aggregate": draw.choice(_AGGREGATES),
+        }
+        if draw.random() < 0.5:
+            made |= {"keyBy": ["city"], "partitions": draw.choice((1, 2, 2, 3))}
+        if draw.random() < 0.3:
+            made["replicas"] = draw.choice((1, 2, 3))
+        return made
+    selects = [f"SELECT city, fare, seats, at FROM {name}" for name in inputs]
+    one = draw.choice(_ROW_WISE).format(*inputs)
+    made["sql"] = one if len(inputs) == 1 else " UNION ALL ".join(selects)
+    return made
+
+
+def _query(name: str, stream: str, draw: random.Random) -> dict[str, Any]:
+    sink = {"url": f"file:///output/{name}"}
+    if draw.random() < 0.3:
+        sink["format"] = "json"
+    return {"name": name, "from": stream, "priority": draw.randrange(100), "sink": {"files": sink}}

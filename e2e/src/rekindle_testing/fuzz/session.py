@@ -1,0 +1,318 @@
+"""A control plane with the operator as a process, and batches of manifests for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rekindle import names
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, Seen, Watcher
+from rekindle_testing.fuzz.generator import Case, edit, is_edited
+from rekindle_testing.fuzz.verdict import Verdict, complaints, verdict
+from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
+from rekindle_testing.waiting import DeadlineError, wait_for
+
+_START_S = 60.0
+_DECIDED_S = 60.0
+_SETTLED_S = 60.0
+_QUIET_S = 5.0  # without changes, before a topology counts as settled: longer than delayed writes
+_OBSERVED_S = 2.0  # during which a settled topology must not change
+_GONE_S = 90.0
+_SENDERS = 4
+_SAMPLE = re.compile(r"^(\w+?)(?:_total)?(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    index: int | None  # None: of the whole batch
+    what: str
+
+
+@dataclass(slots=True)
+class Sent:
+    """A manifest, and what became of it."""
+
+    case: Case
+    uid: str = ""
+    sent_at: float = 0.0
+    verdicts: list[tuple[Verdict, str]] = field(default_factory=list)  # with the message
+
+
+@dataclass(slots=True)
+class Figures:
+    created: Counter[Verdict] = field(default_factory=Counter)
+    edited: Counter[Verdict] = field(default_factory=Counter)
+    rejections: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    decided_s: list[float] = field(default_factory=list)
+    pods: int = 0
+    rss_mib: list[float] = field(default_factory=list)
+
+
+class Session:
+    def __init__(self, plane: ControlPlane, operator: Operator) -> None:
+        self.plane = plane
+        self.operator = operator
+        self.figures = Figures()
+        self._api = Api(plane.kubeconfig)
+        self._watcher = Watcher(self._api)
+        self._process = psutil.Process(operator.process.pid)
+
+    def close(self) -> None:
+        self._watcher.close()
+
+    def run(self, cases: Sequence[Case]) -> list[Failure]:
+        """Sends a batch, edits a part of it, deletes it. What is wrong with it, if anything."""
+        batch = [Sent(c) for c in cases]
+        failures: list[Failure] = []
+        with ThreadPoolExecutor(_SENDERS) as senders:
+            list(senders.map(self._create, batch))
+            held = [sent for sent in batch if sent.uid]
+            failures += self._await_decisions(held)
+            edited = [s for s in held if is_edited(s.case.seed, s.case.index)]
+            failures += filter(None, senders.map(self._edit, edited))
+            failures += self._await_decisions(edited)
+        if not failures:
+            failures += self._check_settled(held)
+        failures += self._check_operator()
+        self._delete(held)
+        self.figures.rss_mib.append(self._process.memory_info().rss / 2**20)
+        return failures
+
+    def soak(self, cases: Sequence[Case], duration_s: float) -> tuple[dict[str, int], Counter[str]]:
+        """What changes while nothing happens: versions by topology, and actions by kind."""
+        batch = [Sent(c) for c in cases]
+        for sent in batch:
+            self._create(sent)
+        held = [sent for sent in batch if sent.uid]
+        self._await_decisions(held)
+        self._await_quiet(held)
+        before = {s.case.name: self._changes(s) for s in held}
+        actions = self.actions()
+        time.sleep(duration_s)
+        changes = {s.case.name: self._changes(s) - before[s.case.name] for s in held}
+        done = self.actions() - actions
+        self._delete(held)
+        return {name: n for name, n in changes.items() if n}, done
+
+    # --- steps ----------------------------------------------------------------
+
+    def _create(self, sent: Sent) -> None:
+        case = sent.case
+        status, answer = self._api.send("POST", TOPOLOGIES, case.body, strict=case.strict)
+        if status != 201:
+            self._reject(sent, answer, self.figures.created)
+            return
+        sent.uid, sent.sent_at = answer["metadata"]["uid"], time.monotonic()
+
+    def _edit(self, sent: Sent) -> Failure | None:
+        """Only the spec, over what the operator may have changed meanwhile."""
+        seen = self._watcher.seen(sent.uid)
+        if seen is None:
+            return Failure(sent.case.index, "it has disappeared")
+        spec, _ = edit(sent.case.seed, sent.case.index, seen.topology["spec"])
+        name = seen.topology["metadata"]["name"]
+        body: dict[str, Any] = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": spec}
+        while True:
+            current = self._api.get(f"{TOPOLOGIES}/{name}")
+            body["metadata"] = current["metadata"]
+            status, answer = self._api.send(
+                "PUT", f"{TOPOLOGIES}/{name}", json.dumps(body), strict=sent.case.strict
+            )
+            if status != 409:
+                break
+        if status != 200:
+            self._reject(sent, answer, self.figures.edited)
+        sent.sent_at = time.monotonic()
+        return None
+
+    def _reject(self, sent: Sent, answer: Any, counter: Counter[Verdict]) -> None:
+        message = str(answer.get("message"))
+        sent.verdicts.append((Verdict.REJECTED, message))
+        counter[Verdict.REJECTED] += 1
+        self.figures.rejections[str(answer.get("reason"))] += 1
+
+    def _await_decisions(self, batch: Sequence[Sent]) -> list[Failure]:
+        """Until each has a condition of its newest generation."""
+
+        def undecided() -> list[Sent]:
+            return [
+                s
+                for s in batch
+                if (seen := self._watcher.seen(s.uid)) is None or not _is_decided(seen)
+            ]
+
+        with contextlib.suppress(DeadlineError):
+            wait_for("decisions", lambda: not undecided() or self._has_ended(), _DECIDED_S)
+        failures = [
+            Failure(s.case.index, f"the operator has not decided within {_DECIDED_S:g} s")
+            for s in undecided()
+        ]
+        for sent in batch:
+            self._count(sent)
+        return failures
+
+    def _count(self, sent: Sent) -> None:
+        seen = self._watcher.seen(sent.uid)
+        decided = verdict(seen.topology) if seen is not None else None
+        if seen is None or decided is None:
+            return
+        generation = seen.topology["metadata"]["generation"]
+        is_first = not any(v is not Verdict.REJECTED for v, _ in sent.verdicts)
+        if not is_first and sent.verdicts[-1][0] is Verdict.REJECTED:
+            return  # the edit was rejected: this is the verdict of before
+        counter = self.figures.created if is_first else self.figures.edited
+        counter[decided] += 1
+        valid = next(c for c in seen.topology["status"]["conditions"] if c["type"] == "Valid")
+        self.figures.reasons[valid["reason"]] += 1
+        sent.verdicts.append((decided, valid["message"]))
+        took_s = seen.decided_at[generation] - sent.sent_at
+        if took_s > 0:
+            self.figures.decided_s.append(took_s)
+
+    def _check_settled(self, batch: Sequence[Sent]) -> list[Failure]:
+        failures = self._await_quiet(batch)
+        before = {s.uid: self._changes(s) for s in batch}
+        actions = self.actions()
+        time.sleep(_OBSERVED_S)
+        for sent in batch:
+            if (times := self._changes(sent) - before[sent.uid]) > 0:
+                failures.append(
+                    Failure(sent.case.index, f"changed {times} times after it had settled")
+                )
+        if done := self.actions() - actions:
+            failures.append(Failure(None, f"actions after all had settled: {dict(done)}"))
+        pods = Counter(
+            owner["uid"]
+            for pod in self._api.get(PODS)["items"]
+            if not pod["metadata"].get("deletionTimestamp")
+            for owner in pod["metadata"].get("ownerReferences") or ()
+        )
+        self.figures.pods += pods.total()
+        for sent in batch:
+            if (seen := self._watcher.seen(sent.uid)) is not None:
+                found = complaints(seen.topology, pods[sent.uid])
+                failures += [Failure(sent.case.index, what) for what in found]
+        return failures
+
+    def _await_quiet(self, batch: Sequence[Sent]) -> list[Failure]:
+        """Until nothing has changed, and nothing was done, for a while."""
+        deadline = time.monotonic() + _SETTLED_S
+        while True:
+            before, actions = {s.uid: self._changes(s) for s in batch}, self.actions()
+            time.sleep(_QUIET_S)
+            changing = [s for s in batch if self._changes(s) > before[s.uid]]
+            done = self.actions() - actions
+            if not changing and not done:
+                return []
+            if time.monotonic() > deadline or self._has_ended():
+                break
+        what = f"still changes after {_SETTLED_S:g} s"
+        found = [Failure(s.case.index, f"{what}: {self._changes(s)} times") for s in changing]
+        return found or [Failure(None, f"actions after {_SETTLED_S:g} s: {dict(done)}")]
+
+    def _check_operator(self) -> list[Failure]:
+        failures = []
+        if self._has_ended():
+            failures.append(
+                Failure(None, f"the operator exited with {self.operator.process.returncode}")
+            )
+        elif failed := self.sample("rekindle_operator_reconcile_errors"):
+            failures.append(Failure(None, f"{failed:g} errors of reconcile passes"))
+        if self._watcher.error:
+            failures.append(Failure(None, f"the watch failed: {self._watcher.error}"))
+        if lines := self.operator.errors():
+            failures.append(Failure(None, "\n".join(lines[-5:])))
+        return failures
+
+    def _delete(self, batch: Sequence[Sent]) -> None:
+        uids = {s.uid for s in batch}
+        for uid, seen in self._watcher.all().items():
+            meta = seen.topology["metadata"]
+            path = f"{TOPOLOGIES}/{meta['name']}"
+            if uid in uids:
+                if meta.get("finalizers"):
+                    self._api.send("PATCH", path, json.dumps({"metadata": {"finalizers": None}}))
+                self._api.send("DELETE", path, json.dumps({"propagationPolicy": "Background"}))
+        wait_for("topologies are gone", lambda: not uids & self._watcher.all().keys(), _GONE_S)
+
+    # --- what is observed -----------------------------------------------------
+
+    def left_over(self) -> list[str]:
+        """Objects of the operator that remain; the garbage collector deletes them with a delay."""
+        kinds = (
+            "pods",
+            "configmaps",
+            "leases",
+            "roles",
+            "rolebindings",
+            "serviceaccounts",
+            "secrets",
+        )
+        listed = self.plane.kubectl(
+            *("get", ",".join(kinds), "-n", NAMESPACE, "-l", names.LABEL_TOPOLOGY, "-o", "name")
+        )
+        return listed.split()
+
+    def actions(self) -> Counter[str]:
+        """Executed actions by kind."""
+        text = self.operator.get("/metrics")
+        found = {
+            label: int(float(value))
+            for name, label, value in _SAMPLE.findall(text)
+            if name == "rekindle_operator_actions"
+        }
+        return Counter(found)
+
+    def sample(self, name: str) -> float:
+        found = _SAMPLE.findall(self.operator.get("/metrics"))
+        return sum(float(value) for sample, _, value in found if sample == name)
+
+    def pass_buckets(self) -> dict[float, int]:
+        """Reconcile passes by the upper limit of their duration, cumulative."""
+        found = _SAMPLE.findall(self.operator.get("/metrics"))
+        return {
+            float(label.removeprefix('le="').rstrip('"')): int(float(value))
+            for name, label, value in found
+            if name == "rekindle_operator_reconcile_seconds_bucket"
+        }
+
+    def _changes(self, sent: Sent) -> int:
+        seen = self._watcher.seen(sent.uid)
+        return seen.changes if seen is not None else 0
+
+    def _has_ended(self) -> bool:
+        return self.operator.process.poll() is not None
+
+
+def _is_decided(seen: Seen) -> bool:
+    return verdict(seen.topology) is not None
+
+
+@contextlib.contextmanager
+def session(directory: Path, report: Callable[[str], None]) -> Iterator[Session]:
+    """A control plane of its own: no node joins it, so all pods stay pending."""
+    with ControlPlane(directory / "plane", report=report) as plane:
+        install_crds(plane)
+        plane.kubectl("create", "namespace", NAMESPACE)
+        operator = Operator(operator_kubeconfig(plane), directory, "operator")
+        try:
+            wait_for("the operator leads", operator.leads, _START_S)
+            running = Session(plane, operator)
+            try:
+                yield running
+            finally:
+                running.close()
+        finally:
+            operator.stop()

@@ -1,0 +1,25 @@
+"""A few generated manifests with a real API server and the operator; `make fuzz` runs more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle_testing.fuzz.__main__ import run
+from rekindle_testing.fuzz.session import session
+from rekindle_testing.fuzz.verdict import Verdict
+
+pytestmark = pytest.mark.cluster
+
+SEED = 1
+COUNT = 60
+
+
+def test_generated_manifests_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
+    with session(tmp_path, print) as running:
+        assert run(running, SEED, 0, COUNT, tmp_path, batch=COUNT) == []
+        created = running.figures.created
+        assert created.total() == COUNT
+        assert all(created[verdict] for verdict in Verdict)
+        assert running.figures.edited
