@@ -28,6 +28,7 @@ _HOSTILE_NAMES = 0.03
 _LENIENT = 0.3  # share that is sent without strict validation of fields, as by most programs
 _REPEATED_KEY = 0.01
 _SUSPENDED = 0.08
+_TEMPLATES = 0.12  # share with a podTemplate of the table, which the schema does not check
 _CHANGES = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)
 
 
@@ -106,9 +107,14 @@ def _manifest(draw: random.Random) -> tuple[dict[str, Any], str]:
         origin, manifest = draw.choice(_bases())
         manifest = copy.deepcopy(manifest)
     made = _change(manifest, draw, draw.choice(_CHANGES))
-    if draw.random() < _SUSPENDED and isinstance(manifest.get("spec"), dict):
-        manifest["spec"]["suspend"] = True
-    return manifest, "; ".join([origin, *map(str, made)])
+    parts = [origin, *map(str, made)]
+    spec = manifest.get("spec")
+    if isinstance(spec, dict) and draw.random() < _SUSPENDED:
+        spec["suspend"] = True
+    if isinstance(spec, dict) and draw.random() < _TEMPLATES:
+        spec["podTemplate"] = draw.choice(values.POD_TEMPLATES)
+        parts.append(f"podTemplate {str(spec['podTemplate'])[:80]}")
+    return manifest, "; ".join(parts)
 
 
 def _change(manifest: dict[str, Any], draw: random.Random, times: int) -> list[Mutation]:
