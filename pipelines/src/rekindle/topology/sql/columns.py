@@ -286,6 +286,8 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
             return _field_type(target[0].type, target[1])
     if isinstance(tree, _COMPARISONS):  # of which there may be a chain: each is inferred once
         return Scalar.BOOLEAN
+    if isinstance(tree, exp.Literal) and tree.is_string:
+        return Scalar.STRING
     if is_large(tree):
         return None
     return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
