@@ -1,0 +1,235 @@
+"""What ServiceAccounts may do, and that pods comply with the Pod Security Standard `restricted`.
+
+The API server is real, and so is the operator, with the rights of its own ServiceAccount. It
+creates the pods of a topology in a namespace that enforces `restricted`, as does the one of the
+release. No pod runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from chart import CHART, VALUE_SETS, objects
+from kubernetes import client, config
+
+from rekindle import names
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.toolchain import ensure_helm
+from rekindle_testing.fixtures.bad_manifests import good_manifest
+from rekindle_testing.harness.operator_process import Operator
+from rekindle_testing.waiting import wait_for
+
+pytestmark = pytest.mark.cluster
+
+SYSTEM, TEAM, ALONE = "rekindle-system", "team-a", "team-alone"  # ALONE: with its own release
+PERMISSIONS = Path(__file__).with_name("permissions.yaml")
+_WRITE = "WRITE_PERMISSIONS"
+_HOW = f"if they are meant: {_WRITE}=1 .venv/bin/python -m pytest {__file__} -k permissions"
+_START_S = 60.0
+_ACCOUNTS = {  # by name in the file: namespace, account
+    "operator": (SYSTEM, "rekindle"),
+    "operator with watchNamespace": (ALONE, "rekindle"),
+    "watchdog": (SYSTEM, "rekindle-watchdog"),
+    "coordinator": (TEAM, "good-coordinator"),
+    "task": (TEAM, "default"),
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """With a release for all namespaces, one for a single namespace, and a node without kubelet,
+    so that the DaemonSet has a pod."""
+    with ControlPlane(tmp_path_factory.mktemp("security-plane")) as running:
+        for namespace in (SYSTEM, TEAM, ALONE):
+            running.kubectl("create", "namespace", namespace)
+            level = "pod-security.kubernetes.io/enforce=restricted"
+            running.kubectl("label", "namespace", namespace, level)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}
+        running.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        _install(running, SYSTEM)
+        _install(running, ALONE, "--set", f"watchNamespace={ALONE}")
+        yield running
+
+
+def _install(plane: ControlPlane, namespace: str, *more: str) -> None:
+    command = [str(ensure_helm()), "install", "rekindle", str(CHART), "--namespace", namespace]
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+    subprocess.run([*command, *more], env=environment, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def topology(
+    plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """A topology that the operator has accepted, with all its pods."""
+    account = plane.user_kubeconfig(f"system:serviceaccount:{SYSTEM}:rekindle")
+    settings = {
+        "REKINDLE_OPERATOR_NAMESPACE": SYSTEM,
+        "REKINDLE_LEASE_NAME": "rekindle-operator",
+        "REKINDLE_PRIORITY_CLASS": f"{SYSTEM}.rekindle-task",
+    }
+    directory = tmp_path_factory.mktemp("operator")
+    operator = Operator(account, directory, "operator", settings)
+    try:
+        wait_for("the operator leads", operator.leads, _START_S)
+        plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(good_manifest()))
+        yield wait_for("it starts", lambda: _if_started(plane))
+    finally:
+        operator.stop()
+    assert operator.errors() == [], operator.log.read_text()
+
+
+def _get(plane: ControlPlane, kind: str, namespace: str, *more: str) -> Any:
+    return json.loads(plane.kubectl("get", kind, "-n", namespace, "-o", "json", *more))
+
+
+def _if_started(plane: ControlPlane) -> dict[str, Any] | None:
+    found: dict[str, Any] = _get(plane, "topo/good", TEAM)
+    slots = found.get("status", {}).get("slots") or ()
+    pods = _get(plane, "pods", TEAM)["items"]
+    return found if slots and len(pods) == len(slots) else None
+
+
+def _condition(topology: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(c for c in topology["status"]["conditions"] if c["type"] == kind)
+
+
+# --- rights -------------------------------------------------------------------
+
+
+def test_permissions_are_those_that_are_listed(plane: ControlPlane, topology: Any) -> None:
+    """In the namespaces of the release, of topologies, and of others."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for what, (namespace, account) in _ACCOUNTS.items():
+        places = {"its own namespace": namespace, TEAM: TEAM, SYSTEM: SYSTEM, "others": "default"}
+        if namespace in (TEAM, SYSTEM):
+            del places[namespace]
+        found[what] = {
+            place: sorted(_may(plane, (namespace, account), where) - _anyone(plane, where))
+            for place, where in places.items()
+        }
+    if os.environ.get(_WRITE):
+        head = (
+            f"# Rights beyond those of every ServiceAccount. Written by `{_WRITE}=1`: see {{}}.\n"
+        )
+        text = yaml.safe_dump(found, sort_keys=False, width=100)
+        PERMISSIONS.write_text(head.format(Path(__file__).name) + text)
+    assert found == yaml.safe_load(PERMISSIONS.read_text()), _HOW
+
+
+def _anyone(plane: ControlPlane, namespace: str) -> set[str]:
+    return _may(plane, ("default", "without-rights"), namespace)
+
+
+def _may(plane: ControlPlane, account: tuple[str, str], namespace: str) -> set[str]:
+    """As `kubectl auth can-i --list` has it, a line for each resource."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    user = f"--as=system:serviceaccount:{account[0]}:{account[1]}"
+    answer = plane.kubectl(
+        *("create", "--validate=false", "-f", "-", "-o", "json", user), stdin=json.dumps(review)
+    )
+    status = json.loads(answer)["status"]
+    assert not status["incomplete"]
+    verbs: dict[str, set[str]] = {}
+    for rule in status["resourceRules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                what = f"{resource}.{group}".rstrip(".")
+                if chosen := rule.get("resourceNames"):
+                    what += f" ({', '.join(sorted(chosen))})"
+                verbs.setdefault(what, set()).update(rule["verbs"])
+    for rule in status["nonResourceRules"]:
+        for url in rule["nonResourceURLs"]:
+            verbs.setdefault(url, set()).update(rule["verbs"])
+    return {f"{what}: {' '.join(sorted(given))}" for what, given in verbs.items()}
+
+
+def test_the_operator_cannot_grant_more_than_it_has(plane: ControlPlane, topology: Any) -> None:
+    """It may create Roles; the API server refuses those with rights that it lacks."""
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "more"},
+        "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}],
+    }
+    user = f"--as=system:serviceaccount:{SYSTEM}:rekindle"
+    with pytest.raises(KubectlError, match="attempting to grant RBAC permissions"):
+        plane.kubectl("create", "-n", TEAM, "-f", "-", user, stdin=json.dumps(role))
+
+
+def test_tasks_get_no_token(plane: ControlPlane, topology: Any) -> None:
+    pods = _get(plane, "pods", TEAM, "-l", f"{names.LABEL_ROLE}=task")["items"]
+    assert pods
+    for pod in pods:
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert not any("projected" in volume for volume in pod["spec"]["volumes"])
+
+
+# --- pod security -------------------------------------------------------------
+
+
+def test_the_namespace_refuses_a_pod_that_is_not_restricted(plane: ControlPlane) -> None:
+    """Otherwise the tests below would show nothing."""
+    with pytest.raises(KubectlError, match='violates PodSecurity "restricted'):
+        plane.kubectl("run", "plain", "--image=busybox", "-n", TEAM)
+
+
+def test_all_pods_of_a_topology_are_admitted(plane: ControlPlane, topology: Any) -> None:
+    pods = _get(plane, "pods", TEAM)["items"]
+    roles = {pod["metadata"]["labels"][names.LABEL_ROLE] for pod in pods}
+    assert roles == {"task", "coordinator"}
+    assert _condition(topology, "Valid")["status"] == "True"
+    assert _condition(topology, "Degraded")["status"] == "False"
+
+
+def test_all_pods_of_the_chart_are_admitted(plane: ControlPlane) -> None:
+    def pods(workload: str) -> list[str]:
+        listed = _get(plane, "pods", SYSTEM)["items"]
+        owners = [pod["metadata"]["ownerReferences"][0]["kind"] for pod in listed]
+        return [owner for owner in owners if owner == workload]
+
+    wait_for("the operator's pods", lambda: len(pods("ReplicaSet")) == 3)
+    wait_for("a watchdog", lambda: pods("DaemonSet"))
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+def test_pods_are_admitted_with_any_values(plane: ControlPlane, values: str) -> None:
+    core = client.CoreV1Api(config.new_client_from_config(str(plane.kubeconfig)))
+    workloads = [o for o in objects(values) if o["kind"] in ("Deployment", "DaemonSet")]
+    assert workloads
+    for workload in workloads:
+        template = workload["spec"]["template"]
+        spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"}
+        spec["serviceAccountName"] = "default"
+        pod = {"metadata": {"name": "dry", "labels": template["metadata"]["labels"]}, "spec": spec}
+        core.create_namespaced_pod(SYSTEM, pod, dry_run="All")
+
+
+def test_a_template_that_is_not_restricted_is_refused(plane: ControlPlane, topology: Any) -> None:
+    """By the dry run, before any pod is created."""
+    manifest = good_manifest()
+    manifest["metadata"]["name"] = "loose"
+    manifest["spec"]["podTemplate"] = {"spec": {"securityContext": {"runAsNonRoot": False}}}
+    plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(manifest))
+
+    def refused() -> dict[str, Any] | None:
+        found = _get(plane, "topo/loose", TEAM)
+        conditions = found.get("status", {}).get("conditions") or ()
+        return next((c for c in conditions if (c["type"], c["status"]) == ("Valid", "False")), None)
+
+    condition = wait_for("it is refused", refused)
+    assert condition["reason"] == "PodRefused"
+    assert condition["message"].startswith("spec.podTemplate")
+    assert 'violates PodSecurity "restricted' in condition["message"]
+    assert "runAsNonRoot" in condition["message"]
