@@ -22,7 +22,7 @@ from botocore.exceptions import EndpointConnectionError
 from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rekindle.connectors import files_source
+from rekindle.connectors import files_preparation
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.source import SourceExtent
 from rekindle.errors import SchemaMismatch, SourceFailed
@@ -301,20 +301,20 @@ def test_leftovers_of_a_killed_preparation_are_removed(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_source, "_order", killed)
+        patch.setattr(files_preparation, "_order", killed)
         patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL runs no cleanup
         with pytest.raises(SystemExit):
             source_of(tmp_path, url)
     (left,) = work.iterdir()
     another = work / left.name.replace("id-s", "id-other")
     another.write_bytes(b"")
-    read, seen = files_source.read_batches, list[Path]()
+    read, seen = files_preparation.read_batches, list[Path]()
 
     def reading(*args: Any) -> Iterator[pa.RecordBatch]:
         seen.extend(work.iterdir())
         yield from read(*args)
 
-    monkeypatch.setattr(files_source, "read_batches", reading)
+    monkeypatch.setattr(files_preparation, "read_batches", reading)
     source_of(tmp_path, url)
     assert left not in seen
     assert left not in work.iterdir()
@@ -326,13 +326,13 @@ def test_an_input_that_grows_during_a_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     csv(tmp_path, "a,1,2013-01-01", name="in-1.csv")
-    read = files_source.read_batches
+    read = files_preparation.read_batches
 
     def growing(*args: Any) -> Iterator[pa.RecordBatch]:
         yield from read(*args)
         csv(tmp_path, "a,1,2013-01-01", "b,1,2013-01-01", name=name)
 
-    monkeypatch.setattr(files_source, "read_batches", growing)
+    monkeypatch.setattr(files_preparation, "read_batches", growing)
     with pytest.raises(SourceFailed, match=f"{name} changed while it was read"):
         source_of(tmp_path, f"file://{tmp_path}/in-*.csv")
     assert not list((tmp_path / "work").iterdir())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from files_source_parts import csv, keys, source_of
 
-from rekindle.connectors import files_source, prepared
+from rekindle.connectors import files_preparation, files_source, prepared
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 
@@ -151,7 +151,7 @@ def test_a_full_disk_while_preparing_is_reported(
     def full(*_: object) -> list[int]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files_source, "write_rows", full)
+    monkeypatch.setattr(files_preparation, "write_rows", full)
     with pytest.raises(SourceFailed, match=r"cannot be prepared in .*No space left"):
         opened(tmp_path)
     monkeypatch.undo()

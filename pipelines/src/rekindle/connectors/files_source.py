@@ -1,101 +1,49 @@
 """The source `files`: csv, parquet or JSON lines, sorted once, then cut into epochs.
 
-The first opening reads the input, sorts it (stable) by `orderBy` and writes it to the task's disk
-as one Arrow file with an index of its epochs; cuts are slices of the memory-mapped file, so that
-resident memory stays small and a restart reuses it. Each cut verifies the checksum of its rows;
-damaged files are prepared again (`connectors.prepared`). The name of a prepared file contains a
-hash of spec, schema, and each input file's size and time, so a changed input is prepared again. The
-input must not change while its topology exists, because a replay has to read the same rows: the
-task compares `input` with the recorded one (`rekindle.connectors.input_identity`).
-
-The tuple time t of a row is its `orderBy` column if that is a time, else its event time. A row
-whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
-With `speedup` a row's epoch is floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i
-/ rowsPerSecond) / Δ).
+The first opening prepares the input (`connectors.files_preparation`): cuts are slices of a
+memory-mapped file, so that resident memory stays small and a restart reuses it. Each cut verifies
+the checksum of its rows; damaged files are prepared again (`connectors.prepared`). The input must
+not change while its topology exists, because a replay has to read the same rows: the task compares
+`input` with the recorded one (`rekindle.connectors.input_identity`).
 
 Design: docs/design/exactly-once.md#sources.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.arrow_types import arrow_schema
-from rekindle.connectors.cuts import (
-    INT64_MAX,
-    MAX_EPOCH,
-    Int64s,
-    epochs_by_count,
-    epochs_by_time,
-    exact_fraction,
-    first_row,
+from rekindle.connectors.files_preparation import (
+    INPUT_KEY,
+    Job,
+    check,
+    fingerprint,
+    int64s,
+    prepare,
 )
-from rekindle.connectors.event_time import with_event_time
-from rekindle.connectors.files_read import FoundFile, find_files, read_batches
-from rekindle.connectors.input_identity import InputFile, decode, encode, identify
-from rekindle.connectors.prepared import (
-    Prepared,
-    checksums,
-    load,
-    open_memory_mapped,
-    publish,
-    reordered,
-    with_checksum,
-    write_rows,
-)
+from rekindle.connectors.files_read import find_files
+from rekindle.connectors.input_identity import InputFile, decode
+from rekindle.connectors.prepared import Prepared, load
 from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
-from rekindle.errors import SchemaMismatch, SourceFailed
-from rekindle.objects import to_json
+from rekindle.errors import SourceFailed
 from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle.topology.schema import Schema
-from rekindle.topology.sql.event_time import parse_event_time
 
 _log = logging.getLogger(__name__)
-
-VERSION = 4
-_INPUT_KEY = b"rekindle.input"  # in the index's metadata
-_INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What the preparation of a source needs."""
-
-    name: str
-    files: FilesSourceSpec
-    columns: Schema
-    event_time: str | None
-    expression: str | None
-    interval_us: int
-
-    @property
-    def schema(self) -> pa.Schema:
-        return arrow_schema(self.columns)
-
-    @property
-    def raw(self) -> pa.Schema:
-        """The columns that are read from the files."""
-        made = {self.files.file_name_column, self.event_time if self.expression else None}
-        return pa.schema([f for f in self.schema if f.name not in made])
 
 
 def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
     """Prepare the source unless that was done, and open it. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
     expression = source.event_time.expression if source.event_time else None
-    job = _Job(
+    job = Job(
         source.name,
         options,
         node.schema,
@@ -103,18 +51,18 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         expression,
         context.epoch_interval_us,
     )
-    _check(job)
+    check(job)
     fs, found = find_files(job.files.url, job.name)
-    base = f"source-{node.id}-{_fingerprint(job, found)}"
+    base = f"source-{node.id}-{fingerprint(job, found)}"
     rows, index = work_dir / f"{base}.arrow", work_dir / f"{base}.index"
 
-    def prepare() -> Prepared:
+    def prepare_again() -> Prepared:
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
             for left in work_dir.glob(f".source-{node.id}-*"):
                 left.unlink(missing_ok=True)  # of a preparation that was killed
             index.unlink(missing_ok=True)
-            _prepare(job, fs, found, rows, index)
+            prepare(job, fs, found, rows, index)
         except OSError as e:
             raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
         _remove_others(work_dir, f"source-{node.id}-", base)
@@ -126,7 +74,9 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         return prepared
 
     lateness = source.event_time.lateness if source.event_time else 0
-    return FilesSource(job.name, load(rows, index) or prepare(), job.event_time, lateness, prepare)
+    return FilesSource(
+        job.name, load(rows, index) or prepare_again(), job.event_time, lateness, prepare_again
+    )
 
 
 class FilesSource:
@@ -149,11 +99,11 @@ class FilesSource:
 
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = prepared.rows, prepared.index
-        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[_INPUT_KEY])
-        self._epochs = _int64s(index.column("epoch"))
-        self._starts = np.append(_int64s(index.column("start")), self._rows.num_rows)
-        self._max_times = _int64s(index.column("max_time"))
-        self._checksums = _int64s(index.column("checksum"))
+        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[INPUT_KEY])
+        self._epochs = int64s(index.column("epoch"))
+        self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
+        self._max_times = int64s(index.column("max_time"))
+        self._checksums = int64s(index.column("checksum"))
 
     @property
     def schema(self) -> pa.Schema:
@@ -218,214 +168,6 @@ class FilesSource:
             return END_OF_INPUT
         newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
         return max(newest - self._lateness_us, NO_WATERMARK)
-
-
-def _check(job: _Job) -> None:
-    files = job.files
-    if files.order_by is not None and files.order_by not in job.schema.names:
-        raise SourceFailed(
-            f"source {job.name}: orderBy names {files.order_by}, which is not in the schema "
-            f"({', '.join(job.schema.names)})"
-        )
-    if files.speedup is None and files.rows_per_second is None:
-        raise SourceFailed(
-            f"source {job.name}: files need a replay speed; set speedup (by event time) or "
-            "rowsPerSecond"
-        )
-    if files.speedup is not None and _time_column(job) is None:
-        raise SourceFailed(
-            f"source {job.name}: speedup needs a column of times; give eventTime, or an orderBy "
-            "column of type TIMESTAMP or DATE, or use rowsPerSecond"
-        )
-
-
-def _time_column(job: _Job) -> str | None:
-    """The column whose times assign rows to epochs."""
-    order_by = job.files.order_by
-    if order_by is not None:
-        kind = job.schema.field(order_by).type
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            return order_by
-    return job.event_time
-
-
-def _fingerprint(job: _Job, found: list[FoundFile]) -> str:
-    parts = {
-        "version": VERSION,
-        "pyarrow": pa.__version__,  # the checksums depend on its layout
-        "files": [(f.path, f.identity) for f in found],
-        "spec": job.files.model_dump(mode="json"),
-        "schema": job.schema.to_string(),
-        "event_time": job.event_time,
-        "expression": job.expression,
-        "interval_us": job.interval_us,
-    }
-    return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()
-
-
-def _prepare(job: _Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
-    """Stage the input in file order, write it sorted, index it. The index is created last: if it
-    exists, the rows are complete."""
-    token = uuid.uuid4().hex
-    stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
-    try:
-        counts = write_rows(stage, job.schema, _read_all(job, fs, found))
-        input_files = identify(fs, [file.path for file in found], job.name)
-        _require_unchanged(job, found)
-        staged = open_memory_mapped(stage)
-        order = _order(job, staged, found, counts)
-        if order is None:
-            stage.replace(final)
-        else:
-            write_rows(final, job.schema, [reordered(staged, _int64s(order))])
-        del staged
-        publish(final, rows)
-        table = with_checksum(
-            _index(job, open_memory_mapped(rows)), {_INPUT_KEY: encode(input_files)}
-        )
-        write_rows(final, table.schema, [table.to_batches()])
-        publish(final, index)
-    finally:
-        stage.unlink(missing_ok=True)
-        final.unlink(missing_ok=True)
-
-
-def _read_all(job: _Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[pa.RecordBatch]]:
-    for file in found:
-        yield _read(job, fs, file)
-
-
-def _read(job: _Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, with the columns that are computed from them."""
-    batches = read_batches(fs, file.path, job.files, job.raw, job.name)
-    if job.files.file_name_column is not None:
-        batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
-    if job.expression is None:
-        return batches
-    raw = Schema(tuple(f for f in job.columns if f.name != job.event_time))
-    expression = parse_event_time(job.expression, raw)
-    return with_event_time(batches, expression, job.schema, f"source {job.name}: {file.path}")
-
-
-def _text(job: _Job, name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError as e:
-        shown = name.encode(errors="backslashreplace").decode()
-        raise SchemaMismatch(
-            f"source {job.name}: the name of {shown} is not UTF-8, so fileNameColumn cannot have "
-            "it; rename the file"
-        ) from e
-    return name
-
-
-def _with_name(
-    batches: Iterator[pa.RecordBatch], column: str, name: str
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        names = pa.array([name] * batch.num_rows, pa.string())
-        yield batch.append_column(pa.field(column, pa.string()), names)
-
-
-def _require_unchanged(job: _Job, found: list[FoundFile]) -> None:
-    """A file that is still being copied would be staged incompletely."""
-    _, now = find_files(job.files.url, job.name)
-    changed = sorted({file.path for file in {*found} ^ {*now}})
-    if changed:
-        raise SourceFailed(
-            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it will be "
-            "read again, and must not change after that"
-        )
-
-
-def _order(
-    job: _Job, staged: pa.Table, found: list[FoundFile], counts: list[int]
-) -> pa.Array | None:
-    """The permutation of the stable sort; None if the input is in order."""
-    if job.files.order_by is None:
-        return None
-    key = staged.column(job.files.order_by)
-    if key.null_count:
-        row = int(pc.index(key.is_null(), True).as_py())
-        for file, count in zip(found, counts, strict=True):
-            if row < count:
-                raise SchemaMismatch(
-                    f"source {job.name}: {file.path}: column {job.files.order_by}, row {row + 1}: "
-                    "rows cannot be ordered by NULL; remove the row, or order by another "
-                    "column"
-                )
-            row -= count
-    order = pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
-    positions = _int64s(order.cast(pa.int64()))
-    return None if np.array_equal(positions, np.arange(len(positions))) else order
-
-
-def _index(job: _Job, table: pa.Table) -> pa.Table:
-    """One row for each epoch that has rows: its first row, and the newest event time through it."""
-    if not table.num_rows:
-        return _INDEX.empty_table()
-    epochs = _epochs(job, table)
-    starts = np.flatnonzero(np.diff(epochs, prepend=epochs[0] - 1))
-    if job.event_time is None:
-        newest = np.full(len(starts), NO_WATERMARK, dtype=np.int64)
-    else:
-        running = _running_max(table.column(job.event_time))
-        newest = running[np.append(starts[1:], table.num_rows) - 1]
-    first = starts.astype(np.int64)
-    return pa.table([epochs[starts], first, newest, checksums(table, first)], schema=_INDEX)
-
-
-def _epochs(job: _Job, table: pa.Table) -> Int64s:
-    if job.files.speedup is None:
-        if job.files.rows_per_second is None:
-            raise ValueError("checked in _check")
-        rate = job.files.rows_per_second
-        if first_row(MAX_EPOCH + 1, rate, job.interval_us) < table.num_rows:
-            raise SchemaMismatch(
-                f"source {job.name}: {table.num_rows:,} rows with rowsPerSecond {rate:g} are more "
-                f"than {MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
-            )
-        return epochs_by_count(table.num_rows, rate, job.interval_us)
-    column = _time_column(job)
-    times = _running_max(table.column(column))
-    known = times[times != NO_WATERMARK]
-    if not len(known):
-        raise SchemaMismatch(
-            f"source {job.name}: column {column} is NULL in every row, so speedup cannot be used; "
-            "use rowsPerSecond"
-        )
-    times[times == NO_WATERMARK] = known[0]
-    _require_epochs_in_range(job, column, int(times[0]), int(times[-1]))
-    return epochs_by_time(times, job.files.speedup, job.interval_us)
-
-
-def _require_epochs_in_range(job: _Job, column: str | None, first_us: int, last_us: int) -> None:
-    """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
-    speedup = job.files.speedup or 1.0
-    rate = exact_fraction(speedup)
-    epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
-    if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
-        raise SchemaMismatch(
-            f"source {job.name}: column {column} goes from {_iso(first_us)} to {_iso(last_us)}, "
-            f"which is {epoch + 1:,} epochs with speedup {speedup:g}; at most "
-            f"{MAX_EPOCH + 1:,} are possible: correct the times, or raise speedup"
-        )
-
-
-def _iso(time_us: int) -> str:
-    return str(np.datetime64(time_us, "us").astype("datetime64[s]"))
-
-
-def _running_max(column: pa.ChunkedArray) -> Int64s:
-    """The newest time up to each row, in microseconds; NO_WATERMARK before the first."""
-    micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
-    values = _int64s(pc.fill_null(micros, NO_WATERMARK))
-    return np.maximum.accumulate(values)
-
-
-def _int64s(column: Any) -> Int64s:
-    values: Int64s = np.array(column.to_numpy(), dtype=np.int64)
-    return values
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:
