@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from files_source_parts import csv, keys, source_of
 
-from rekindle.connectors import files_preparation, files_source, prepared
+from rekindle.connectors import files_preparation, prepared
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 
@@ -82,7 +83,8 @@ def test_damage_under_an_open_source_is_found(tmp_path: Path) -> None:
 
 def test_a_broken_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(tmp_path)
-    monkeypatch.setattr(files_source, "checksum_table", lambda _: -1)
+    different = itertools.count()
+    monkeypatch.setattr(prepared.MappedRows, "checksum", lambda *_: next(different))
     with pytest.raises(SourceFailed, match="epoch 3 are damaged on the local disk, even after"):
         source.cut(3)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ from rekindle.connectors.event_time import with_event_time
 from rekindle.connectors.files_read import FoundFile, find_files, read_batches
 from rekindle.connectors.input_identity import encode, identify
 from rekindle.connectors.prepared import (
+    IN_PLACE,
+    MappedRows,
+    Rows,
     checksums,
     open_memory_mapped,
     publish,
@@ -47,6 +50,7 @@ from rekindle.connectors.prepared import (
     with_checksum,
     write_rows,
 )
+from rekindle.connectors.rows_in_place import RowsInPlace
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
@@ -54,8 +58,9 @@ from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import parse_event_time
 
-VERSION = 4
-INPUT_KEY = b"rekindle.input"  # in the index's metadata
+VERSION = 5
+INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
+EXTENT_KEY = b"rekindle.extent"  # the first and last event time, JSON
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -125,25 +130,16 @@ def fingerprint(job: Job, found: list[FoundFile]) -> str:
 
 
 def prepare(job: Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
-    """Stage the input in file order, write it sorted, index it. The index is created last: if it
-    exists, the rows are complete."""
+    """Write the index, and the rows unless they can stay where they are. The index is created last:
+    if it exists, the rows are complete."""
     token = uuid.uuid4().hex
     stage, final = (rows.with_name(f".{rows.name}.{token}.{s}") for s in ("stage", "sorted"))
     try:
-        counts = write_rows(stage, job.schema, _read_all(job, fs, found))
-        input_files = identify(fs, [file.path for file in found], job.name)
-        _require_unchanged(job, found)
-        staged = open_memory_mapped(stage)
-        order = _order(job, staged, found, counts)
-        if order is None:
-            stage.replace(final)
+        table = _index_in_place(job, fs, found)
+        if table is None:
+            table = _copy(job, fs, found, rows, stage, final)
         else:
-            write_rows(final, job.schema, [reordered(staged, int64s(order))])
-        del staged
-        publish(final, rows)
-        table = with_checksum(
-            _index(job, open_memory_mapped(rows)), {INPUT_KEY: encode(input_files)}
-        )
+            rows.unlink(missing_ok=True)
         write_rows(final, table.schema, [table.to_batches()])
         publish(final, index)
     finally:
@@ -151,14 +147,93 @@ def prepare(job: Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) 
         final.unlink(missing_ok=True)
 
 
+def _copy(
+    job: Job, fs: Any, found: list[FoundFile], rows: Path, stage: Path, final: Path
+) -> pa.Table:
+    """Stage the input in file order and write it sorted. Returns its index."""
+    counts = write_rows(stage, job.schema, _read_all(job, fs, found))
+    metadata = {INPUT_KEY: _identify(job, fs, found)}
+    staged = open_memory_mapped(stage)
+    order = _order(job, staged, found, counts)
+    if order is None:
+        stage.replace(final)
+    else:
+        write_rows(final, job.schema, [reordered(staged, int64s(order))])
+    del staged
+    publish(final, rows)
+    table = open_memory_mapped(rows)
+    metadata[EXTENT_KEY] = _extent(job, table)
+    return with_checksum(_index(job, table, MappedRows(table)), metadata)
+
+
+def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | None:
+    """The index of Parquet that is in order; None of other input. Reads it twice: the columns that
+    decide on order and epochs, then all, for the checksums."""
+    if job.files.format != "parquet" or not job.raw.names:
+        return None
+    batches = [list(_read_keys(job, fs, file)) for file in found]
+    counts = [sum(batch.num_rows for batch in part) for part in batches]
+    schema = pa.schema([f for f in job.schema if f.name in _keys(job)])
+    keys = pa.Table.from_batches([batch for part in batches for batch in part], schema)
+    if _order(job, keys, found, counts) is not None:
+        return None
+    table = _index(job, keys, open_in_place(job, fs, found, counts))
+    metadata = {
+        INPUT_KEY: _identify(job, fs, found),
+        EXTENT_KEY: _extent(job, keys),
+        IN_PLACE: to_json(counts),
+    }
+    return with_checksum(table, metadata)
+
+
+def open_in_place(job: Job, fs: Any, found: list[FoundFile], counts: list[int]) -> RowsInPlace:
+    """The rows of files that have so many rows each."""
+
+    def read_from(row: int) -> Iterator[pa.RecordBatch]:
+        for file, count in zip(found, counts, strict=True):
+            if row < count:
+                yield from _read(job, fs, file, row)
+            row = max(0, row - count)
+
+    return RowsInPlace(job.name, job.schema, sum(counts), read_from)
+
+
+def _keys(job: Job) -> list[str]:
+    """Columns that decide on order and epochs; one of the file's if there are none, for its
+    rows have to be counted."""
+    keys = [name for name in (job.files.order_by, job.event_time) if name is not None]
+    return keys or [job.raw.names[0]]
+
+
+def _read_keys(job: Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
+    wanted = _keys(job)
+    if job.expression is None and any(name in job.raw.names for name in wanted):
+        job = replace(job, columns=Schema(tuple(f for f in job.columns if f.name in wanted)))
+    names = [name for name in job.schema.names if name in wanted]
+    return (batch.select(names) for batch in _read(job, fs, file))
+
+
+def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
+    input_files = identify(fs, [file.path for file in found], job.name)
+    _require_unchanged(job, found)
+    return encode(input_files)
+
+
+def _extent(job: Job, table: pa.Table) -> bytes:
+    if job.event_time is None:
+        return to_json([None, None])
+    times = pc.min_max(table.column(job.event_time))
+    return to_json([times["min"].value, times["max"].value])
+
+
 def _read_all(job: Job, fs: Any, found: list[FoundFile]) -> Iterator[Iterator[pa.RecordBatch]]:
     for file in found:
         yield _read(job, fs, file)
 
 
-def _read(job: Job, fs: Any, file: FoundFile) -> Iterator[pa.RecordBatch]:
+def _read(job: Job, fs: Any, file: FoundFile, first_row: int = 0) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are computed from them."""
-    batches = read_batches(fs, file.path, job.files, job.raw, job.name)
+    batches = read_batches(fs, file.path, job.files, job.raw, job.name, first_row)
     if job.files.file_name_column is not None:
         batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
     if job.expression is None:
@@ -221,8 +296,9 @@ def _order(
     return None if np.array_equal(positions, np.arange(len(positions))) else order
 
 
-def _index(job: Job, table: pa.Table) -> pa.Table:
-    """One row for each epoch that has rows: its first row, and the newest event time through it."""
+def _index(job: Job, table: pa.Table, rows: Rows) -> pa.Table:
+    """One row for each epoch that has rows: its first row, and the newest event time through it.
+    `table` has the columns that this needs."""
     if not table.num_rows:
         return _INDEX.empty_table()
     epochs = _epochs(job, table)
@@ -233,7 +309,7 @@ def _index(job: Job, table: pa.Table) -> pa.Table:
         running = _running_max(table.column(job.event_time))
         newest = running[np.append(starts[1:], table.num_rows) - 1]
     first = starts.astype(np.int64)
-    return pa.table([epochs[starts], first, newest, checksums(table, first)], schema=_INDEX)
+    return pa.table([epochs[starts], first, newest, checksums(rows, first)], schema=_INDEX)
 
 
 def _epochs(job: Job, table: pa.Table) -> Int64s:

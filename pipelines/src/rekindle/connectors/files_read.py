@@ -107,12 +107,18 @@ def _identity(info: dict[str, Any]) -> str:
 
 
 def read_batches(
-    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, source: str
+    fs: Any,
+    path: str,
+    options: FilesSourceSpec,
+    schema: pa.Schema,
+    source: str,
+    first_row: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in file order, of exactly `schema`. Raises SourceFailed."""
+    """The rows of one file in file order, of exactly `schema`; only those of Parquet may begin
+    after the first one. Raises SourceFailed."""
     where = f"source {source}: {path}"
     with _reading(where):
-        yield from _batches(fs, path, options, schema, where)
+        yield from _batches(fs, path, options, schema, where, first_row)
 
 
 @contextlib.contextmanager
@@ -141,7 +147,7 @@ def _message(error: Exception) -> str:
 
 
 def _batches(
-    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
+    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str, first_row: int
 ) -> Iterator[pa.RecordBatch]:
     match options.format:
         case "csv":
@@ -151,10 +157,11 @@ def _batches(
             _require_one_member(fs, path, where)
             raw = _json_batches(fs, path, schema, where)
         case "parquet":
-            raw = _parquet_batches(fs, path, schema, where)
+            raw = _parquet_batches(fs, path, schema, where, first_row)
         case other:
             assert_never(other)
-    yield from _typed(raw, schema, where, TextRules(binary_is_base64=options.format == "json"))
+    rules = TextRules(binary_is_base64=options.format == "json")
+    yield from _typed(raw, schema, where, rules, first_row)
 
 
 def _require_one_member(fs: Any, path: str, where: str) -> None:
@@ -172,9 +179,8 @@ def _require_one_member(fs: Any, path: str, where: str) -> None:
 
 
 def _typed(
-    raw: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, rules: TextRules
+    raw: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, rules: TextRules, row: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    row = 0
     for batch in raw:
         columns = [
             convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
@@ -197,16 +203,23 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
     yield from read_json_lines(opened, schema, BLOCK_BYTES, where)
 
 
-def _parquet_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(
+    fs: Any, path: str, schema: pa.Schema, where: str, skipped: int
+) -> Iterator[pa.RecordBatch]:
     with fs.open(path, "rb") as f:
         file = _opened_parquet(f, where)
         require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
         for group in range(file.num_row_groups):
+            if skipped >= (in_group := file.metadata.row_group(group).num_rows):
+                skipped -= in_group
+                continue
             with _reading_group(where, file, group):
                 rows = _rows_of_a_batch(file.metadata.row_group(group))
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
-                    yield batch.select(schema.names)
+                    if skipped < batch.num_rows:
+                        yield batch.select(schema.names).slice(skipped)
+                    skipped = max(0, skipped - batch.num_rows)
 
 
 def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:

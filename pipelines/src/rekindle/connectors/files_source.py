@@ -1,7 +1,8 @@
 """The source `files`: csv, parquet or JSON lines, sorted once, then cut into epochs.
 
 The first opening prepares the input (`connectors.files_preparation`): cuts are slices of a
-memory-mapped file, so that resident memory stays small and a restart reuses it. Each cut verifies
+memory-mapped file, or of Parquet where it is, so that resident memory stays small and a restart
+reuses what was prepared. Each cut verifies
 the checksum of its rows; damaged files are prepared again (`connectors.prepared`). The input must
 not change while its topology exists, because a replay has to read the same rows: the task compares
 `input` with the recorded one (`rekindle.connectors.input_identity`).
@@ -11,28 +12,29 @@ Design: docs/design/exactly-once.md#sources.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rekindle.connectors.files_preparation import (
+    EXTENT_KEY,
     INPUT_KEY,
     Job,
     check,
     fingerprint,
     int64s,
+    open_in_place,
     prepare,
 )
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.input_identity import InputFile, decode
-from rekindle.connectors.prepared import Prepared, load
+from rekindle.connectors.prepared import IN_PLACE, MappedRows, Prepared, Rows, load
 from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
 from rekindle.errors import SourceFailed
-from rekindle.streams.checksum import checksum_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
 
@@ -73,33 +75,37 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
             )
         return prepared
 
+    def open_rows(prepared: Prepared) -> Rows:
+        if prepared.rows is not None:
+            return MappedRows(prepared.rows)
+        return open_in_place(job, fs, found, json.loads(prepared.index.schema.metadata[IN_PLACE]))
+
     lateness = source.event_time.lateness if source.event_time else 0
-    return FilesSource(
-        job.name, load(rows, index) or prepare_again(), job.event_time, lateness, prepare_again
-    )
+    prepared = load(rows, index) or prepare_again()
+    return FilesSource(job, prepared, lateness, open_rows, prepare_again)
 
 
 class FilesSource:
-    """A prepared input: slices of a memory-mapped file. `prepare` prepares it again if its bytes
-    are damaged."""
+    """A prepared input. `prepare` prepares it again if its bytes are damaged."""
 
     def __init__(
         self,
-        name: str,
+        job: Job,
         prepared: Prepared,
-        event_time: str | None,
         lateness_us: int,
+        open_rows: Callable[[Prepared], Rows],
         prepare: Callable[[], Prepared],
     ) -> None:
-        self._name = name
-        self._event_time = event_time
+        self._name = job.name
         self._lateness_us = lateness_us
+        self._open_rows = open_rows
         self._prepare = prepare
         self._take(prepared)
 
     def _take(self, prepared: Prepared) -> None:
-        self._rows, index = prepared.rows, prepared.index
+        self._rows, index = self._open_rows(prepared), prepared.index
         self.input: tuple[InputFile, ...] = decode(index.schema.metadata[INPUT_KEY])
+        self._times_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
         self._max_times = int64s(index.column("max_time"))
@@ -115,19 +121,15 @@ class FilesSource:
 
     @property
     def extent(self) -> SourceExtent:
-        rows = self._rows.num_rows
-        if self._event_time is None:
-            return SourceExtent(rows, None, None)
-        times = pc.min_max(self._rows.column(self._event_time))
-        return SourceExtent(rows, times["min"].value, times["max"].value)
+        return SourceExtent(self._rows.num_rows, *self._times_us)
 
     def cut(self, epoch: int) -> SourceCut:
         """The rows of `epoch`; none after the last one, with END_OF_INPUT."""
         at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
         if at < 0 or self._epochs[at] != epoch:
-            return SourceCut(self._rows.slice(0, 0), self._watermark(epoch, at))
+            return SourceCut(self.schema.empty_table(), self._watermark(epoch, at))
         rows = self._slice(at)
-        if checksum_table(rows) != self._checksums[at]:
+        if self._rows.checksum(rows) != self._checksums[at]:
             rows = self._repaired(epoch, at)
         return SourceCut(rows, self._watermark(epoch, at))
 
@@ -145,7 +147,7 @@ class FilesSource:
                 "input files have changed since they were prepared; restore the files"
             )
         rows = self._slice(at)
-        if checksum_table(rows) != self._checksums[at]:
+        if self._rows.checksum(rows) != self._checksums[at]:
             raise SourceFailed(
                 f"source {self._name}: the rows of epoch {epoch} are damaged on the local disk, "
                 "even after they were prepared again; check the disk"
@@ -161,7 +163,7 @@ class FilesSource:
         return end if epoch <= end else None
 
     def close(self) -> None:
-        self._rows = self._rows.schema.empty_table()
+        self._rows.close()
 
     def _watermark(self, epoch: int, at: int) -> int:
         if epoch > self.last_epoch:

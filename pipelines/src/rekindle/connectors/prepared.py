@@ -1,6 +1,7 @@
 """Files that a source prepares on its task's disk: complete or absent, and verified on read.
 
-A prepared source is an Arrow file of rows and an index of its epochs. Both are flushed to disk
+A prepared source is an index of its epochs, and an Arrow file of rows unless they stay in the input
+(`connectors.rows_in_place`). Both are flushed to disk
 before they are renamed, the index last, so a power loss leaves no partial file. The index has its
 own checksum, and one for the rows of each epoch, which is verified at each cut. Does not know the
 input formats.
@@ -15,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +27,50 @@ from rekindle.streams.checksum import checksum_table
 PIECE_ROWS = 65_536
 PIECE_BYTES = 64 << 20
 _CHECKSUM = b"rekindle.checksum"
+IN_PLACE = b"rekindle.inPlace"
+"""In the index's metadata, if the rows stay in the input: the number of rows of each file, JSON."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`rows` is memory-mapped; `index` has a row for each epoch that has rows."""
+    """`rows` is memory-mapped, None if the rows stay in the input; `index` has a row for each epoch
+    that has rows."""
 
-    rows: pa.Table
+    rows: pa.Table | None
     index: pa.Table
+
+
+class Rows(Protocol):
+    """The rows of a source in the order of their epochs."""
+
+    schema: pa.Schema
+    num_rows: int
+
+    def slice(self, start: int, length: int) -> pa.Table: ...
+    def checksum(self, rows: pa.Table) -> int:
+        """Of a slice; equal for the same slice in each process that uses the same index."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MappedRows:
+    """Rows in a memory-mapped file."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema = table.schema
+        self.num_rows = table.num_rows
+        self._table = table
+
+    def slice(self, start: int, length: int) -> pa.Table:
+        return self._table.slice(start, length)
+
+    def checksum(self, rows: pa.Table) -> int:
+        return checksum_table(rows)
+
+    def close(self) -> None:
+        self._table = self.schema.empty_table()
 
 
 def write_rows(
@@ -105,10 +142,10 @@ def load(rows: Path, index: Path) -> Prepared | None:
     if not index.exists():
         return None
     try:
-        found = Prepared(open_memory_mapped(rows), open_memory_mapped(index))
-        checksum = (found.index.schema.metadata or {}).get(_CHECKSUM)
-        if checksum == str(checksum_table(found.index.combine_chunks())).encode():
-            return found
+        found = open_memory_mapped(index)
+        metadata = found.schema.metadata or {}
+        if metadata.get(_CHECKSUM) == str(checksum_table(found.combine_chunks())).encode():
+            return Prepared(None if IN_PLACE in metadata else open_memory_mapped(rows), found)
         problem: object = "its checksum does not match"
     except (OSError, pa.ArrowException) as error:
         problem = error
@@ -116,10 +153,10 @@ def load(rows: Path, index: Path) -> Prepared | None:
     return None
 
 
-def checksums(rows: pa.Table, starts: Int64s) -> Int64s:
+def checksums(rows: Rows, starts: Int64s) -> Int64s:
     """Of the rows from each start to the next, the last to the end."""
     ends = np.append(starts[1:], rows.num_rows)
     return np.array(
-        [checksum_table(rows.slice(a, b - a)) for a, b in zip(starts, ends, strict=True)],
+        [rows.checksum(rows.slice(int(a), int(b - a))) for a, b in zip(starts, ends, strict=True)],
         dtype=np.int64,
     )

@@ -1,0 +1,73 @@
+"""Rows of a source that are read from its input files at each cut, instead of from a copy.
+
+Cuts go forward, so one reader goes along, and holds the batches from the start of the last cut on.
+A cut before or far after them opens the files again at its first row. A cut is one chunk, so that
+nothing downstream sees where the reader began. Does not know the input formats.
+
+Design: docs/design/exactly-once.md#sources.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from rekindle.errors import SourceFailed
+from rekindle.streams.digest import digest_table
+
+ReadFrom = Callable[[int], Iterator[pa.RecordBatch]]
+"""The batches of all files from this row on. Raises SourceFailed."""
+
+
+class RowsInPlace:
+    """Implements `rekindle.connectors.prepared.Rows`."""
+
+    def __init__(self, source: str, schema: pa.Schema, num_rows: int, read_from: ReadFrom) -> None:
+        self.schema = schema
+        self.num_rows = num_rows
+        self._source = source
+        self._read_from = read_from
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._held: deque[pa.RecordBatch] = deque()
+        self._first = self._end = 0  # of the batches that are held
+
+    def slice(self, start: int, length: int) -> pa.Table:
+        """Raises SourceFailed."""
+        if not length:
+            return self.schema.empty_table()
+        if self._batches is None or not self._first <= start <= self._end:
+            self.close()
+            self._batches = self._read_from(start)
+            self._first = self._end = start
+        while self._held and self._first + self._held[0].num_rows <= start:
+            self._first += self._held.popleft().num_rows
+        try:
+            self._read_through(self._batches, start + length)
+        except BaseException:
+            self.close()  # a generator that failed has ended
+            raise
+        rows = pa.Table.from_batches(self._held, self.schema)
+        return rows.slice(start - self._first, length).combine_chunks()
+
+    def checksum(self, rows: pa.Table) -> int:
+        """Of the values: batches may begin elsewhere in another process."""
+        return int.from_bytes(bytes.fromhex(digest_table(rows))[:8], signed=True)
+
+    def close(self) -> None:
+        self._batches = None
+        self._held.clear()
+        self._first = self._end = 0
+
+    def _read_through(self, batches: Iterator[pa.RecordBatch], end: int) -> None:
+        while self._end < end:
+            batch = next(batches, None)
+            if batch is None:
+                raise SourceFailed(
+                    f"source {self._source}: the input files end at row {self._end:,} instead of "
+                    f"{self.num_rows:,}; they have changed since the source was opened: restore "
+                    "them"
+                )
+            self._held.append(batch)
+            self._end += batch.num_rows
