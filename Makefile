@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not 
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures e2e cluster demo chaos fuzz bench images reference clean lock
+.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz bench images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -35,6 +35,9 @@ failures: tools   ## of these, whole topologies under kill -9, freezes and lost 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
 	$(PY) -m pytest -m "kubelet and not long"
+
+smoke: tools      ## the images, and one loss on real kubelets; says why where this machine cannot
+	$(PY) -m pytest -m smoke
 
 cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
 	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))

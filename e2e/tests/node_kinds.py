@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.harness import flights
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
 
@@ -33,3 +36,15 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
     return KubeletNodes(lease_duration_s)
+
+
+def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
+    """The flights example with its smallest query alone, of two replicas."""
+    document = flights.manifest(name, speedup=86_400)
+    spec = document["spec"]
+    spec["checkpoint"]["volume"] = claim
+    spec["sources"] = [s for s in spec["sources"] if s["name"] == "weather"]
+    spec["operators"] = [o for o in spec["operators"] if o["name"] == "storms"]
+    spec["queries"] = [q for q in spec["queries"] if q["from"] == "storms"]
+    spec["operators"][0]["replicas"] = 2
+    return document

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,7 @@ def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_
     _tag(run.cluster, run.cluster.kind.operator_image, image)
     before = run.incarnations()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
-    images = {p.spec.containers[0].image for p in run.cluster.operator_pods()}
-    assert images == {image}
+    wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
     run.wait_advanced(epochs=5)
     assert run.incarnations() == before
     assert "NEWER" in run.cluster.control_plane.kubectl("get", "topo", run.name)
@@ -206,7 +206,10 @@ def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run
         names = kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o", "name")
         return found + [n for n in names.split() if "rekindle" in n]
 
-    wait_for("nothing to be left", lambda: not left(), 60, 0.5)
+    deadline = time.monotonic() + 60
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not found
 
 
 _OF_EVERY_NAMESPACE = {
@@ -225,6 +228,10 @@ def _newer_chart(directory: Path) -> Path:
     crd["spec"]["versions"][0]["additionalPrinterColumns"].append(column)
     file.write_text(yaml.safe_dump(crd))
     return chart
+
+
+def _operator_images(run: Run) -> set[str]:
+    return {p.spec.containers[0].image for p in run.cluster.operator_pods()}
 
 
 def _exec(run: Run, pod: Any, *command: str) -> None:

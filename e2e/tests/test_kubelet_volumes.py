@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from node_kinds import kubelet_nodes
+from node_kinds import kubelet_nodes, storms
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -20,7 +19,6 @@ from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(600)]
 
-SPEEDUP = 86_400
 HANGS_S = 25.0
 SLOW_BYTES_PER_S = 100_000
 
@@ -63,7 +61,7 @@ def cluster(directory: Path, server: FuseVolume, slow: FuseVolume) -> Iterator[E
 
 @pytest.fixture(scope="module")
 def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    found = Reference(_storms("reference"), cluster.shared, tmp_path_factory.mktemp("oracle"))
+    found = Reference(storms("reference"), cluster.shared, tmp_path_factory.mktemp("oracle"))
     found.execute()
     return found
 
@@ -73,7 +71,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 ) -> None:
     volume = _foreign(cluster, directory / "foreign")
     cluster.make_volume("foreign", volume)
-    with Run(cluster, _storms("foreign", claim="foreign")) as run:
+    with Run(cluster, storms("foreign", claim="foreign")) as run:
         wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
         assert not run.observer.all_live()
         assert _mentions(run, str(POD_USER))
@@ -82,7 +80,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory: Path) -> None:
     volume = _foreign(cluster, directory / "grouped")
     cluster.make_volume("grouped", volume, local=True)
-    document = _storms("grouped", claim="grouped")
+    document = storms("grouped", claim="grouped")
     document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
     with Run(cluster, document) as run:
         run.wait_live()
@@ -92,7 +90,7 @@ def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory:
 def test_a_volume_that_does_not_respond_loses_no_rows(
     cluster: EmbeddedCluster, server: FuseVolume, reference: Reference
 ) -> None:
-    with Run(cluster, _storms("hanging")) as run:
+    with Run(cluster, storms("hanging")) as run:
         run.wait_live()
         run.wait_checkpoint()
         before = run.incarnations()
@@ -115,22 +113,10 @@ def test_a_slow_volume_loses_no_rows(
 ) -> None:
     flights.prepare_input(slow.behind / "input")
     cluster.make_volume("slow", slow.directory)
-    with Run(cluster, _storms("slow", claim="slow")) as run:
+    with Run(cluster, storms("slow", claim="slow")) as run:
         run.wait_live()
         run.wait_checkpoint()
         run.wait_advanced(epochs=20, timeout_s=120)
-
-
-def _storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
-    """The flights example with its smallest query alone."""
-    document = flights.manifest(name, speedup=SPEEDUP)
-    spec = document["spec"]
-    spec["checkpoint"]["volume"] = claim
-    spec["sources"] = [s for s in spec["sources"] if s["name"] == "weather"]
-    spec["operators"] = [o for o in spec["operators"] if o["name"] == "storms"]
-    spec["queries"] = [q for q in spec["queries"] if q["from"] == "storms"]
-    spec["operators"][0]["replicas"] = 2
-    return document
 
 
 def _foreign(cluster: EmbeddedCluster, directory: Path) -> Path:

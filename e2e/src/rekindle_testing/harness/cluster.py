@@ -267,9 +267,9 @@ class EmbeddedCluster:
         return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
 
     def delete_topology(self, name: str, timeout_s: float = 60) -> None:
-        """Delete it and wait until its pods are deleted."""
-        self.custom.delete_namespaced_custom_object(
-            names.GROUP, names.VERSION, NAMESPACE, names.PLURAL, name
+        """Delete it, if it is still there, and wait until its pods are deleted."""
+        self.control_plane.kubectl(
+            *("delete", "topo", name, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
         )
         wait_for(
             f"the pods of {name} to be deleted",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle_testing.images import programs
+from rekindle_testing.images.archives import recorded
 from rekindle_testing.images.build import Builder, exclusive_lock
 from rekindle_testing.images.engines import IN_NAMESPACES, EngineKind, ImageConfig
 from rekindle_testing.images.errors import ImageError
@@ -43,7 +44,9 @@ def main() -> int:
     began = time.monotonic()
     try:
         with exclusive_lock():
-            wrong = _build_and_start()
+            saves = bool(os.environ.get("ARCHIVES"))
+            with recorded() if saves else contextlib.nullcontext():
+                wrong = _build_and_start(saves)
     except ImageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -55,7 +58,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _build_and_start() -> list[str]:
+def _build_and_start(saves: bool) -> list[str]:
     builder = Builder.here(_say)
     wrong = []
     for image in IMAGES:
@@ -65,7 +68,7 @@ def _build_and_start() -> list[str]:
         wrong += problems
         if not problems:
             _say(summary(image, tag, facts))
-        if os.environ.get("ARCHIVES"):
+        if saves:
             builder.save(image, tag)
     return wrong
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +33,22 @@ class ImageArchive:
 def ensure_archives(report: Report) -> dict[str, ImageArchive]:
     """By the name of the image; takes minutes if something has to be built."""
     with exclusive_lock():
-        key = _key()
-        if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == key):
-            _KEY_FILE.unlink(missing_ok=True)
-            builder = Builder.here(report)
-            for image in IMAGES:
-                builder.save(image, builder.build(image))
-            _KEY_FILE.write_text(key)
+        if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):
+            with recorded():
+                builder = Builder.here(report)
+                for image in IMAGES:
+                    builder.save(image, builder.build(image))
         paths = {image.name: WORK / f"{image.name}.tar" for image in IMAGES}
         return {name: ImageArchive(path, tag_in(path)) for name, path in paths.items()}
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Around the building of all archives: they are those of the sources as they were before it."""
+    key = _key()
+    _KEY_FILE.unlink(missing_ok=True)
+    yield
+    _KEY_FILE.write_text(key)
 
 
 def tag_in(archive: Path) -> str:

@@ -15,7 +15,7 @@ import yaml
 from rekindle_testing.embedded.cache import Report, cache_root
 from rekindle_testing.images import base, programs
 from rekindle_testing.images.engines import Engine, EngineKind, choose
-from rekindle_testing.images.errors import ImageError
+from rekindle_testing.images.errors import ImageError, NoEngine
 from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
 
@@ -44,23 +44,10 @@ class Builder:
 
     @classmethod
     def here(cls, report: Report) -> Self:
-        """With ENGINE, or else the first that works; it installs buildah where none does."""
-
-        def works(kind: EngineKind) -> bool:
-            usable = kind is not EngineKind.BUILDAH or os.geteuid() == 0
-            return usable and programs.works(kind.health_check)
-
-        kind = choose(os.environ, works)
-        if kind is None and programs.can_install():
-            programs.install(["buildah"], report, WORK / "install.log")
-            kind = choose(os.environ, works)
-        if kind is None:
-            raise ImageError(
-                "neither Docker nor podman works here, nor buildah as root. Start or install one "
-                "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
-            )
-        report(f"building with {kind}")
-        return cls(Engine(kind, WORK), report)
+        """With the engine of this machine."""
+        engine = find_engine(report)
+        report(f"building with {engine.kind}")
+        return cls(engine, report)
 
     def build(self, image: Image) -> str:
         """Its tag."""
@@ -130,6 +117,26 @@ class Builder:
         command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
         programs.run_or_fail("the base image", command, WORK / "base-image.log", timeout_s=_BUILD_S)
         return tag
+
+
+def find_engine(report: Report) -> Engine:
+    """ENGINE, or else the first that works; it installs buildah where none does, as root on Debian.
+    Raises NoEngine."""
+
+    def works(kind: EngineKind) -> bool:
+        usable = kind is not EngineKind.BUILDAH or os.geteuid() == 0
+        return usable and programs.works(kind.health_check)
+
+    kind = choose(os.environ, works)
+    if kind is None and programs.can_install():
+        programs.install(["buildah"], report, WORK / "install.log")
+        kind = choose(os.environ, works)
+    if kind is None:
+        raise NoEngine(
+            "neither Docker nor podman works here, nor buildah as root. Start or install one "
+            "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
+        )
+    return Engine(kind, WORK)
 
 
 def version() -> str:

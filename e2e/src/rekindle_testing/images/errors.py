@@ -3,3 +3,7 @@
 
 class ImageError(Exception):
     """The message says what failed and what to do."""
+
+
+class NoEngine(ImageError):
+    """Nothing on this machine can build images."""

@@ -1,0 +1,63 @@
+"""What CI runs of images and real kubelets: both images, and one loss on a small cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from node_kinds import kubelet_nodes, storms
+
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+from rekindle_testing.images.build import find_engine
+from rekindle_testing.images.errors import NoEngine
+from rekindle_testing.paths import ROOT
+
+pytestmark = [pytest.mark.smoke, pytest.mark.kubelet, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    try:
+        find_engine(print)
+    except NoEngine as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def cluster(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    directory = tmp_path_factory.mktemp("smoke")
+    with EmbeddedCluster(directory, nodes=3, kind=kubelet_nodes(), report=print) as cluster:
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume("rekindle")
+        cluster.install()
+        yield cluster
+
+
+def test_both_images_are_built_and_start(engine: None) -> None:
+    command = [sys.executable, "-m", "rekindle_testing.images"]
+    environment = {**os.environ, "ARCHIVES": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_lost_node_loses_no_rows(
+    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with Run(cluster, storms("smoke")) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        victim = run.task_pods("storms")[0].spec.node_name
+        cluster.kill_nodes([victim])
+        run.observer.mark("lost", victim)
+        run.wait_advanced(epochs=10)
+        run.wait_redundant()
+        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("oracle"))
+        reference.execute()
+        run.verify(reference)
