@@ -119,6 +119,19 @@ def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
     assert len(new) == 1, "the next one waits until it is live"
 
 
+def test_a_roll_takes_no_task_before_the_new_coordinator_reports(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    before = set(running.tasks())
+    running.reports_lost = True  # the old one's report is still fresh, and all tasks are live
+    running.settle()
+    assert NEW in images(running, "coordinator").values()
+    assert set(running.tasks()) == before
+    running.reports_lost = False
+    settle_pod_by_pod(running)
+    assert set(images(running, "task").values()) == {NEW}
+
+
 def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
     for name in "bc":
         running.lose_node(name)

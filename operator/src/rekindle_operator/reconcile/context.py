@@ -17,7 +17,7 @@ from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator.catalog import Compiled, Rejected, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
-from rekindle_operator.cluster.model import Snapshot, TopologyView, record_digest
+from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
 from rekindle_operator.dataplane import DataPlane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
@@ -261,3 +261,12 @@ def partition_and_replica(slot_key: str) -> str:
 
 def coordinator_incarnation(context: ReconcileContext) -> int:
     return context.reserved.get(names.COORDINATOR_SLOT, 0)
+
+
+def coordinator_pods(context: ReconcileContext) -> list[PodView]:
+    """Of all incarnations."""
+    return [
+        p
+        for p in context.inputs.snapshot.pods
+        if p.owner_uid == context.view.uid and p.role == names.ROLE_COORDINATOR
+    ]

@@ -18,7 +18,11 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
 )
-from rekindle_operator.reconcile.context import ReconcileContext, coordinator_incarnation
+from rekindle_operator.reconcile.context import (
+    ReconcileContext,
+    coordinator_incarnation,
+    coordinator_pods,
+)
 from rekindle_operator.reconcile.roll import coordinator_rolls
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -48,7 +52,7 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     """Keep one coordinator for a topology that runs."""
     if context.running is None or not context.needs_pods:
         return CoordinatorReplacement()
-    pods = _coordinator_pods(context)
+    pods = coordinator_pods(context)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(context)
     ensure: tuple[Action, ...] = ()
@@ -115,14 +119,6 @@ def _removals(
         for pod in pods
         if not pod.terminating and (why or pod is not newest)
     )
-
-
-def _coordinator_pods(context: ReconcileContext) -> list[PodView]:
-    return [
-        p
-        for p in context.inputs.snapshot.pods
-        if p.owner_uid == context.view.uid and p.role == names.ROLE_COORDINATOR
-    ]
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:

@@ -2,8 +2,9 @@
 
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
-after another, each only while every replica is live. A replaced task continues from its partner's
-state, or from the newest checkpoint and the logs of its inputs.
+after another, each only while the new coordinator reports every replica as live: without a
+coordinator nobody gives the sinks of a task to its partner. A replaced task continues from its
+partner's state, or from the newest checkpoint and the logs of its inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.context import (
+    ReconcileContext,
+    coordinator_incarnation,
+    coordinator_pods,
+)
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
@@ -28,7 +33,9 @@ def is_requested(context: ReconcileContext) -> bool:
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states; one of them lost as `OUTDATED`, if one may be replaced now."""
-    if not is_requested(context) or not all(_is_live(context, s) for s in states):
+    if not is_requested(context) or not _coordinator_is_new(context):
+        return tuple(states)
+    if not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)
     return tuple(s.lost(Loss.OUTDATED) if s is chosen else s for s in states)
@@ -40,6 +47,15 @@ def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
         return False
     recorded = context.running.view.spec.get("image")
     return recorded is not None and coordinator.image != recorded
+
+
+def _coordinator_is_new(context: ReconcileContext) -> bool:
+    """It has the generation's image, and has reported."""
+    incarnation = coordinator_incarnation(context)
+    newest = next((p for p in coordinator_pods(context) if p.incarnation == incarnation), None)
+    if newest is None or coordinator_rolls(context, newest):
+        return False
+    return context.report.fence == incarnation
 
 
 def _is_live(context: ReconcileContext, state: SlotState) -> bool:
