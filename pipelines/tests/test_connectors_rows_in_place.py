@@ -70,6 +70,13 @@ def test_parquet_that_is_not_in_order_is_copied(tmp_path: Path) -> None:
     assert [keys(source, n) for n in range(3)] == [["k1"], ["k2", "k3"], ["k0"]]
 
 
+def test_large_row_groups_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_preparation, "IN_PLACE_BYTES", 200)
+    source = opened(tmp_path, [[0, 1, 2]])
+    assert prepared_suffixes(tmp_path) == [".arrow", ".index"]
+    assert keys(source, 1) == ["k1"]
+
+
 def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
     opened(tmp_path, [[2, 0, 1]])
     opened(tmp_path, [[0, 1, 2]])

@@ -37,7 +37,12 @@ from rekindle.connectors.cuts import (
     first_row,
 )
 from rekindle.connectors.event_time import with_event_time
-from rekindle.connectors.files_read import FoundFile, find_files, read_batches
+from rekindle.connectors.files_read import (
+    FoundFile,
+    find_files,
+    largest_row_group_bytes,
+    read_batches,
+)
 from rekindle.connectors.input_identity import encode, identify
 from rekindle.connectors.prepared import (
     IN_PLACE,
@@ -59,6 +64,8 @@ from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import parse_event_time
 
 VERSION = 5
+IN_PLACE_BYTES = 64 << 20
+"""A larger row group is copied to disk: a reader in place holds one, compressed, all the time."""
 INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
 EXTENT_KEY = b"rekindle.extent"  # the first and last event time, JSON
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
@@ -167,9 +174,13 @@ def _copy(
 
 
 def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | None:
-    """The index of Parquet that is in order; None of other input. Reads it twice: the columns that
+    """The index of Parquet that is in order and has small row groups; None of other input. Reads it
+    twice: the columns that
     decide on order and epochs, then all, for the checksums."""
     if job.files.format != "parquet" or not job.raw.names:
+        return None
+    largest = (largest_row_group_bytes(fs, f.path, job.raw.names, job.name) for f in found)
+    if max(largest) > IN_PLACE_BYTES:
         return None
     batches = [list(_read_keys(job, fs, file)) for file in found]
     counts = [sum(batch.num_rows for batch in part) for part in batches]

@@ -222,6 +222,24 @@ def _parquet_batches(
                     skipped = max(0, skipped - batch.num_rows)
 
 
+def largest_row_group_bytes(fs: Any, path: str, columns: list[str], source: str) -> int:
+    """Compressed, of these columns: what a reader of a Parquet file holds. Raises SourceFailed."""
+    where = f"source {source}: {path}"
+    with _reading(where), fs.open(path, "rb") as f:
+        metadata = _opened_parquet(f, where).metadata
+        groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+        return max((_compressed_bytes(group, set(columns)) for group in groups), default=0)
+
+
+def _compressed_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:
+    chunks = (group.column(n) for n in range(group.num_columns))
+    return sum(
+        chunk.total_compressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in columns
+    )
+
+
 def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
