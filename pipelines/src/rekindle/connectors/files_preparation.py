@@ -1,9 +1,9 @@
 """Preparing a `files` source: its rows, sorted once, and the index of its epochs.
 
-Parquet that is in order stays where it is: only the index is written, and cuts read the input files
-(`connectors.rows_in_place`). Other input is read once, sorted (stable) by `orderBy` and written to
-the task's disk as one Arrow file. The name of a prepared file contains a hash of spec, schema, and
-each input file's size and time, so a changed input is prepared again.
+Parquet that is in order, with small row groups, stays where it is: only the index is written, and
+cuts read the input files (`connectors.rows_in_place`). Other input is read once, sorted (stable) by
+`orderBy` and written to the task's disk as one Arrow file. The name of a prepared file contains a
+hash of spec, schema, and each input file's size and time, so a changed input is prepared again.
 
 The tuple time t of a row is its `orderBy` column if that is a time, else its event time. A row
 whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
@@ -175,8 +175,7 @@ def _copy(
 
 def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | None:
     """The index of Parquet that is in order and has small row groups; None of other input. Reads it
-    twice: the columns that
-    decide on order and epochs, then all, for the checksums."""
+    twice: the columns that decide on order and epochs, then all, for the checksums."""
     if job.files.format != "parquet" or not job.raw.names:
         return None
     largest = (largest_row_group_bytes(fs, f.path, job.raw.names, job.name) for f in found)
