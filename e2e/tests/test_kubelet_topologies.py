@@ -68,7 +68,10 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def shared_run(cluster: EmbeddedCluster) -> Iterator[Run]:
-    with Run(cluster, flights.manifest("flights", speedup=SPEEDUP)) as run:
+    document = flights.manifest("flights", speedup=SPEEDUP)
+    requests = {"cpu": "500m", "memory": "1Gi"}
+    document["spec"]["resources"] = {"requests": requests, "limits": {"memory": "1Gi"}}
+    with Run(cluster, document) as run:
         run.wait_live()
         run.wait_checkpoint()
         yield run
