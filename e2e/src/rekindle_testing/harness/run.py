@@ -12,6 +12,7 @@ from typing import Any
 
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
+from rekindle.topology.load import load_topology
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
@@ -147,11 +148,20 @@ class Run:
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
     def longest_gap(self, sink: str, last_s: float) -> float:
-        """Seconds of the longest pause between two files of a sink in the last `last_s` seconds."""
+        """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
+        one file to the next, as if every epoch had rows. Without a gap it is an epoch."""
+        _, spec = load_topology(self.document)
         folder = self.cluster.shared / self.name / "output" / sink
-        times = sorted(f.stat().st_mtime for f in folder.rglob("*") if parse_name(f.name))
-        recent = [t for t in times if t >= times[-1] - last_s]
-        return max(later - earlier for earlier, later in itertools.pairwise(recent))
+        files = [(f.stat().st_mtime, found) for f in folder.rglob("*") if (found := _parse(f))]
+        newest = max(time for time, _ in files)
+        longest = 0.0
+        for partition in {found[0] for _, found in files}:
+            written = sorted((e, time) for time, (p, e) in files if p == partition)
+            for (before, earlier), (epoch, later) in itertools.pairwise(written):
+                if later >= newest - last_s:
+                    empty_s = (epoch - before - 1) * spec.epoch_interval / 1e6
+                    longest = max(longest, later - earlier - empty_s)
+        return longest
 
     def keep_evidence(self) -> None:
         """Objects, Events and the ends of logs, into a file whose name is printed."""
@@ -165,6 +175,12 @@ class Run:
                 parts.append(f"{pod.metadata.name}: no logs: {error}")
         evidence.write_text("\n---\n".join(parts))
         print(f"evidence of the failure: {evidence}", *_summary(self.observer.status), sep="\n")
+
+
+def _parse(file: Path) -> tuple[int, int] | None:
+    """Partition and epoch of a sink's file."""
+    parsed = parse_name(file.name)
+    return None if parsed is None else parsed[1:3]
 
 
 def _summary(status: dict[str, Any]) -> list[str]:
