@@ -96,6 +96,38 @@ def test_overdue_checkpoints_are_reported(
     assert (found["status"], found["reason"]) == (status, reason)
 
 
+NO_RIGHT = "checkpoint store: checkpoint store file:///var/lib/rekindle: Permission denied"
+CLEAN_UP = "checkpoint store: clean-up: slow"
+
+
+@pytest.mark.parametrize(
+    ("head", "problems", "status", "reason", "says"),
+    [
+        (None, [NO_RIGHT], "False", "StoreFailed", NO_RIGHT),
+        (None, [CLEAN_UP], "Unknown", "NotRunning", "no source has released an epoch"),
+        (None, [], "Unknown", "NotRunning", "no source has released an epoch"),
+        (101, [CLEAN_UP, NO_RIGHT], "False", "Overdue", NO_RIGHT),
+        (41, [NO_RIGHT], "True", "UpToDate", "checkpoints keep up with the sources"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_explained(
+    running: ModelCluster,
+    head: int | None,
+    problems: list[str],
+    status: str,
+    reason: str,
+    says: str,
+) -> None:
+    view = running.topologies["flights"]
+    report = {**view.data_plane, "checkpoint": {"epoch": 40}, "problems": problems}
+    report["headEpoch"] = head
+    changed = replace(view, status={**view.status, "dataPlane": report})
+    running.topologies["flights"] = changed
+    found = _written(running)["Checkpointed"]
+    assert (found["status"], found["reason"]) == (status, reason)
+    assert found["message"].endswith(says)
+
+
 def _written(cluster: ModelCluster) -> dict[str, Any]:
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     (written,) = (a for a in actions if isinstance(a, WriteStatus))

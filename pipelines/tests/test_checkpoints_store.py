@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -144,6 +145,19 @@ def test_a_root_that_is_moved_away_fails_writes_until_it_is_back(tmp_path: Path)
     assert not root.exists()
     away.rename(root)
     assert store.put("y", b"1")
+
+
+def test_a_store_that_may_not_be_written_names_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"file://{tmp_path}", retry=Retry(attempts=1))
+
+    def refuse(path: object, *arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)  # root ignores permissions
+    with pytest.raises(StoreError, match=f"Permission denied.*user {os.getuid()}.*fsGroup"):
+        store.put("a", b"")
 
 
 def test_a_missing_store_is_an_error_without_create(url: str) -> None:

@@ -208,9 +208,12 @@ def _recovering(recovery: RecoveryStatus) -> Condition:
 def _checkpointed(context: ReconcileContext) -> Condition:
     """By epochs, not by the clock: sources that have ended, or pause, make no epochs to save."""
     newest, head = context.report.checkpoint.epoch, context.report.head_epoch
-    if context.running is None or context.suspended or head is None:
+    store = _store_problem(context.report.problems)
+    if context.running is None or context.suspended or (head is None and not store):
         message = "no source has released an epoch"
         return Condition("Checkpointed", "Unknown", "NotRunning", message)
+    if head is None:  # tasks get no restore point before the store can be read
+        return Condition("Checkpointed", "False", "StoreFailed", store)
     if context.stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
     every = context.running.topology.spec.checkpoint_every
@@ -219,4 +222,12 @@ def _checkpointed(context: ReconcileContext) -> Condition:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"
     message = f"more than {_OVERDUE} checkpoints are missing: {last}"
+    message += f"; {store}" if store else ""
     return Condition("Checkpointed", "False", "Overdue", message)
+
+
+def _store_problem(problems: Iterable[str]) -> str:
+    """What the coordinator says of the store; empty: it works, or only its clean-up fails."""
+    prefix = "checkpoint store: "
+    found = (p for p in problems if p.startswith(prefix) and not p.startswith(f"{prefix}clean-up"))
+    return next(found, "")

@@ -10,6 +10,7 @@ Design: docs/design/checkpoints.md#the-store.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -87,7 +88,15 @@ class Store:
         except FileNotFoundError as e:
             raise ObjectMissing(f"checkpoint store {self.url} {what}: it does not exist") from e
         except Exception as e:  # errors of botocore and aiohttp are not OSErrors
-            raise StoreError(f"checkpoint store {self.url} {what}: {e}") from e
+            raise StoreError(f"checkpoint store {self.url} {what}: {e}{self._advice(e)}") from e
+
+    def _advice(self, error: Exception) -> str:
+        if not isinstance(error, PermissionError) or not self.url.startswith("file:"):
+            return ""
+        return (
+            f"; this process is user {os.getuid()}, group {os.getgid()}: make one of them the "
+            "volume's owner, or set podTemplate.spec.securityContext.fsGroup"
+        )
 
 
 def _store_id(marker: bytes) -> str:
