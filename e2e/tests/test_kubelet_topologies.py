@@ -217,6 +217,7 @@ def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run
 
 _OF_EVERY_NAMESPACE = {
     "configmap/kube-root-ca.crt",
+    "service/kubernetes",
     "serviceaccount/default",
 }
 

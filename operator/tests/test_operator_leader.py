@@ -27,12 +27,15 @@ class LeaseServer:
         self.lease: dict[str, Any] | None = lease_body("default", "rekindle-operator", free, 0, 0)
         self.lease["metadata"]["uid"] = "uid"
         self.unavailable = False
+        self.deployment: dict[str, Any] | None = None
         self._version = 0
 
     def request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
         if self.unavailable:
             raise ApiException(status=503, reason="unavailable")
         match method:
+            case "GET" if "/deployments/" in path:
+                return self.deployment
             case "GET":
                 return self.lease
             case "POST" if self.lease is not None:
@@ -64,7 +67,7 @@ CLOCK = Clock()
 def make_leader(
     server: LeaseServer, name: str, monkeypatch: pytest.MonkeyPatch, **more: Any
 ) -> Leader:
-    election = Election(identity=name, timing=TIMING)
+    election = Election(identity=name, timing=TIMING, deployment="rekindle")
     leader = Leader(None, election, lambda: None, **{"clock": CLOCK, **more})  # type: ignore[arg-type]
     monkeypatch.setattr(leader, "_request", server.request)
     return leader
@@ -166,3 +169,42 @@ def test_a_stuck_leader_lets_its_lease_expire(monkeypatch: pytest.MonkeyPatch) -
     other = make_leader(server, "b", monkeypatch)
     pass_until(lambda: other.leading, stuck, other)
     assert not stuck.leading
+
+
+def test_the_lease_belongs_to_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    first, second = (make_leader(server, name, monkeypatch) for name in "ab")
+    for leader in (first, second):
+        leader.find_owner()
+    server.deployment = None  # helm uninstall
+    lead(first)
+    assert _owners(server) == [("Deployment", "d-1")]
+    server.lease = None  # deleted with its owner, and made again by a replica that still runs
+    while server.lease is None:
+        second.step()
+    assert _owners(server) == [("Deployment", "d-1")]
+
+
+def _owners(server: LeaseServer) -> list[tuple[str, str]]:
+    assert server.lease is not None
+    return [(o["kind"], o["uid"]) for o in server.lease["metadata"].get("ownerReferences", ())]
+
+
+def test_a_missing_right_to_read_the_deployment_stops_no_election(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = LeaseServer()
+    leader = make_leader(server, "a", monkeypatch)
+
+    def refuse(method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+        if "/deployments/" in path:
+            raise ApiException(status=403, reason="Forbidden")
+        return server.request(method, path, body)
+
+    monkeypatch.setattr(leader, "_request", refuse)
+    leader.find_owner()
+    lead(leader)
+    assert leader.leading
+    assert server.lease is not None
+    assert "ownerReferences" not in server.lease["metadata"]

@@ -110,6 +110,10 @@ it needs neither `escalate` nor `bind`. */ -}}
   resources: [leases]
   resourceNames: [{{ include "rekindle.fullname" . }}-operator]
   verbs: [get, patch, update]
+- apiGroups: [apps] # its own, which the Lease belongs to
+  resources: [deployments]
+  resourceNames: [{{ include "rekindle.fullname" . }}]
+  verbs: [get]
 - apiGroups: [""] # RBAC cannot select pods by label
   resources: [pods]
   verbs: [get, delete]

@@ -22,12 +22,20 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle_operator.election import Candidate, Span
-from rekindle_operator.lease import lease_body, lease_path, read_lease, released
+from rekindle_operator.lease import (
+    deployment_path,
+    lease_body,
+    lease_path,
+    owner_reference,
+    read_lease,
+    released,
+)
 from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
 _TIMEOUT_S = (1.0, 1.0)  # a frozen API server counts as unreachable
 _OUTAGE_S = 2.0  # a single late response is no outage
+_OWNER_RETRY_S = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +72,8 @@ class Leader:
         self._released = False
         self._thread: threading.Thread | None = None
         self._acquired = 0.0
+        self._owner: dict[str, Any] | None = None
+        self._read_owner_at = float("-inf")
         self._leading_event = threading.Event()
         self._pass_term: int | None = None
 
@@ -124,6 +134,7 @@ class Leader:
     def _run(self) -> None:
         while not self._released:
             before = self._candidate
+            self.find_owner()
             try:
                 self.step()
             except Exception:
@@ -132,6 +143,24 @@ class Leader:
             found_free = not before.wants_to_write() and self._candidate.wants_to_write()
             if not (found_free and self._ready()):
                 time.sleep(self._candidate.pause_s())
+
+    def find_owner(self) -> None:
+        """Read the operator's own Deployment, of which the Lease is a dependent: otherwise it would
+        stay after `helm uninstall`. Every replica reads it at its start, since one that takes the
+        Lease during an uninstallation would not find it any more."""
+        now = self._clock()
+        name = self._election.deployment
+        if not name or self._owner is not None or now < self._read_owner_at:
+            return
+        self._read_owner_at = now + _OWNER_RETRY_S
+        try:
+            found = self._request("GET", deployment_path(self._election.namespace, name))
+        except (ApiException, HTTPError) as error:
+            logger.warning(
+                "the Lease is not deleted with the Deployment %s: %s", name, _reason(error)
+            )
+            return
+        self._owner = None if found is None else owner_reference(found)
 
     def step(self) -> None:
         """Make one call to the API server and update the state."""
@@ -200,9 +229,8 @@ class Leader:
     def _body(self, record: Any) -> dict[str, Any]:
         now = time.time()
         acquired = self._acquired or now
-        return lease_body(
-            self._election.namespace, self._election.name, record, now, min(acquired, now)
-        )
+        namespace, name = self._election.namespace, self._election.name
+        return lease_body(namespace, name, record, now, min(acquired, now), self._owner)
 
     def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
         """None for the statuses 404 and 409."""

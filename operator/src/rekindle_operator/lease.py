@@ -32,10 +32,16 @@ def read_lease(raw: Mapping[str, Any]) -> LeaseRecord:
 
 
 def lease_body(
-    namespace: str, name: str, record: LeaseRecord, now: float, acquired: float
+    namespace: str,
+    name: str,
+    record: LeaseRecord,
+    now: float,
+    acquired: float,
+    owner: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Body to create the Lease (no version), or to replace it if its version is still the same.
-    `now`, `acquired`: seconds since 1970, for people; no decision depends on them."""
+    `now`, `acquired`: seconds since 1970, for people; no decision depends on them. `owner`: the
+    owner reference to the object with which the Lease is deleted."""
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -43,6 +49,8 @@ def lease_body(
     }
     if record.version:
         metadata["resourceVersion"] = record.version
+    if owner is not None:
+        metadata["ownerReferences"] = [dict(owner)]
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -54,6 +62,20 @@ def lease_body(
             "acquireTime": _text(acquired),
             "renewTime": _text(now),
         },
+    }
+
+
+def deployment_path(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
+
+
+def owner_reference(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    meta = deployment["metadata"]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": meta["name"],
+        "uid": meta["uid"],
     }
 
 

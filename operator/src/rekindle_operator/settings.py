@@ -45,6 +45,8 @@ class Election:
     name: str = "rekindle-operator"
     namespace: str = "default"
     identity: str = field(default_factory=socket.gethostname)
+    # The operator's own, which the Lease belongs to. Empty: it runs outside of a cluster.
+    deployment: str = ""
     timing: ElectionTiming = field(default_factory=ElectionTiming)
 
 
@@ -83,6 +85,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             name=env.get("REKINDLE_LEASE_NAME", defaults.name),
             namespace=env.get("REKINDLE_OPERATOR_NAMESPACE", defaults.namespace),
             identity=env.get("REKINDLE_OPERATOR_IDENTITY", defaults.identity),
+            deployment=env.get("REKINDLE_RELEASE", ""),
             timing=_election_timing(env),
         ),
         pods=PodDefaults(
