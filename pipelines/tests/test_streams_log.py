@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.streams.log import READ_EPOCHS, Result
+from rekindle.streams.log import Result
+from rekindle.streams.log_reading import READ_EPOCHS
 
 
 def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:
@@ -267,27 +269,15 @@ def test_a_failed_write_does_not_change_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(tmp_path, 2)
-    opened = Path.open
+    written = os.pwrite
+    room = iter([10])
 
-    def on_a_full_disk(path: Path, *args: object, **options: object) -> object:
-        file = opened(path, *args, **options)  # type: ignore[call-overload]
-        writes = iter([10])
+    def on_a_full_disk(file: int, data: memoryview, offset: int) -> int:
+        for part in room:
+            return written(file, data[:part], offset)
+        raise OSError(28, "No space left on device")
 
-        class Full:
-            def __enter__(self) -> Full:
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                file.close()
-
-            def write(self, data: memoryview) -> int:
-                for room in writes:
-                    return file.write(data[:room])
-                raise OSError(28, "No space left on device")
-
-        return Full()
-
-    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    monkeypatch.setattr(os, "pwrite", on_a_full_disk)
     with pytest.raises(OSError, match="No space"):
         log.append(batch(2))
     monkeypatch.undo()

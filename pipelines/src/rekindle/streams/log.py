@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,17 @@ import pyarrow as pa
 
 from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
 from rekindle.streams import records
+from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
-from rekindle.streams.log_files import LogFile, load_log_files, new_log_file
-from rekindle.streams.records import Record
+from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
+from rekindle.streams.log_reading import Reading, View
+from rekindle.streams.records import DamagedRecord, Record
+from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
-LOG_FILE_EPOCHS = 1024
-READ_EPOCHS = 256
-"""Maximum epochs of one read: empty ones would not count for its limit in bytes."""
+LOG_FILE_RECORDS = 1024
+_CURSORS = 64
+"""Places in files that are remembered: where reads in order go on."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,13 +88,19 @@ class OutputLog:
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
         self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
+        self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
+        self._no_rows = schema.empty_table()
+        self._stable: Branch[LogFile] = Branch(0)
         directory.mkdir(parents=True, exist_ok=True)
-        self._files, damage = load_log_files(directory, with_spilled=spill is not None)
+        files, damage = load_log_files(directory, with_spilled=spill is not None)
         if damage:
             _log.warning(
                 "output log truncated: %s; the epochs from there are computed again", damage
             )
-        self._next = self._files[-1].last + 1 if self._files else 0
+        if files:
+            self._stable.restart_at(files[0].first)
+        for file in files:
+            self._stable.add(file)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -100,31 +108,34 @@ class OutputLog:
     def base(self) -> int:
         """Lowest epoch that can be read; `last + 1` if there is none."""
         with self._changed:
-            return self._files[0].first if self._files else self._next
+            return self._stable.base
 
     @property
     def last(self) -> int:
         """Newest epoch, NO_EPOCH if there never was one."""
-        return self._next - 1
+        with self._changed:
+            return self._stable.next_epoch - 1
 
     @property
     def local_bytes(self) -> int:
         """Bytes on local disk."""
         with self._changed:
-            return sum(s.size for s in self._files if s.spilled is None)
+            return sum(f.size for f in self._stable.extents if f.spilled is None)
 
     def results(self, from_epoch: int) -> dict[int, Result]:
-        """Digest and watermark of each epoch that it holds, from an epoch on."""
-        with self._changed:
-            epochs = range(max(self.base, from_epoch), self._next)
-            found = {e: self._find(e) for e in epochs}
-        return {e: Result(record.digest, record.watermark) for e, record in found.items()}
+        """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
+        found: dict[int, Result] = {}
+        epoch = max(self.base, from_epoch)
+        while part := dict(self._results(epoch)):
+            found |= part
+            epoch = max(part) + 1
+        return found
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
         """Wait until `epoch` is in the log (or was truncated); False at the timeout or on close."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._next <= epoch and not self._closed:
+            while self._stable.next_epoch <= epoch and not self._closed:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -135,24 +146,27 @@ class OutputLog:
         """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
         mapped file. Raises BelowFloor for an epoch below the base."""
         with self._changed:
-            if from_epoch < self.base:
+            if from_epoch < self._stable.base:
                 raise BelowFloor(
                     f"epoch {from_epoch} of stream {self.stream}/{self.partition} is no longer in "
                     f"the log, which begins at {self.base}; read from another replica, or "
                     f"restore from a later epoch"
                 )
-            found: list[tuple[LogFile, Record]] = []
-            size = 0
-            for epoch in range(from_epoch, min(self._next, from_epoch + READ_EPOCHS)):
-                file = self._file_of(epoch)
-                record = file.find(epoch)
-                size += record.size
-                if found and size > max_bytes:
-                    break
-                found.append((file, record))
-            local = {id(s): s.map(r) for s, r in found if s.spilled is None}  # the last is longest
-        fetched = {id(s): self._fetch(s) for s, _ in found if id(s) not in local}
-        return [self._checked(s, r, (local | fetched)[id(s)]) for s, r in found]
+        reading = Reading(self.stream, self.partition, self._no_rows, from_epoch, max_bytes)
+        fetched_again = False
+        while not reading.complete and (found := self._view(reading.next_epoch)) is not None:
+            file, view = found
+            try:
+                offset = reading.take(view)
+                self._remember(reading.next_epoch, offset)
+            except DamagedRecord as damage:
+                if file.spilled is not None and not fetched_again:
+                    self._fetched, fetched_again = None, True
+                elif reading.epochs:
+                    break  # the next read finds it
+                else:
+                    raise LogCorrupt(self._damaged(file, f"epoch {from_epoch}", damage)) from None
+        return reading.epochs
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -161,11 +175,11 @@ class OutputLog:
         emptied. A log that already holds more stays, and is compared with what is appended, or with
         `keep=False` is emptied as well."""
         with self._appending, self._writing, self._changed:
-            if keep and self._next >= epoch:
+            if keep and self._stable.next_epoch >= epoch:
                 return
-            gone, self._files = self._files, []
+            gone = self._stable.restart_at(epoch)
+            self._cursors.clear()
             self._remove_files(gone)
-            self._next = epoch
         self._remove_spilled(gone)
 
     def append(self, batch: EpochBatch) -> bool:
@@ -176,33 +190,30 @@ class OutputLog:
         if batch.kind is not Kind.STABLE:
             raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
         with self._appending:
-            if batch.epoch < self._next:
+            if batch.epoch <= self.last:
                 self._compare(batch)
                 return False
-            if batch.epoch > self._next:
+            if batch.epoch > self.last + 1:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._free_budget()
             with self._writing:
-                if self.damage is not None:  # a file that was removed must not be created again
-                    raise LogCorrupt(self.damage)
+                self._refuse_damage()
                 file = self._writable(batch.epoch)
-                record, pieces = records.encode(batch, file.size)
-                file.write(record, pieces)
+                payload = records.encode_rows(batch.rows)
+                appended = append_epoch(file.tail, batch.watermark, batch.digest, payload)
+                file.write(appended)
                 with self._changed:
-                    file.index.append(record)
-                    if len(file.index) == 1:
-                        self._files.append(file)
-                    self._next = batch.epoch + 1
+                    if file is not self._stable.newest:
+                        self._stable.add(file)
+                    file.grew(appended.tail, appended.record)
                     self._changed.notify_all()
         return True
 
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
-        gone: list[LogFile] = []
         with self._writing, self._changed:
             self._floor = max(self._floor, floor)
-            while self._files and self._files[0].last <= floor:
-                gone.append(self._files.pop(0))
+            gone = self._stable.drop_through(floor)
             self._remove_files(gone)
             self._changed.notify_all()
         self._remove_spilled(gone)
@@ -210,17 +221,37 @@ class OutputLog:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            for file in self._files:
+            for file in self._stable.extents:
                 file.unmap()
             self._changed.notify_all()
 
     # -- private ---------------------------------------------------------------------------------
 
-    def _file_of(self, epoch: int) -> LogFile:
-        return self._files[bisect_right(self._files, epoch, key=lambda f: f.first) - 1]
+    def _view(self, epoch: int) -> tuple[LogFile, View] | None:
+        """Where this epoch is; None if there is no such epoch."""
+        with self._changed:
+            file = self._stable.holding(epoch)
+            if file is None:
+                return None
+            run = file.tail.run
+            if run is not None and epoch >= run.record.epoch:  # its bytes in the file may change
+                content = pa.py_buffer(run.content)
+                return file, View(content, 0, content.size, run.record.start)
+            start = self._cursors.get(epoch) if epoch > file.first else 0
+            if start is None:
+                start = file.offset_before(epoch)
+            end = file.tail.closed
+            if file.spilled is None:
+                return file, View(file.map(end), start, end)
+        return file, View(self._fetch(file), start, end)  # without the lock: it may be slow
 
-    def _find(self, epoch: int) -> Record:
-        return self._file_of(epoch).find(epoch)
+    def _remember(self, epoch: int, offset: int) -> None:
+        """`epoch`, unless it begins another file, is looked for from this offset on."""
+        with self._changed:
+            self._cursors.pop(epoch, None)
+            self._cursors[epoch] = offset
+            if len(self._cursors) > _CURSORS:
+                self._cursors.pop(next(iter(self._cursors)))
 
     def _fetch(self, file: LogFile) -> pa.Buffer:
         """The bytes of a spilled file; without the lock, because of the network."""
@@ -234,43 +265,57 @@ class OutputLog:
             )
         return fetched[1]
 
-    def _checked(self, file: LogFile, record: Record, data: pa.Buffer) -> EpochBatch:
-        """The epoch, if its checksum matches. A spilled file that does not match is fetched once
-        more."""
-        sound = records.is_sound(memoryview(data), record)
-        if not sound and file.spilled is not None:
-            self._fetched = None
-            data = self._fetch(file)
-            sound = records.is_sound(memoryview(data), record)
-        if not sound:
-            raise LogCorrupt(self._damaged(file, record))
-        rows = records.decode(data.slice(record.payload, record.length), self.schema)
-        return EpochBatch(
-            self.stream, self.partition, record.epoch, record.watermark, rows, record.digest
-        )
-
-    def _damaged(self, file: LogFile, record: Record) -> str:
-        """Ensure that the log ends before the record when it is opened the next time."""
+    def _damaged(self, file: LogFile, what: str, damage: DamagedRecord) -> str:
+        """Ensure that the log ends before the damage when it is opened the next time."""
         where = file.spilled or file.path
         message = (
-            f"epoch {record.epoch} of stream {self.stream}/{self.partition} is damaged in {where} "
-            f"at offset {record.start}; the task restarts, truncates its output log there and "
-            f"computes the epoch again"
+            f"{what} of stream {self.stream}/{self.partition} is damaged in {where} ({damage}); "
+            f"the task restarts, truncates its output log there and computes the epoch again"
         )
         with self._writing, self._changed:
-            if file.spilled is not None and file in self._files:
+            files = self._stable.extents
+            if file.spilled is not None and file in files:
                 # Spilled bytes are not checked when a log is opened, so the file is removed now,
                 # and those after it: a log without its first files would begin at a later epoch.
-                for later in self._files[self._files.index(file) :]:
+                for later in files[files.index(file) :]:
                     later.path.unlink(missing_ok=True)
             self.damage = self.damage or message
         return message
 
-    def _compare(self, batch: EpochBatch) -> None:
+    def _refuse_damage(self) -> None:
+        """Files of a damaged log may be gone, and must not be created again."""
+        if self.damage is not None:
+            raise LogCorrupt(self.damage)
+
+    def _results(self, epoch: int) -> Iterator[tuple[int, Result]]:
+        """Results from an epoch on, of one file at most. Raises LogCorrupt."""
         with self._changed:
-            if batch.epoch < self.base:
-                return
-            mine = self._find(batch.epoch)
+            file = self._stable.holding(epoch)
+            outline = file.path if file is not None and file.spilled is not None else None
+        if file is None:
+            return
+        try:
+            found = self._records(epoch) if outline is None else read_outline(outline)
+            for record, levels in found:
+                first = max(epoch, record.epoch)
+                for at, watermark in enumerate(records.watermarks(levels, record, first), first):
+                    yield at, Result(record.digest, watermark)
+        except FileNotFoundError:  # truncated meanwhile
+            return
+        except DamagedRecord as damage:
+            raise LogCorrupt(self._damaged(file, f"epoch {epoch}", damage)) from None
+
+    def _records(self, epoch: int) -> Iterator[tuple[Record, memoryview]]:
+        """The records of a file from the one that holds `epoch` on, and the payloads of runs."""
+        found = self._view(epoch)
+        if found is not None:
+            for record in found[1].records(epoch):
+                yield record, found[1].levels(record)
+
+    def _compare(self, batch: EpochBatch) -> None:
+        _, mine = next(self._results(batch.epoch), (batch.epoch, None))
+        if mine is None:  # truncated
+            return
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
             raise Diverged(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
@@ -280,12 +325,12 @@ class OutputLog:
             )
 
     def _writable(self, epoch: int) -> LogFile:
-        if self._files:
-            newest = self._files[-1]
-            full = newest.size >= self._file_bytes or len(newest.index) >= LOG_FILE_EPOCHS
-            if newest.spilled is None and not full:
+        newest = self._stable.newest
+        if newest is not None and newest.spilled is None:
+            if newest.size < self._file_bytes and newest.tail.records < LOG_FILE_RECORDS:
                 return newest
-            newest.unmap()
+            with self._changed:
+                newest.complete()
         return new_log_file(self._directory, epoch)
 
     def _free_budget(self) -> None:
@@ -294,7 +339,7 @@ class OutputLog:
             return
         while self.local_bytes >= self._budget:
             with self._changed:
-                local = [s for s in self._files if s.spilled is None]
+                local = [f for f in self._stable.extents if f.spilled is None]
             if self._spill is None or not local:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
@@ -307,16 +352,22 @@ class OutputLog:
         # Unique: an earlier process may have written an object, which is never replaced.
         name = f"{self._spill_prefix}{file.path.stem}-{uuid.uuid4().hex[:12]}"
         with self._writing:
-            if file not in self._files:
+            self._refuse_damage()
+            if file not in self._stable.extents:
                 return
             data = file.path.read_bytes()
+        try:
+            outline = records.outline(memoryview(data))
+        except DamagedRecord as damage:
+            what = f"an epoch from {file.first} on"
+            raise LogCorrupt(self._damaged(file, what, damage)) from None
         spill.put(name, data)
         with self._writing:
-            kept = file in self._files
+            kept = file in self._stable.extents
             if kept:
-                index = file.write_spilled_index(name)
+                path = file.write_outline(name, len(data), outline)
                 with self._changed:
-                    file.replace_by_index(index, name)
+                    file.replace_by_outline(path, name)
         if not kept:  # truncated meanwhile
             self._discard(name)
 
@@ -342,5 +393,5 @@ class OutputLog:
 
     def __iter__(self) -> Iterator[EpochBatch]:
         """All epochs, oldest first (for tests and tools)."""
-        for epoch in range(self.base, self._next):
+        for epoch in range(self.base, self.last + 1):
             yield from self.read(epoch, 0)

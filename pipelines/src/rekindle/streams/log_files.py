@@ -1,7 +1,8 @@
 """The files of an output log: consecutive epochs each, on local disk or spilled to a store.
 
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
-`<first epoch>.spilled`, the name and the index of a file that was moved to the store. Does not
+`<first epoch>.spilled` for a file that was moved to the store: a line of JSON (format, the object's
+name, its size, a CRC-32 of these and the rest) and the file's records without their rows. Does not
 know budget or floor; `streams.log` holds the locks.
 
 Design: docs/design/streams.md#output-log.
@@ -9,46 +10,53 @@ Design: docs/design/streams.md#output-log.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from rekindle.streams import records
-from rekindle.streams.records import Record
+from rekindle.streams.records import DamagedRecord, Record, RecordKind
+from rekindle.streams.sparse_index import SparseIndex
+from rekindle.streams.tail import Appended, Tail
+
+SPILLED_FORMAT = 2
 
 
 class LogFile:
-    """One file: `<first epoch>.log`; or, spilled, its index `<first epoch>.spilled`."""
+    """One file: `<first epoch>.log`; or, spilled, its outline `<first epoch>.spilled`."""
 
-    def __init__(self, path: Path, index: list[Record], spilled: str | None = None) -> None:
+    __slots__ = ("_index", "_mapped", "first", "path", "spilled", "tail")
+
+    def __init__(self, path: Path, first: int, spilled: str | None = None) -> None:
+        """`spilled`: name of the object in the store that has its bytes."""
         self.path = path
-        self.index = index
+        self.first = first
         self.spilled = spilled
+        self.tail = Tail(first)
+        self._index = SparseIndex()  # without entries if it is spilled
         self._mapped: pa.Buffer | None = None
 
     @property
-    def first(self) -> int:
-        return self.index[0].epoch
-
-    @property
     def last(self) -> int:
-        return self.index[-1].epoch
+        return self.tail.next_epoch - 1
 
     @property
     def size(self) -> int:
-        return self.index[-1].end if self.index else 0
+        return self.tail.size
 
-    def find(self, epoch: int) -> Record:
-        return self.index[epoch - self.first]
+    def offset_before(self, epoch: int) -> int:
+        """Where to begin to look for an epoch."""
+        return self._index.offset_before(epoch)
 
-    def map(self, record: Record) -> pa.Buffer:
-        """The local file, mapped at least to the end of `record`."""
-        if self._mapped is None or self._mapped.size < record.end:
+    def map(self, end: int) -> pa.Buffer:
+        """The local file, mapped at least to an offset."""
+        if self._mapped is None or self._mapped.size < end:
             with pa.memory_map(str(self.path)) as file:
                 self._mapped = file.read_buffer()
         return self._mapped
@@ -57,40 +65,69 @@ class LogFile:
         """Release the mapping; the next read maps the file again."""
         self._mapped = None
 
-    def write(self, record: Record, pieces: Iterable[bytes | pa.Buffer]) -> None:
-        """Add a record's bytes to the file; the caller updates the index. After OSError the file is
-        unchanged."""
-        with self.path.open("ab", buffering=0) as file:
-            try:
-                for piece in pieces:
-                    view = memoryview(piece)
-                    while len(view):
-                        view = view[file.write(view) :]
-            except OSError:
-                os.truncate(self.path, record.start)
-                raise
+    def write(self, appended: Appended) -> None:
+        """Write an epoch; the caller calls `grew`. After OSError the file is unchanged."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self.path, flags, 0o666)
+        try:
+            for offset, data in appended.writes:
+                _write(file, data, offset)
+        except OSError:
+            if appended.undo is not None:
+                with contextlib.suppress(OSError):  # a read finds what this leaves
+                    _write(file, appended.undo[1], appended.undo[0])
+            os.ftruncate(file, self.size)
+            raise
+        finally:
+            os.close(file)
 
-    def write_spilled_index(self, name: str) -> Path:
-        """Write the index that is to replace the file, which still exists; the index's path."""
-        index = self.path.with_suffix(".spilled")
-        temp = index.with_suffix(".tmp")
-        temp.write_text(json.dumps({"name": name, "index": [asdict(r) for r in self.index]}))
-        temp.replace(index)
-        return index
+    def grew(self, tail: Tail, record: Record | None) -> None:
+        """The file has a new tail; `record`: its new record, if it has one."""
+        self.tail = tail
+        if record is not None and self.spilled is None:
+            self._index.add(record.epoch, record.start)
 
-    def replace_by_index(self, index: Path, name: str) -> None:
-        """Remove the file: its bytes are object `name` of the store, its index is in `index`."""
-        self.spilled = name
+    def complete(self) -> None:
+        """Nothing will be appended any more."""
         self.unmap()
+        tail = self.tail
+        self.tail = Tail(tail.next_epoch, tail.size, tail.records, tail.newest_bytes)
+
+    def write_outline(self, name: str, size: int, outline: bytes) -> Path:
+        """Write what is to replace the file, which still exists; its path."""
+        about = {
+            "format": SPILLED_FORMAT,
+            "name": name,
+            "size": size,
+            "sum": _outline_sum(name, size, outline),
+        }
+        path = self.path.with_suffix(".spilled")
+        temp = path.with_suffix(".tmp")
+        temp.write_bytes(json.dumps(about).encode() + b"\n" + outline)
+        temp.replace(path)
+        return path
+
+    def replace_by_outline(self, outline: Path, name: str) -> None:
+        """Remove the file: its bytes are object `name` of the store, its outline is a file."""
+        self.complete()
+        self.spilled = name
+        self._index = SparseIndex()
         self.path.unlink(missing_ok=True)
-        self.path = index
+        self.path = outline
+
+
+def _write(file: int, data: bytes | pa.Buffer, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def new_log_file(directory: Path, epoch: int) -> LogFile:
     """An empty file that will begin with `epoch`."""
     path = directory / f"{epoch:012d}.log"
     path.unlink(missing_ok=True)
-    return LogFile(path, [])
+    return LogFile(path, epoch)
 
 
 def load_log_files(directory: Path, *, with_spilled: bool) -> tuple[list[LogFile], str | None]:
@@ -103,37 +140,93 @@ def load_log_files(directory: Path, *, with_spilled: bool) -> tuple[list[LogFile
             path.unlink()
     files: list[LogFile] = []
     damage: str | None = None
-    for path in sorted(p for p in directory.iterdir() if p.suffix in (".log", ".spilled")):
+    paths = sorted(p for p in directory.iterdir() if p.suffix in (".log", ".spilled"))
+    for path in paths:
         if damage is None:
             file, damage = _load(path, with_spilled)
-            if file.index and files and file.first != files[-1].last + 1:
+            if file is not None and files and file.first != files[-1].last + 1:
                 damage = f"{path} does not follow the file before it"
-            elif file.index:
+            elif file is not None:
                 files.append(file)
                 continue
+            elif damage is None and path is not paths[-1]:  # killed before it wrote to the newest
+                damage = f"{path} is empty"
         path.unlink()
     return files, damage
 
 
-def _load(path: Path, with_spilled: bool) -> tuple[LogFile, str | None]:
+def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
+    """The file, unless it has no epochs, and its damage."""
     if path.suffix == ".spilled":
         if not with_spilled:
-            return LogFile(path, []), f"{path} was spilled, and no store is configured"
+            return None, f"{path} was spilled, and no store is configured"
         try:
-            spilled = json.loads(path.read_text())
-            index = [Record(**fields) for fields in spilled["index"]]
-            return LogFile(path, index, spilled["name"]), None
-        except (ValueError, KeyError, TypeError) as error:
-            return LogFile(path, []), f"{path} is not a valid index: {error}"
+            return _load_spilled(path), None
+        except DamagedRecord as damage:
+            return None, f"{damage} of {path}"
     if not path.stat().st_size:
-        return LogFile(path, []), None
+        return None, None
+    file: LogFile | None = None
     with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        path.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
         memoryview(data) as view,
     ):
-        index, damage = records.scan(view)
-    if damage is None:
-        return LogFile(path, index), None
-    os.truncate(path, index[-1].end if index else 0)
-    return LogFile(path, index), f"{damage} of {path}"
+        try:
+            for record in records.forward(view):
+                _require_stable(record)
+                file = file or LogFile(path, record.epoch)
+                file.grew(file.tail.with_record(record), record)
+        except DamagedRecord as damage:
+            reason = f"{damage} of {path}"
+        else:
+            return file, None
+    os.truncate(path, file.size if file is not None else 0)
+    return file, reason
+
+
+def _load_spilled(path: Path) -> LogFile:
+    name, size, content = _outline(path)
+    file: LogFile | None = None
+    for record, _ in records.outlined(memoryview(content)):
+        _require_stable(record)
+        file = file or LogFile(path, record.epoch, name)
+        file.tail = Tail(record.next_epoch, size)
+    if file is None:
+        raise DamagedRecord("no record", 0)
+    return file
+
+
+def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
+    """The records of a spilled file, and the payloads of runs. Raises DamagedRecord,
+    FileNotFoundError."""
+    return records.outlined(memoryview(_outline(path)[2]))
+
+
+def _outline(path: Path) -> tuple[str, int, bytes]:
+    """Name and size of the object, and the outline. Raises DamagedRecord."""
+    line, _, content = path.read_bytes().partition(b"\n")
+    try:
+        about = json.loads(line)
+        name, size, found = str(about["name"]), about.get("size"), about.get("format", 1)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedRecord(f"no outline of a spilled file ({error!r})", 0) from None
+    if found != SPILLED_FORMAT:
+        reason = f"an outline of format {found}; this release reads {SPILLED_FORMAT}"
+        raise DamagedRecord(reason, 0)
+    if not isinstance(size, int) or about.get("sum") != _outline_sum(name, size, content):
+        raise DamagedRecord("an outline with a wrong checksum", 0)
+    return name, size, content
+
+
+def _outline_sum(name: str, size: int, outline: bytes) -> int:
+    return zlib.crc32(outline, zlib.crc32(f"{name}/{size}".encode()))
+
+
+def _require_stable(record: Record) -> None:
+    if record.kind is not RecordKind.STABLE or record.branch or not record.epochs:
+        raise DamagedRecord(
+            f"a record of kind {record.kind.name} and branch {record.branch}, which this release "
+            f"does not keep",
+            record.start,
+        )

@@ -1,82 +1,134 @@
-"""The encoding of an epoch in a file of the output log, and the scan of a file.
+"""The format of an output log: records, one after another, of one branch in each file.
 
-    0   magic "RKL1"
-    4   u32 length of the JSON header (padded with blanks)
-    8   u64 length of the payload (without its padding)
-    16  u32 CRC-32 of bytes 0..16, the header and the payload
-    20  JSON header: epoch, watermark, digest, rows
-    ..  payload: an Arrow IPC stream (nothing for an epoch without rows)
+    0   magic "RKL", the format's version "2"
+    4   u8  kind; three bytes of zero
+    8   u32 branch: 0 for the stable one, otherwise the attempt of a tentative one
+    12  u32 epochs that it covers: 1; more in a run of empty ones; 0 beside the epochs
+    16  i64 epoch: the first of them, or the one that it is about
+    24  i64 watermark after the last of them
+    32  digest of each of them
+    48  u64 length of the payload (without its padding)
+    56  u32 blocks of 64 bytes of the record before it in the file; 0 for the first
+    60  u32 CRC-32 of the payload, then of bytes 0..60
+    64  payload
 
-Payloads start and records end on multiples of 64 bytes, so that a mapped file gives aligned
-buffers. Does not know directories, floors or readers.
+The payload of one epoch is an Arrow IPC stream, nothing without rows. That of a run are its earlier
+watermarks: (i64 watermark, i64 epochs of the run up to its last one). Records begin on multiples of
+64 bytes, so a mapped file gives aligned buffers, and a header is written in one step.
 
-Design: docs/design/streams.md#output-log.
+A file is read forward, or backward from its end. The last record of a file may be a run that grows
+in place (`rekindle.streams.tail`). Does not know directories, floors or readers.
+
+Design: docs/design/streams.md#log-records.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from rekindle.streams.epochs import EpochBatch
-
-MAGIC = b"RKL1"
+MAGIC = b"RKL2"
 ALIGN = 64
-_FIXED = struct.Struct("<4sIQI")
-_MAX_HEADER = 1 << 16
+HEADER_BYTES = 64
+_HEADER = struct.Struct("<4sB3xIIqq16sQII")
+_POSITION = struct.Struct("<4s8xIq24xQ")
+"""Of the header only magic, count, epoch and length."""
+_SUMMED = HEADER_BYTES - 4
+_SUM = struct.Struct("<I")
+LEVEL = struct.Struct("<qq")
+"""A watermark of a run, and the number of its epochs up to the last one with it."""
+_STEP_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The position of an epoch in its file, and its header."""
+class RecordKind(IntEnum):
+    """What a record is. The numbers are stored."""
 
+    STABLE = 1
+    TENTATIVE = 2
+    UNDO = 3  # of the tentative epochs from its own on
+    REC_DONE = 4  # corrections are complete through its epoch
+    WINDOW = 5  # checkpoint of an open window after its epoch
+
+
+_KINDS = {int(kind): kind for kind in RecordKind}
+
+
+class DamagedRecord(Exception):
+    """There is no sound record where one must begin."""
+
+    def __init__(self, reason: str, offset: int) -> None:
+        super().__init__(f"{reason} at offset {offset}")
+        self.offset = offset
+
+
+class Record(NamedTuple):
+    """The header of a record, and its position in its file. A tuple, because creating a dataclass
+    takes a twentieth of the time of reading a small epoch."""
+
+    kind: RecordKind
+    branch: int
     epoch: int
+    epochs: int  # that it covers
     watermark: int
     digest: str
-    rows: int
-    start: int  # of the record
-    payload: int  # offset of the payload
+    start: int
     length: int  # of the payload, unpadded
-    end: int
+    previous: int  # bytes of the record before it
+
+    @property
+    def payload(self) -> int:
+        """Offset of the payload."""
+        return self.start + HEADER_BYTES
+
+    @property
+    def end(self) -> int:
+        return self.start + HEADER_BYTES + self.length + -self.length % ALIGN
 
     @property
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def next_epoch(self) -> int:
+        return self.epoch + self.epochs
 
-def encode(batch: EpochBatch, start: int) -> tuple[Record, list[bytes | pa.Buffer]]:
-    """The record of a batch that begins at offset `start` of its file, and the pieces to write."""
-    payload = _payload(batch.rows)
-    fields = {
-        "epoch": batch.epoch,
-        "watermark": batch.watermark,
-        "digest": batch.digest,
-        "rows": batch.rows.num_rows,
-    }
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(_FIXED.size + len(text)) % ALIGN)
-    lengths = _FIXED.pack(MAGIC, len(text), payload.size, 0)[:16]
-    crc = zlib.crc32(payload, zlib.crc32(text, zlib.crc32(lengths)))
-    offset = start + _FIXED.size + len(text)
-    padding = bytes(-payload.size % ALIGN)
-    record = Record(
-        batch.epoch,
-        batch.watermark,
-        batch.digest,
-        batch.rows.num_rows,
-        start,
-        offset,
-        payload.size,
-        offset + payload.size + len(padding),
-    )
-    return record, [lengths + struct.pack("<I", crc) + text, payload, padding]
+    @property
+    def empty(self) -> bool:
+        """Whether its epochs have no rows."""
+        return self.epochs > 1 or not self.length
 
 
-def _payload(rows: pa.Table) -> pa.Buffer:
+def encode_header(record: Record, payload_sum: int) -> bytes:
+    """`payload_sum`: CRC-32 of the payload. Raises ValueError if a field is out of its range."""
+    digest = bytes.fromhex(record.digest)
+    if len(digest) != 16:
+        raise ValueError(f"a digest has 32 hexadecimal digits, not {record.digest!r}")
+    try:
+        header = _HEADER.pack(
+            MAGIC,
+            record.kind,
+            record.branch,
+            record.epochs,
+            record.epoch,
+            record.watermark,
+            digest,
+            record.length,
+            record.previous // ALIGN,
+            0,
+        )[:_SUMMED]
+    except struct.error as error:
+        raise ValueError(f"{record} does not fit the format: {error}") from error
+    return header + _SUM.pack(zlib.crc32(header, payload_sum))
+
+
+def encode_rows(rows: pa.Table) -> pa.Buffer:
+    """The payload of one epoch."""
     if not rows.num_rows:
         return pa.py_buffer(b"")
     size = pa.MockOutputStream()
@@ -92,56 +144,177 @@ def _write(rows: pa.Table, sink: pa.NativeFile) -> None:
         writer.write_table(rows)
 
 
-def decode(payload: pa.Buffer, schema: pa.Schema) -> pa.Table:
-    """The rows of a record; zero-copy over the buffer."""
-    if not payload.size:
-        return schema.empty_table()
-    return pa.ipc.open_stream(payload).read_all()
+def decode_rows(data: pa.Buffer, record: Record) -> pa.Table:
+    """The rows of an epoch that has some; zero-copy over the file's bytes."""
+    return pa.ipc.open_stream(data.slice(record.payload, record.length)).read_all()
 
 
-def is_sound(data: memoryview, record: Record) -> bool:
-    """Whether the checksum of a record in its file matches."""
-    found = _record_at(data[: record.end], record.start)
-    return isinstance(found, Record) and found.epoch == record.epoch
+def levels(data: memoryview, record: Record) -> memoryview:
+    """The payload of a run; nothing of another record."""
+    return data[record.payload :][: record.length if record.epochs > 1 else 0]
 
 
-def scan(data: memoryview) -> tuple[list[Record], str | None]:
-    """All sound records from the beginning, and the damage after them, if any."""
-    records: list[Record] = []
-    position = 0
-    while position < len(data):
-        found = _record_at(data, position)
-        if isinstance(found, str):
-            return records, f"{found} at offset {position}"
-        if records and found.epoch != records[-1].epoch + 1:
-            return records, f"epoch {found.epoch} follows {records[-1].epoch} at offset {position}"
-        records.append(found)
-        position = found.end
-    return records, None
+def watermarks(payload: memoryview, record: Record, epoch: int) -> Iterator[int]:
+    """The watermarks of a record's epochs from one on; `payload`: as `levels` gives it."""
+    at = epoch - record.epoch
+    known = len(payload) // LEVEL.size
+    begin = bisect_right(range(known), at, key=lambda i: LEVEL.unpack_from(payload, i * 16)[1])
+    for level in range(begin, known):
+        watermark, end = LEVEL.unpack_from(payload, level * LEVEL.size)
+        while at < end:
+            yield watermark
+            at += 1
+    for _ in range(at, record.epochs):
+        yield record.watermark
 
 
-def _record_at(data: memoryview, start: int) -> Record | str:
-    if start + _FIXED.size > len(data):
-        return "an incomplete record"
-    magic, header, length, crc = _FIXED.unpack_from(data, start)
-    if magic != MAGIC or header > _MAX_HEADER:
-        return "no record"
-    offset = start + _FIXED.size + header
-    end = offset + length + (-length % ALIGN)
-    if end > len(data):
-        return "an incomplete record"
-    text = data[start + _FIXED.size : offset]
-    lengths = zlib.crc32(data[start : start + 16])
-    if crc != zlib.crc32(data[offset : offset + length], zlib.crc32(text, lengths)):
-        return "a record with a wrong checksum"
-    fields = json.loads(bytes(text))
-    return Record(
-        fields["epoch"],
-        fields["watermark"],
-        fields["digest"],
-        fields["rows"],
-        start,
-        offset,
-        length,
-        end,
+def header_at(data: memoryview, start: int) -> Record:
+    """The record at an offset, without a look at its sum. Raises DamagedRecord."""
+    record = _parse(data, start)
+    if record.end > len(data):
+        raise DamagedRecord("an incomplete record", start)
+    return record
+
+
+def _parse(data: memoryview, start: int) -> Record:
+    if start + HEADER_BYTES > len(data):
+        raise DamagedRecord("an incomplete record", start)
+    magic, kind, branch, count, epoch, watermark, digest, length, previous, _ = _HEADER.unpack_from(
+        data, start
     )
+    if magic != MAGIC:
+        raise DamagedRecord(_other_format(magic), start)
+    if kind not in _KINDS:
+        raise DamagedRecord(f"a record of unknown kind {kind}", start)
+    return Record(
+        _KINDS[kind],
+        branch,
+        epoch,
+        count,
+        watermark,
+        digest.hex(),
+        start,
+        length,
+        previous * ALIGN,
+    )
+
+
+def check_sum(data: memoryview, record: Record) -> None:
+    """Raises DamagedRecord if the record does not match its sum."""
+    start, payload = record.start, record.payload
+    found = zlib.crc32(data[payload : payload + record.length])
+    if _SUM.unpack_from(data, start + _SUMMED)[0] != zlib.crc32(
+        data[start : start + _SUMMED], found
+    ):
+        raise DamagedRecord("a record with a wrong checksum", start)
+
+
+def headers(data: memoryview, start: int, end: int) -> Iterator[Record]:
+    """The records from offset `start` to `end`, without a look at their sums. Raises DamagedRecord
+    where one does not follow the one before it."""
+    before: Record | None = None
+    next_epoch: int | None = None
+    while start < end:
+        record = header_at(data, start)
+        if before is not None and (record.previous, record.branch) != (before.size, before.branch):
+            raise DamagedRecord("a record that does not follow the one before it", start)
+        if record.epochs:
+            if next_epoch not in (record.epoch, None):
+                raise DamagedRecord(f"epoch {record.epoch} instead of {next_epoch}", start)
+            next_epoch = record.next_epoch
+        yield record
+        before, start = record, record.end
+
+
+def forward(data: memoryview) -> Iterator[Record]:
+    """The sound records of a file from its beginning. Raises DamagedRecord where they end."""
+    for record in headers(data, 0, len(data)):
+        check_sum(data, record)
+        yield record
+
+
+def backward(data: memoryview) -> Iterator[Record]:
+    """The sound records of a file from its end. Raises DamagedRecord where they end."""
+    if not len(data):
+        return
+    record = _last(data)
+    while True:
+        check_sum(data, record)
+        yield record
+        if not record.start:
+            return
+        start = record.start - record.previous
+        if not record.previous or start < 0:
+            raise DamagedRecord("a record without the one before it", record.start)
+        before = header_at(data, start)
+        if before.end != record.start:
+            raise DamagedRecord("a record that does not end where the next one begins", start)
+        record = before
+
+
+def _last(data: memoryview) -> Record:
+    """The record that ends with the data: the last place that looks like a header, unless it is in
+    a payload, where its end is another."""
+    at = len(data) if len(data) % ALIGN == 0 else 0
+    while at > 0:
+        begin = max(0, at - _STEP_BYTES)
+        step = bytes(data[begin:at])
+        found = step.rfind(MAGIC)
+        while found >= 0:
+            start = begin + found
+            if start % ALIGN == 0 and start + HEADER_BYTES <= len(data):
+                try:
+                    record = header_at(data, start)
+                    if record.end == len(data):
+                        check_sum(data, record)
+                        return record
+                except DamagedRecord:
+                    pass
+            found = step.rfind(MAGIC, 0, found)
+        at = begin  # headers are aligned, and so are steps: none lies across two of them
+    raise DamagedRecord("no record that ends there", len(data))
+
+
+def locate(data: memoryview, start: int, end: int, epoch: int) -> int:
+    """The offset of the record that holds `epoch`, which lies before `end`; `start`: of this record
+    or of one before it. Raises DamagedRecord."""
+    if end > len(data):
+        raise DamagedRecord("an incomplete file", len(data))
+    next_epoch: int | None = None
+    while start < end:
+        magic, count, first, length = _POSITION.unpack_from(data, start)
+        if magic != MAGIC or (count and next_epoch not in (first, None)):
+            break
+        if first <= epoch < first + count:
+            return start
+        if count:
+            next_epoch = first + count
+        start += HEADER_BYTES + length + -length % ALIGN
+    raise DamagedRecord(f"no record of epoch {epoch}", min(start, end))
+
+
+def outline(data: memoryview) -> bytes:
+    """The records of a file without their rows. Raises DamagedRecord."""
+    parts: list[memoryview] = []
+    for record in forward(data):
+        parts.append(data[record.start : record.end if record.epochs > 1 else record.payload])
+    return b"".join(parts)
+
+
+def outlined(content: memoryview) -> Iterator[tuple[Record, memoryview]]:
+    """The records of an outline, whose sums do not count, and the payloads of runs. Raises
+    DamagedRecord."""
+    start = 0
+    while start < len(content):
+        record = _parse(content, start)
+        found = levels(content, record)
+        yield record, found
+        start += HEADER_BYTES + len(found) + -len(found) % ALIGN
+
+
+def _other_format(magic: bytes) -> str:
+    if magic[:3] == MAGIC[:3] and magic[3:].isdigit():
+        return (
+            f"a record of log format {magic[3:].decode()}; this release reads {MAGIC[3:].decode()}"
+        )
+    return "no record"

@@ -1,0 +1,104 @@
+"""Reading epochs from the bytes of an output log, within limits. Pure.
+
+Design: docs/design/streams.md#log-records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from rekindle.streams import records
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.records import Record
+
+READ_EPOCHS = 256
+"""Maximum epochs of one read: empty ones hardly count for its limit in bytes."""
+
+
+class View:
+    """Records between two offsets, whose bytes do not change any more. `copied_from`: the offset in
+    the file, if they are a copy of the run that grows there."""
+
+    __slots__ = ("content", "copied_from", "data", "end", "start")
+
+    def __init__(
+        self, data: pa.Buffer, start: int, end: int, copied_from: int | None = None
+    ) -> None:
+        self.data = data
+        self.content = memoryview(data)
+        self.start = start
+        self.end = end
+        self.copied_from = copied_from
+
+    def records(self, epoch: int) -> Iterator[Record]:
+        """From the record that holds `epoch` on; sums are not looked at. Raises DamagedRecord."""
+        begin = records.locate(self.content, self.start, self.end, epoch)
+        return records.headers(self.content, begin, self.end)
+
+    def levels(self, record: Record) -> memoryview:
+        """The payload of a run; nothing of another record. Raises DamagedRecord if the record does
+        not match its sum."""
+        records.check_sum(self.content, record)
+        return records.levels(self.content, record)
+
+
+@dataclass(slots=True)
+class Reading:
+    """The epochs of one read, from `next_epoch` on: at least one, at most READ_EPOCHS, and not more
+    than `left` bytes of records. `no_rows`: the rows of empty ones."""
+
+    stream: str
+    partition: int
+    no_rows: pa.Table
+    next_epoch: int
+    left: int
+    epochs: list[EpochBatch] = field(default_factory=list)
+    complete: bool = False
+
+    def take(self, view: View) -> int:
+        """Read on in a view that has the next epoch; the offset in the file from which the epoch
+        after that is looked for. Raises DamagedRecord; the epochs before it have been read."""
+        end = view.end
+        for record in view.records(self.next_epoch):
+            added = self._add_run(view, record) if record.empty else self._add_rows(view, record)
+            if not added:
+                end = record.start
+                break
+            if self._is_full(records.ALIGN):  # so the next header need not be read
+                end = record.end
+                break
+        return end if view.copied_from is None else view.copied_from
+
+    def _add_rows(self, view: View, record: Record) -> bool:
+        """Read the record's epoch, if it is not one too many."""
+        if self._is_full(record.size):
+            return False
+        records.check_sum(view.content, record)
+        self._add(record.watermark, records.decode_rows(view.data, record), record)
+        self.left -= record.size
+        return True
+
+    def _add_run(self, view: View, record: Record) -> bool:
+        """Read epochs of a run; False if some are left."""
+        levels = view.levels(record)
+        for watermark in records.watermarks(levels, record, self.next_epoch):
+            if self._is_full(records.ALIGN):
+                return False
+            self._add(watermark, self.no_rows, record)
+            self.left -= records.ALIGN
+        return True
+
+    def _add(self, watermark: int, rows: pa.Table, record: Record) -> None:
+        self.epochs.append(
+            EpochBatch(self.stream, self.partition, self.next_epoch, watermark, rows, record.digest)
+        )
+        self.next_epoch += 1
+
+    def _is_full(self, size: int) -> bool:
+        """Whether an epoch of this size is one too many."""
+        epochs = len(self.epochs)
+        self.complete = epochs > 0 and (size > self.left or epochs == READ_EPOCHS)
+        return self.complete
