@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rekindle.connectors import json_writer
@@ -75,6 +75,10 @@ def row_tables(draw: st.DrawFn) -> pa.Table:
     return draw(st.sampled_from([table, parts, parts.slice(cut // 2)]))
 
 
+_OF_NULLS = pa.map_(pa.string(), pa.list_(pa.null()))
+
+
+@example(pa.table({"c": pa.array([[("", [None, None])]], _OF_NULLS)}))
 @settings(max_examples=300, deadline=None)
 @given(row_tables())
 def test_bytes_are_those_of_row_by_row(table: pa.Table) -> None:

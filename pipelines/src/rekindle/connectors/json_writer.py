@@ -99,11 +99,19 @@ def _non_null(array: pa.Array) -> pa.Array:
         names = [field.name for field in kind]
         return _object(names, [_texts(child) for child in array.flatten()])
     if t.is_map(kind):
+        if _holds_null_type(kind):
+            return _by_value(array, json_value)
         entry = pa.struct([pa.field("k", kind.key_type, nullable=False), ("v", kind.item_type)])
         return _lists(array.cast(pa.list_(entry)), _pairs)
     if t.is_list(kind) or t.is_large_list(kind):
         return _lists(array, _texts)
     return _by_value(array, json_value)
+
+
+def _holds_null_type(kind: pa.DataType) -> bool:
+    """Of a column without a type, such as Spark's empty arrays; Arrow cannot cast lists of it."""
+    children = (kind.field(n).type for n in range(kind.num_fields))
+    return pa.types.is_null(kind) or any(_holds_null_type(child) for child in children)
 
 
 def _by_value(array: pa.Array, encode: Callable[[Any], str]) -> pa.Array:
