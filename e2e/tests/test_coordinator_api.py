@@ -200,11 +200,10 @@ def api(control_plane: ControlPlane) -> ControlPlane:
 
 def install_crd(control_plane: ControlPlane) -> None:
     control_plane.kubectl("apply", "-f", str(CRD))
-    control_plane.kubectl("wait", "--for=condition=Established", f"--filename={CRD}")
 
     def served() -> bool:
         try:
-            control_plane.kubectl("get", "topo")
+            control_plane.kubectl("get", "topo")  # in the discovery once it is established
         except KubectlError:
             return False
         return True

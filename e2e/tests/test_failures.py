@@ -201,15 +201,10 @@ class TestNodes:
         run.cluster.kill_nodes(victims)
         run.observer.mark("lost", ", ".join(victims))
         for _ in victims:
-            node = run.cluster.add_node()
-            wait_for(f"tasks on {node}", lambda n=node: _tasks_on(run, n), 60, 0.25)
+            run.cluster.add_node()
         run.wait_advanced(timeout_s=180)
         run.wait_redundant()
         run.verify(reference)
-
-
-def _tasks_on(run: Run, node: str) -> list[Any]:
-    return [p for p in run.cluster.tasks(run.name) if p.spec.node_name == node]
 
 
 def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
