@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.harness import flights
+from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
 
@@ -36,6 +40,16 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
     return KubeletNodes(lease_duration_s)
+
+
+@contextlib.contextmanager
+def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
+    """With Rekindle, the claim `rekindle` and the input of the flights example."""
+    with EmbeddedCluster(directory, kind=kind, report=print, **options) as cluster:
+        flights.prepare_input(cluster.shared / "input")
+        cluster.make_volume("rekindle")
+        cluster.install()
+        yield cluster
 
 
 def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from node_kinds import kubelet_nodes
+from node_kinds import flights_cluster, kubelet_nodes
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.harness import flights
@@ -28,12 +28,7 @@ BACK_WITHIN_S = 40.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     kind = kubelet_nodes(lease_duration_s=LEASE_S)
     directory, shape = tmp_path_factory.mktemp("defaults"), NodeShape(cpu="2", memory="8Gi")
-    with EmbeddedCluster(
-        directory, nodes=5, kind=kind, shape=shape, settings=DEFAULTS, report=print
-    ) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+    with flights_cluster(directory, kind, nodes=5, shape=shape, settings=DEFAULTS) as cluster:
         yield cluster
 
 

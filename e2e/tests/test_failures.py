@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, every_kind_long, make_kind
+from node_kinds import every_kind, every_kind_long, flights_cluster, make_kind
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -39,10 +39,7 @@ ADDED = "all-flown"  # the query that an edit adds
 @pytest.fixture(scope="module")
 def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     kind, directory = make_kind(kind_name), tmp_path_factory.mktemp("failures")
-    with EmbeddedCluster(directory, nodes=5, kind=kind, report=print) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+    with flights_cluster(directory, kind, nodes=5) as cluster:
         yield cluster
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from node_kinds import kubelet_nodes
+from node_kinds import flights_cluster, kubelet_nodes
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
@@ -24,7 +23,7 @@ from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run, pod_processes
 from rekindle_testing.paths import ROOT
-from rekindle_testing.waiting import wait_for
+from rekindle_testing.waiting import DeadlineError, wait_for
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(900)]
 
@@ -46,12 +45,7 @@ GAP_S = 3.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     directory = tmp_path_factory.mktemp("kubelets")
     shape = NodeShape(cpu="2", memory="8Gi")
-    with EmbeddedCluster(
-        directory, nodes=4, kind=kubelet_nodes(), shape=shape, report=print
-    ) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+    with flights_cluster(directory, kubelet_nodes(), nodes=4, shape=shape) as cluster:
         yield cluster
 
 
@@ -209,10 +203,9 @@ def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run
         names = kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o", "name")
         return found + [n for n in names.split() if "rekindle" in n]
 
-    deadline = time.monotonic() + 60
-    while (found := left()) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not found
+    with contextlib.suppress(DeadlineError):
+        wait_for("nothing to be left", lambda: not left(), 60, 0.5)
+    assert not left()
 
 
 _OF_EVERY_NAMESPACE = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_kinds import kubelet_nodes, storms
+from node_kinds import flights_cluster, kubelet_nodes, storms
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -50,12 +50,7 @@ def slow(directory: Path) -> Iterator[FuseVolume]:
 @pytest.fixture(scope="module")
 def cluster(directory: Path, server: FuseVolume, slow: FuseVolume) -> Iterator[EmbeddedCluster]:
     shape = NodeShape(cpu="2", memory="8Gi")
-    with EmbeddedCluster(
-        directory, nodes=2, kind=kubelet_nodes(), shape=shape, report=print
-    ) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+    with flights_cluster(directory, kubelet_nodes(), nodes=2, shape=shape) as cluster:
         yield cluster
 
 

@@ -58,5 +58,16 @@ def test_the_operator_restarts_when_all_its_replicas_die(cluster: EmbeddedCluste
     )
 
 
+def test_uninstalling_leaves_no_lease(cluster: EmbeddedCluster) -> None:
+    assert _lease(cluster).metadata.owner_references
+    cluster.uninstall()
+
+    def is_gone() -> bool:
+        leases = cluster.coordination.list_namespaced_lease(SYSTEM).items
+        return not cluster.operator_pods() and not leases
+
+    wait_for("the operator's pods and its Lease to be deleted", is_gone, 90, 0.25)
+
+
 def _lease(cluster: EmbeddedCluster) -> Any:
     return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, SYSTEM)

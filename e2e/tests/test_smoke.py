@@ -1,4 +1,4 @@
-"""What CI runs of images and real kubelets: both images, and one loss on a small cluster."""
+"""The shortest test of what is installed: both images, and one loss on a small cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from node_kinds import kubelet_nodes, storms
+from node_kinds import flights_cluster, kubelet_nodes, storms
 
-from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
@@ -32,10 +31,7 @@ def engine() -> None:
 @pytest.fixture(scope="module")
 def cluster(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     directory = tmp_path_factory.mktemp("smoke")
-    with EmbeddedCluster(directory, nodes=3, kind=kubelet_nodes(), report=print) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+    with flights_cluster(directory, kubelet_nodes(), nodes=3) as cluster:
         yield cluster
 
 

@@ -30,7 +30,9 @@ class LeaseServer:
         self.deployment: dict[str, Any] | None = None
         self._version = 0
 
-    def request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+    def request(
+        self, method: str, path: str, body: Any = None, **options: Any
+    ) -> dict[str, Any] | None:
         if self.unavailable:
             raise ApiException(status=503, reason="unavailable")
         match method:
@@ -197,7 +199,7 @@ def test_a_missing_right_to_read_the_deployment_stops_no_election(
     server = LeaseServer()
     leader = make_leader(server, "a", monkeypatch)
 
-    def refuse(method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+    def refuse(method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any] | None:
         if "/deployments/" in path:
             raise ApiException(status=403, reason="Forbidden")
         return server.request(method, path, body)

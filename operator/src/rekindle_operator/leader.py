@@ -36,6 +36,7 @@ from rekindle_operator.settings import Election
 _TIMEOUT_S = (1.0, 1.0)  # a frozen API server counts as unreachable
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
+_OWNER_TIMEOUT_S = (0.3, 0.3)  # a leader has to renew its Lease meanwhile
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,8 @@ class Leader:
             return
         self._read_owner_at = now + _OWNER_RETRY_S
         try:
-            found = self._request("GET", deployment_path(self._election.namespace, name))
+            path = deployment_path(self._election.namespace, name)
+            found = self._request("GET", path, timeout_s=_OWNER_TIMEOUT_S)
         except (ApiException, HTTPError) as error:
             logger.warning(
                 "the Lease is not deleted with the Deployment %s: %s", name, _reason(error)
@@ -232,8 +234,14 @@ class Leader:
         namespace, name = self._election.namespace, self._election.name
         return lease_body(namespace, name, record, now, min(acquired, now), self._owner)
 
-    def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """None for the statuses 404 and 409."""
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout_s: tuple[float, float] = _TIMEOUT_S,
+    ) -> dict[str, Any] | None:
+        """None for the statuses 404 and 409. `timeout_s`: to connect, to read."""
         request = self._api.param_serialize(
             method,
             path,
@@ -241,7 +249,7 @@ class Leader:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = self._api.call_api(*request, _request_timeout=_TIMEOUT_S)
+        response = self._api.call_api(*request, _request_timeout=timeout_s)
         text = response.read()  # type: ignore[no-untyped-call]
         if response.status in (404, 409):
             return None

@@ -1,10 +1,9 @@
 """Files that a source prepares on its task's disk: complete or absent, and verified on read.
 
 A prepared source is an index of its epochs, and an Arrow file of rows unless they stay in the input
-(`connectors.rows_in_place`). Both are flushed to disk
-before they are renamed, the index last, so a power loss leaves no partial file. The index has its
-own checksum, and one for the rows of each epoch, which is verified at each cut. Does not know the
-input formats.
+(`connectors.rows_in_place`). Both are flushed to disk before they are renamed, the index last, so a
+power loss leaves no partial file. The index has its own checksum, and one for the rows of each
+epoch, which is verified at each cut. Does not know the input formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
