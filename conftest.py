@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("rekindle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "rekindle", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rekindle")
 
 

@@ -69,7 +69,7 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             pass
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=_STEPS)
 @example(
     steps=[
@@ -101,7 +101,7 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
     _check_no_single_task_query_fits(cluster)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=_STEPS)
 def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster = ModelCluster()

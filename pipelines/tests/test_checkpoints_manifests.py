@@ -365,7 +365,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHistory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 def test_a_clean_up_lists_no_state(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ _OF_NULLS = pa.map_(pa.string(), pa.list_(pa.null()))
 
 
 @example(pa.table({"c": pa.array([[("", [None, None])]], _OF_NULLS)}))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(row_tables())
 def test_bytes_are_those_of_row_by_row(table: pa.Table) -> None:
     lines = "".join(f"{json_line(row)}\n" for row in table.to_pylist())

@@ -130,7 +130,7 @@ def play(
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_one_call_for_many_epochs_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     one, one_closed = play(steps, [1])
@@ -143,7 +143,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(drawn: list[Any], sizes: l
 
 
 @given(epochs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> None:
     steps = history(drawn)
     number, before = len(steps), steps[-1][1][2]

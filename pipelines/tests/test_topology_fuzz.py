@@ -76,14 +76,14 @@ def test_any_manifest_is_compiled_or_refused_with_problems(manifest: dict[str, A
 
 
 @given(st.one_of(TEXTS, TEXTS.map(lambda t: f"SELECT {t} FROM rows"), st.text(max_size=20)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_sql_is_accepted_or_refused(sql: str) -> None:
     report = check_sql(sql, {"rows": SCHEMA})
     assert report.problems or report.schema is not None
 
 
 @given(st.one_of(TEXTS, TEXTS.map(lambda t: f"sum({t}) AS x"), st.text(max_size=20)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_aggregate_list_is_accepted_or_refused(text: str) -> None:
     problems: tuple[Problem, ...] = ()
     try:
