@@ -1,0 +1,416 @@
+"""The state of one operator: pages of a folded base, and deltas that are not folded yet. Pure.
+
+The base is cut into pages by (pane, bucket): each page has all rows from its first bucket to the
+first one of the next page, folded. A delta has the rows of the epochs of one call, or of several
+calls, in the order of epochs. What a group and pane is worth is the left fold of its row in the
+base and its rows in all later deltas; `compact` replaces a page by that fold, oldest deltas first,
+so it changes where rows are and never what they add up to.
+
+An epoch appends one delta, without reading the base, and compacts pages with at most COMPACTION
+times as many rows as it appended: its cost does not depend on the size of the state. All objects
+are immutable: a copy, a fork and a snapshot are references.
+
+Design: docs/decisions/0043-window-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.engine.state.runs import (
+    BUCKETS,
+    Int64s,
+    Run,
+    RunShape,
+    bucket_of,
+    concatenate,
+    fold,
+    int64s,
+    sort,
+    uint64s,
+)
+
+PAGE_ROWS = 4096
+"""Rows of a page when it is cut; one with twice as many is cut again."""
+COMPACTION = 1.6
+"""Rows that are compacted for each row that is appended."""
+SINGLE_DELTAS, JOINED_DELTAS = 32, 256
+"""Deltas of single calls, and of each level above; more are joined to one of the next level, so
+that reading does not search too many."""
+READ_PAGES = 64
+"""Pages that are folded at once: bounds the memory of reading a whole base."""
+NO_PANE = -(2**63)
+ALL_BUCKETS = (0, BUCKETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """From a bucket of a pane on. `run` is None if it has no rows yet."""
+
+    pane: int
+    bucket: int
+    run: Run | None
+
+    @property
+    def rows(self) -> int:
+        return self.run.rows if self.run is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """`seq`: its place in the order of deltas; `level`: how often its rows were joined."""
+
+    seq: int
+    run: Run
+    level: int = 0
+
+
+_FIRST = (Page(NO_PANE, 0, None),)
+
+
+def _none() -> Int64s:
+    return np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorState:
+    """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
+    later deltas belong to it. `floor`: rows of panes below it are dead. `panes`: those with rows,
+    ascending. `credit`: rows that may be compacted. `nodes`: of `engine.state.panes`; derived."""
+
+    pages: tuple[Page, ...] = _FIRST
+    deltas: tuple[Delta, ...] = ()
+    through: Int64s = field(default_factory=_none)
+    pending: Int64s = field(default_factory=_none)
+    floor: int = NO_PANE
+    panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    seq: int = 0
+    credit: int = 0
+    nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the base and of all deltas, also dead ones."""
+        return sum(run.rows for run in self.runs())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(run.nbytes for run in self.runs())
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.panes)
+
+    @cached_property
+    def lows(self) -> tuple[Int64s, Int64s]:
+        """The panes in which pages begin, and for each page the place of its first bucket: (rank
+        of its pane, bucket) as one number."""
+        low = np.array([(p.pane, p.bucket) for p in self.pages], dtype=np.int64)
+        starts, ranks = np.unique(low[:, 0], return_inverse=True)
+        return starts, ranks * BUCKETS + low[:, 1]
+
+    def runs(self) -> Iterator[Run]:
+        for page in self.pages:
+            if page.run is not None:
+                yield page.run
+        for delta in self.deltas:
+            yield delta.run
+
+    def with_runs(self, runs: Mapping[object, Run]) -> OperatorState:
+        """The same state, with other runs of the same content, also for nodes; by RunId."""
+        if not runs:
+            return self
+        pages = tuple(
+            replace(p, run=runs[p.run.id]) if p.run is not None and p.run.id in runs else p
+            for p in self.pages
+        )
+        deltas = tuple(
+            replace(d, run=runs[d.run.id]) if d.run.id in runs else d for d in self.deltas
+        )
+        nodes = {node: runs.get(run.id, run) for node, run in self.nodes.items()}
+        return replace(self, pages=pages, deltas=deltas, nodes=nodes)
+
+
+EMPTY = OperatorState()
+
+
+def append(state: OperatorState, rows: pa.Table) -> OperatorState:
+    """`rows` is sorted as a run, of one or more epochs that follow all others, above the floor."""
+    if not rows.num_rows:
+        return state
+    run = Run(rows)
+    seq = state.seq + 1
+    touched = np.unique(run.panes)
+    return replace(
+        state,
+        deltas=(*state.deltas, Delta(seq, run)),
+        pending=state.pending + _count(state, run.panes, run.buckets()),
+        panes=touched if not len(state.panes) else np.union1d(state.panes, touched),
+        seq=seq,
+        credit=state.credit + int(COMPACTION * run.rows),
+    )
+
+
+def read(
+    shape: RunShape,
+    state: OperatorState,
+    first: int,
+    end: int,
+    buckets: tuple[int, int] = ALL_BUCKETS,
+) -> pa.Table:
+    """The rows of all groups in the panes from `first` (inclusive) to `end`, folded, in the order
+    of runs. `buckets`: only from one to another."""
+    first = max(first, state.floor)
+    if first >= end or not len(state.panes):
+        return shape.schema.empty_table()
+    low, high = _page_at(state, first, 0), _page_at(state, end, 0)
+    found = [
+        _read_pages(shape, state, (at, min(at + READ_PAGES, high + 1)), first, end, buckets)
+        for at in range(low, high + 1, READ_PAGES)
+    ]
+    return concatenate(shape, found)
+
+
+def _read_pages(
+    shape: RunShape,
+    state: OperatorState,
+    part: tuple[int, int],
+    first: int,
+    end: int,
+    buckets: tuple[int, int],
+) -> pa.Table:
+    """Part of `read`: the rows that belong to the pages from one to another."""
+    low, high = part
+    tables = []
+    for page in state.pages[low:high]:
+        if page.run is not None:
+            tables.append(_between(page.run, (first, 0), (end, 0)))
+    begin = max((first, 0), _low(state, low)) if low else (first, 0)
+    until = min((end, 0), _low(state, high)) if high < len(state.pages) else (end, 0)
+    through = state.through[low:high]
+    for delta in state.deltas:
+        if delta.seq <= through.min():
+            continue
+        rows = _between(delta.run, begin, until)
+        if rows.num_rows and delta.seq <= through.max():
+            panes = int64s(rows.column(0))
+            at = _pages_of(state, panes, bucket_of(uint64s(rows.column(1))))
+            rows = rows.filter(pa.array(state.through[at] < delta.seq))
+        tables.append(rows)
+    if buckets != ALL_BUCKETS:
+        tables = [_in_buckets(rows, buckets) for rows in tables]
+    return fold(shape, tables)
+
+
+def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> pa.Table:
+    found = bucket_of(uint64s(rows.column(1)))
+    return rows.filter(pa.array((found >= buckets[0]) & (found < buckets[1])))
+
+
+def drop(state: OperatorState, floor: int) -> OperatorState:
+    """Without the panes below `floor`."""
+    if floor <= state.floor or not len(state.panes) or state.panes[0] >= floor:
+        return state
+    panes = state.panes[np.searchsorted(state.panes, floor) :]
+    if not len(panes):
+        return OperatorState(floor=floor, seq=state.seq)
+    dead = _page_at(state, floor, 0)
+    kept = replace(
+        state,
+        pages=state.pages[dead:],
+        through=state.through[dead:],
+        pending=state.pending[dead:].copy(),
+        floor=floor,
+        panes=panes,
+        deltas=tuple(d for d in state.deltas if d.run.panes[-1] >= floor),
+    )
+    later = (d for d in kept.deltas if d.seq > kept.through[0])
+    kept.pending[0] = sum(_length(kept, delta, 0) for delta in later)
+    return _trim(kept)
+
+
+def compact(shape: RunShape, state: OperatorState) -> OperatorState:
+    """Spend the credit on pages, those with the most to gain first; joins deltas if there are
+    many."""
+    while state.deltas:
+        rows = np.array([page.rows for page in state.pages], dtype=np.int64)
+        cost = rows + state.pending
+        # As in log-structured file systems: what is gained, times its age, by what it costs.
+        gain = state.pending * (state.seq - state.through) / np.maximum(cost, 1)
+        page = int(np.argmax(gain))
+        if not gain[page]:
+            break
+        if cost[page] > state.credit:
+            return _join_if_many(state)  # the credit waits for it
+        state = _compact_page(shape, replace(state, credit=state.credit - int(cost[page])), page)
+    return replace(_join_if_many(state), credit=0)
+
+
+def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
+    """All pages: no deltas are left."""
+    at = len(state.pages) - 1
+    while at >= 0:
+        if state.pending[at]:
+            state = _compact_page(shape, state, at)
+        at -= 1
+    return replace(state, credit=0)
+
+
+def seal(state: OperatorState) -> OperatorState:
+    """With the deltas of single calls joined to one. Before a checkpoint, so that each row is
+    uploaded in one delta at most."""
+    return _join(state, 0)
+
+
+def _join_if_many(state: OperatorState) -> OperatorState:
+    for level in sorted({delta.level for delta in state.deltas}):
+        most = JOINED_DELTAS if level else SINGLE_DELTAS
+        if sum(delta.level == level for delta in state.deltas) > most:
+            state = _join(state, level)
+    return state
+
+
+def _join(state: OperatorState, level: int) -> OperatorState:
+    """With the deltas of a level joined to one of the next level. Rows are not folded: a sum of
+    doubles must be added to the base one epoch after another."""
+    chosen = [d for d in state.deltas if d.level == level]
+    if not chosen:
+        return state
+    before = tuple(d for d in state.deltas if d.level > level)
+    after = tuple(d for d in state.deltas if d.level < level)
+    rows = pa.concat_tables([_live(state, delta) for delta in chosen]).combine_chunks()
+    if not rows.num_rows:
+        return replace(state, deltas=before + after)
+    same = len(chosen) == 1 and rows.num_rows == chosen[0].run.rows
+    run = chosen[0].run if same else Run(sort(rows))
+    return replace(state, deltas=(*before, Delta(chosen[-1].seq, run, level + 1), *after))
+
+
+def _live(state: OperatorState, delta: Delta) -> pa.Table:
+    rows = delta.run.table
+    page = _pages_of(state, delta.run.panes, delta.run.buckets())
+    live = (state.through[page] < delta.seq) & (delta.run.panes >= state.floor)
+    return rows if live.all() else rows.filter(pa.array(live))
+
+
+def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
+    page = state.pages[at]
+    floor = (state.floor, 0)
+    tables = [_between(page.run, floor, None)] if page.run is not None else []
+    low, high = _bounds(state, at)
+    through = state.through[at]
+    for delta in state.deltas:
+        if delta.seq > through:
+            tables.append(_between(delta.run, max(low, floor), high))
+    pages = _cut(page, fold(shape, tables))
+    state = replace(
+        state,
+        pages=(*state.pages[:at], *pages, *state.pages[at + 1 :]),
+        through=_replaced(state.through, at, len(pages), state.seq),
+        pending=_replaced(state.pending, at, len(pages), 0),
+    )
+    return _trim(state)
+
+
+def _cut(page: Page, rows: pa.Table) -> list[Page]:
+    """Pages of some PAGE_ROWS, cut between buckets; between panes where there is a choice, so that
+    what closes together lies together."""
+    count = rows.num_rows
+    if not count:
+        return [replace(page, run=None)]
+    if count <= 2 * PAGE_ROWS:
+        return [replace(page, run=Run(rows))]
+    panes = int64s(rows.column(0))
+    buckets = bucket_of(uint64s(rows.column(1)))
+    new_pane = np.flatnonzero(np.diff(panes)) + 1
+    new_bucket = np.union1d(np.flatnonzero(np.diff(buckets)) + 1, new_pane)
+    cuts, last = [0], 0
+    while count - last > PAGE_ROWS + PAGE_ROWS // 2:
+        at = _next_cut(new_pane, last + PAGE_ROWS // 2, last + PAGE_ROWS + PAGE_ROWS // 2)
+        at = at or _next_cut(new_bucket, last + PAGE_ROWS, count)
+        if at is None:
+            break
+        cuts.append(at)
+        last = at
+    pages = []
+    for first, end in pairwise([*cuts, count]):
+        low = (int(panes[first]), int(buckets[first])) if first else (page.pane, page.bucket)
+        pages.append(Page(*low, Run(_copy(rows, first, end))))
+    return pages
+
+
+def _next_cut(places: Int64s, first: int, end: int) -> int | None:
+    """The first place that is at or after `first` and before `end`."""
+    at = int(np.searchsorted(places, first))
+    return int(places[at]) if at < len(places) and places[at] < end else None
+
+
+def _copy(rows: pa.Table, first: int, end: int) -> pa.Table:
+    """Rows that do not keep the memory of the others."""
+    if not first and end == rows.num_rows:
+        return rows
+    return rows.take(pa.array(np.arange(first, end)))
+
+
+def _trim(state: OperatorState) -> OperatorState:
+    """Without deltas of which no row is live."""
+    behind = state.through[state.pending > 0]
+    oldest = int(behind.min()) if len(behind) else state.seq
+    if not state.deltas or state.deltas[0].seq > oldest:
+        return state
+    return replace(state, deltas=tuple(d for d in state.deltas if d.seq > oldest))
+
+
+def _replaced(values: Int64s, at: int, count: int, value: int) -> Int64s:
+    return np.concatenate([values[:at], np.full(count, value, dtype=np.int64), values[at + 1 :]])
+
+
+def _low(state: OperatorState, at: int) -> tuple[int, int]:
+    page = state.pages[at]
+    return page.pane, page.bucket
+
+
+def _bounds(state: OperatorState, at: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """The first bucket of a page and that of the next one. The first page has all before it."""
+    low = _low(state, at) if at else (NO_PANE, 0)
+    return low, _low(state, at + 1) if at + 1 < len(state.pages) else None
+
+
+def _between(run: Run, low: tuple[int, int], high: tuple[int, int] | None) -> pa.Table:
+    """The rows from a (pane, bucket) to another one."""
+    first = run.position(*low)
+    end = run.rows if high is None else run.position(*high)
+    return run.table.slice(first, max(0, end - first))
+
+
+def _length(state: OperatorState, delta: Delta, at: int) -> int:
+    """Rows of a delta above the floor that belong to a page."""
+    low, high = _bounds(state, at)
+    return int(_between(delta.run, max(low, (state.floor, 0)), high).num_rows)
+
+
+def _page_at(state: OperatorState, pane: int, bucket: int) -> int:
+    where = np.array([pane], dtype=np.int64), np.array([bucket], dtype=np.int64)
+    return int(_pages_of(state, *where)[0])
+
+
+def _pages_of(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
+    """For each (pane, bucket) the page that has it."""
+    if len(state.pages) == 1:
+        return np.zeros(len(panes), dtype=np.int64)
+    starts, places = state.lows
+    rank = np.searchsorted(starts, panes, "right") - 1
+    exact = starts[np.maximum(rank, 0)] == panes
+    place = rank * BUCKETS + np.where(exact, buckets, BUCKETS - 1)
+    return np.maximum(np.searchsorted(places, place, "right") - 1, 0)
+
+
+def _count(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
+    """How many of these rows belong to each page."""
+    return np.bincount(_pages_of(state, panes, buckets), minlength=len(state.pages))

@@ -1,0 +1,231 @@
+"""Combines the panes of an operator's state to windows. Pure.
+
+A window of many panes is combined from *nodes*: node (0, i) is pane i, and node (l, i) the panes
+from i * FAN_OUT^l on, FAN_OUT^l of them. A node is the left fold of its FAN_OUT children, a window
+the left fold of the largest nodes that it consists of. Numbers of panes count from the Unix epoch,
+so which nodes there are is constant, and the bits of a window depend on its panes alone, not on the
+windows that were closed before it. A window costs at most 2 * FAN_OUT nodes of each level, however
+many panes it has; a window of fewer than FAN_OUT panes is the left fold of its panes.
+
+Nodes of level 1 and above are kept until a row arrives for one of their panes. They are derived:
+no checkpoint has them.
+
+Design: docs/decisions/0043-window-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.engine.state.operator import OperatorState, read
+from rekindle.engine.state.runs import (
+    BUCKETS,
+    PANE,
+    Int64s,
+    Run,
+    RunShape,
+    concatenate,
+    fold,
+    int64s,
+    sort,
+)
+
+FAN_OUT_BITS = 4
+FAN_OUT = 1 << FAN_OUT_BITS
+WINDOW_ROWS = 1 << 20
+"""Rows of nodes that are folded at once to windows, if there is more than one window."""
+NODE_ROWS = 1 << 19
+"""Rows of a node's children that are folded at once."""
+
+Node = tuple[int, int]
+"""Level and number."""
+
+
+def closing(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
+    """The first pane numbers of the windows of `count` panes that have one of `panes` (starts,
+    ascending) and end after `before` and not after `after` (microseconds)."""
+    newest = after - pane_us
+    if not len(panes) or newest < int(panes[0]):
+        return np.zeros(0, dtype=np.int64)
+    numbers = panes[: np.searchsorted(panes, newest, "right")] // pane_us
+    lowest, highest = int(numbers[0]) - count + 1, int(numbers[-1])
+    first = min(max(before // pane_us - count + 1, lowest), highest + 1)
+    last = min(max(after // pane_us - count, lowest - 1), highest)
+    low, high = np.maximum(numbers - count + 1, first), np.minimum(numbers, last)
+    low[1:] = np.maximum(low[1:], high[:-1] + 1)  # panes share windows
+    lengths = np.maximum(high - low + 1, 0)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    starts: Int64s = np.repeat(low, lengths) + within
+    return starts
+
+
+def windows(
+    shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
+) -> tuple[OperatorState, pa.Table]:
+    """The folded groups of the windows of `count` panes that begin with the panes of these numbers,
+    ascending; `__w` is the window's start. Also the state, which keeps nodes."""
+    if not len(starts):
+        return state, shape.schema.empty_table()
+    first, last = int(starts[0]), int(starts[-1])
+    if count == 1:
+        rows = read(shape, state, first * pane_us, (last + 1) * pane_us)
+        wanted = np.isin(int64s(rows.column(PANE)), starts * pane_us)
+        return state, rows if wanted.all() else rows.filter(pa.array(wanted))
+    if count < FAN_OUT:
+        panes = read(shape, state, first * pane_us, (last + count) * pane_us)
+        return state, _sliding(shape, panes, pane_us, count, starts)
+    return _from_nodes(shape, state, pane_us, count, starts)
+
+
+def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
+    """Without the nodes that have one of these panes, and those below the floor."""
+    if not state.nodes:
+        return state
+    numbers = touched // pane_us
+    levels = {level for level, _ in state.nodes}
+    stale = {(level, n) for level in levels for n in np.unique(numbers // _panes(level)).tolist()}
+    kept = {
+        (level, n): rows
+        for (level, n), rows in state.nodes.items()
+        if (level, n) not in stale and n * _panes(level) * pane_us >= state.floor
+    }
+    return replace(state, nodes=kept)
+
+
+def nodes_of(first: int, count: int) -> list[Node]:
+    """The largest nodes of the panes from `first` on, in order."""
+    nodes: list[Node] = []
+    end = first + count
+    while first < end:
+        level = 0
+        while first % _panes(level + 1) == 0 and first + _panes(level + 1) <= end:
+            level += 1
+        nodes.append((level, first // _panes(level)))
+        first += _panes(level)
+    return nodes
+
+
+def _panes(level: int) -> int:
+    return 1 << level * FAN_OUT_BITS
+
+
+def _sliding(
+    shape: RunShape, panes: pa.Table, pane_us: int, count: int, starts: Int64s
+) -> pa.Table:
+    """Windows of few panes, which are the left fold of their panes."""
+    column = int64s(panes.column(PANE))
+    low = np.searchsorted(column, starts * pane_us)
+    high = np.searchsorted(column, (starts + count) * pane_us)
+    lengths = high - low
+    found = []
+    for begin, end in _portions(lengths):
+        part = lengths[begin:end]
+        within = np.arange(part.sum()) - np.repeat(np.cumsum(part) - part, part)
+        rows = panes.take(pa.array(np.repeat(low[begin:end], part) + within))
+        found.append(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
+    return concatenate(shape, found)
+
+
+def _portions(lengths: Int64s) -> list[tuple[int, int]]:
+    """Consecutive windows with some WINDOW_ROWS rows together."""
+    total = np.cumsum(lengths)
+    cuts = np.searchsorted(total, np.arange(WINDOW_ROWS, total[-1], WINDOW_ROWS))
+    return list(pairwise(sorted({0, *cuts.tolist(), len(lengths)})))
+
+
+def _from_nodes(
+    shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
+) -> tuple[OperatorState, pa.Table]:
+    parts = [nodes_of(start, count) for start in starts.tolist()]
+    wanted = sorted({node for nodes in parts for node in nodes})
+    cache = _Nodes(shape, state, pane_us)
+    found = []
+    for buckets in cache.ranges:
+        rows_of = cache.tables(wanted, buckets)
+        sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
+        lengths = np.array(sizes, dtype=np.int64)
+        for begin, end in _portions(lengths):
+            rows = concatenate(shape, [rows_of[n] for nodes in parts[begin:end] for n in nodes])
+            start = np.repeat(starts[begin:end] * pane_us, lengths[begin:end])
+            found.append(_fold_as(shape, rows, start))
+    windows = concatenate(shape, found)
+    return replace(state, nodes=cache.kept), windows if len(cache.ranges) == 1 else sort(windows)
+
+
+class _Nodes:
+    """Computes nodes, and keeps those above level 0."""
+
+    def __init__(self, shape: RunShape, state: OperatorState, pane_us: int) -> None:
+        self._shape = shape
+        self._state = state
+        self._pane_us = pane_us
+        self.kept = dict(state.nodes)
+        of_node = FAN_OUT * state.rows // max(1, len(state.panes))
+        count = min(-(-of_node // NODE_ROWS), BUCKETS)
+        cuts = [BUCKETS * at // max(1, count) for at in range(max(1, count) + 1)]
+        self.ranges = list(pairwise(cuts))
+        """Ranges of buckets whose rows of all children of a node fit into memory."""
+
+    def tables(self, wanted: Sequence[Node], buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:
+        found: dict[Node, pa.Table] = {}
+        for level, numbers in _consecutive(wanted):
+            if level == 0:
+                found.update(self._leaves(numbers[0], numbers[-1] + 1, buckets))
+                continue
+            for n in numbers:
+                run = self._node(level, n)
+                low, high = (run.position(n, bucket) for bucket in buckets)
+                found[level, n] = run.table.slice(low, high - low)
+        return found
+
+    def _leaves(self, first: int, end: int, buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:
+        """Consecutive panes, read at once."""
+        low, high = first * self._pane_us, end * self._pane_us
+        rows = read(self._shape, self._state, low, high, buckets)
+        bounds = np.arange(first, end + 1) * self._pane_us
+        cuts = np.searchsorted(int64s(rows.column(PANE)), bounds).tolist() if len(rows) else None
+        if cuts is None:
+            return {(0, n): rows for n in range(first, end)}
+        pairs = zip(range(first, end), pairwise(cuts), strict=True)
+        return {(0, n): rows.slice(a, b - a) for n, (a, b) in pairs}
+
+    def _node(self, level: int, number: int) -> Run:
+        known = self.kept.get((level, number))
+        if known is None:
+            known = self.kept[level, number] = Run(self._combined(level, number))
+        return known
+
+    def _combined(self, level: int, number: int) -> pa.Table:
+        first = number * FAN_OUT
+        low, high = first * self._pane_us, (first + FAN_OUT) * self._pane_us
+        found = []
+        for buckets in self.ranges:
+            if level == 1:
+                rows = read(self._shape, self._state, low, high, buckets)
+            else:
+                children = [(level - 1, first + at) for at in range(FAN_OUT)]
+                rows = concatenate(self._shape, list(self.tables(children, buckets).values()))
+            group = np.full(rows.num_rows, number, dtype=np.int64)
+            found.append(_fold_as(self._shape, rows, group))
+        return concatenate(self._shape, found)
+
+
+def _consecutive(nodes: Sequence[Node]) -> list[tuple[int, list[int]]]:
+    """Sorted nodes as (level, consecutive numbers)."""
+    groups: list[tuple[int, list[int]]] = []
+    for level, number in nodes:
+        if groups and groups[-1][0] == level and groups[-1][1][-1] == number - 1:
+            groups[-1][1].append(number)
+        else:
+            groups.append((level, [number]))
+    return groups
+
+
+def _fold_as(shape: RunShape, rows: pa.Table, group: Int64s) -> pa.Table:
+    """The left fold of rows with another value in `__w`."""
+    return fold(shape, [rows.set_column(0, PANE, pa.array(group))])

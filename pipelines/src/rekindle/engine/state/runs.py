@@ -1,0 +1,311 @@
+"""Runs: immutable sorted tables of partial aggregates, and the fold of their rows. Pure.
+
+A row of a run is the partial aggregate of one group in one pane: `__w` (pane, microseconds), `__h`
+(hash of the key), the group's `__k0..`, and the partials. Rows are in the order (pane, hash, key);
+rows with equal group and pane, which only a delta of several epochs has, are in the order of
+epochs. A bucket is a range of hashes, so it is contiguous in each pane of a run.
+
+`fold` is a left fold in the order of rows, so the bits of a result depend only on that order. The
+first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits.
+
+Design: docs/decisions/0043-window-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.engine.canonical_order import from_order_bits, order_bits
+
+PANE, HASH = "__w", "__h"
+KEY = "__k"
+"""Prefix of the names of keys."""
+BUCKET_BITS = 10
+BUCKETS = 1 << BUCKET_BITS
+"""Buckets of an operator's state: the highest bits of the hash. Partitions use the hash modulo
+their number, so each partition has rows in all buckets. Constant in a format of the state."""
+_SHIFT = 64 - BUCKET_BITS
+
+Merge = Literal["sum", "min", "max"]
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The columns of an operator's runs."""
+
+    keys: tuple[pa.DataType, ...]
+    partials: tuple[tuple[str, pa.DataType, Merge], ...]
+
+    @property
+    def key_names(self) -> list[str]:
+        return [f"{KEY}{i}" for i in range(len(self.keys))]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        keys = zip(self.key_names, self.keys, strict=True)
+        partials = ((name, state_type(kind, merge)) for name, kind, merge in self.partials)
+        return pa.schema([(PANE, pa.int64()), (HASH, pa.uint64()), *keys, *partials])
+
+
+def state_type(kind: pa.DataType, merge: str) -> pa.DataType:
+    """Decimal sums have full precision, so that an overflow does not depend on how many epochs are
+    merged at once."""
+    if merge == "sum" and pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)
+    return kind
+
+
+class RunId:
+    """Identifies the content of a run in this process, wherever it is kept."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """`table` has one chunk at most; `spilled`: it is in a memory-mapped file."""
+
+    table: pa.Table
+    id: RunId = field(default_factory=RunId)
+    spilled: bool = False
+
+    @property
+    def rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return int(self.table.nbytes)
+
+    @cached_property
+    def panes(self) -> Int64s:
+        return int64s(self.table.column(PANE))
+
+    @cached_property
+    def hashes(self) -> Uint64s:
+        return uint64s(self.table.column(HASH))
+
+    def position(self, pane: int, bucket: int) -> int:
+        """The first row at or after a bucket of a pane; BUCKETS is after all of them."""
+        first = int(np.searchsorted(self.panes, pane, "left"))
+        if not bucket:
+            return first
+        last = int(np.searchsorted(self.panes, pane, "right"))
+        if bucket >= BUCKETS:
+            return last
+        lowest = np.uint64(bucket << _SHIFT)
+        return first + int(np.searchsorted(self.hashes[first:last], lowest, "left"))
+
+    def buckets(self) -> Int64s:
+        """The bucket of each row."""
+        return bucket_of(self.hashes)
+
+
+def int64s(column: pa.ChunkedArray) -> Int64s:
+    """A column without NULLs, without a copy if it has one chunk."""
+    if column.num_chunks == 1:
+        return column.chunk(0).to_numpy()  # type: ignore[no-any-return]
+    return column.to_numpy()  # type: ignore[no-any-return]
+
+
+def uint64s(column: pa.ChunkedArray) -> Uint64s:
+    return int64s(column)  # type: ignore[return-value]
+
+
+def bucket_of(hashes: Uint64s) -> Int64s:
+    return (hashes >> np.uint64(_SHIFT)).astype(np.int64)
+
+
+def sort(rows: pa.Table) -> pa.Table:
+    """Rows in the order of runs; those of one group and pane stay in their order."""
+    rows = rows.combine_chunks()
+    if not rows.num_rows:
+        return rows
+    order, _ = _groups(rows)
+    return rows if _is_identity(order) else rows.take(pa.array(order))
+
+
+def concatenate(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
+    tables = [t for t in tables if t.num_rows]
+    return pa.concat_tables(tables).combine_chunks() if tables else shape.schema.empty_table()
+
+
+def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
+    """One row for each group and pane: all its rows, merged from left to right; in the order of
+    runs."""
+    rows = concatenate(shape, tables)
+    if not rows.num_rows:
+        return rows
+    order, first = _groups(rows)
+    starts = np.flatnonzero(first)
+    same = _is_identity(order)
+    heads = order[starts]
+    merges = {name: merge for name, _, merge in shape.partials}
+    columns = []
+    for at, column in enumerate(shape.schema):
+        values = _array(rows.column(at))
+        if column.name not in merges:
+            columns.append(values if same and len(heads) == len(order) else _take(values, heads))
+            continue
+        ordered = values if same else _take(values, order)
+        columns.append(_merge(ordered, column.type, merges[column.name], starts))
+    return pa.Table.from_arrays(columns, schema=shape.schema)
+
+
+def _groups(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """The stable order of rows by (pane, hash, key), and which of them begin a group."""
+    panes, hashes = int64s(rows.column(PANE)), uint64s(rows.column(HASH))
+    if panes[0] == panes[-1] and (panes == panes[0]).all():
+        order = np.argsort(hashes, kind="stable")
+    else:
+        order = np.lexsort((hashes, panes))
+    pane, hashed = panes[order], hashes[order]
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = (hashed[1:] != hashed[:-1]) | (pane[1:] != pane[:-1])
+    repeated = np.flatnonzero(~first)
+    if len(repeated) and not _equal_keys(rows, order[repeated], order[repeated - 1]).all():
+        return _groups_by_keys(rows)
+    return order, first
+
+
+def _groups_by_keys(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """As `_groups`, if different keys have equal hashes."""
+    columns = {PANE: rows.column(PANE), HASH: rows.column(HASH)}
+    for name in _keys(rows):
+        columns[name] = _comparable(_array(rows.column(name)))
+    columns["__row"] = pa.array(np.arange(rows.num_rows))
+    by = [(name, "ascending") for name in columns]
+    order = pc.sort_indices(pa.table(columns), by).to_numpy().astype(np.int64)
+    pane, hashed = int64s(rows.column(PANE))[order], uint64s(rows.column(HASH))[order]
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = (hashed[1:] != hashed[:-1]) | (pane[1:] != pane[:-1])
+    first[1:] |= ~_equal_keys(rows, order[1:], order[:-1])
+    return order, first
+
+
+def _equal_keys(rows: pa.Table, one: Int64s, other: Int64s) -> npt.NDArray[np.bool_]:
+    equal = np.ones(len(one), dtype=np.bool_)
+    for name in _keys(rows):
+        values = _comparable(_array(rows.column(name)))
+        left, right = _take(values, one), _take(values, other)
+        nulls = pc.and_(left.is_null(), right.is_null())
+        found = pc.or_(pc.fill_null(pc.equal(left, right), False), nulls)
+        equal &= found.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _keys(rows: pa.Table) -> list[str]:
+    return [name for name in rows.schema.names if name.startswith(KEY)]
+
+
+def _comparable(values: pa.Array) -> pa.Array:
+    """NaN equal to itself, −0.0 to 0.0."""
+    if pa.types.is_floating(values.type):
+        return order_bits(values.cast(pa.float64()))
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), pa.int8())
+    return values
+
+
+def _merge(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
+    """Merges the values between `starts` from left to right; NULLs are ignored."""
+    if merge == "sum" and pa.types.is_floating(kind):
+        return _sum_doubles(values, kind, starts)
+    if merge == "sum" and pa.types.is_integer(kind):
+        numbers, valid = _numbers(values)
+        numbers = np.where(valid, numbers, 0) if valid is not None else numbers
+        return _result(np.add.reduceat(numbers, starts, dtype=numbers.dtype), kind, valid, starts)
+    if merge != "sum" and pa.types.is_floating(kind):  # also a single value: −0.0 becomes 0.0
+        bits = _merge(order_bits(values.cast(pa.float64())), pa.int64(), merge, starts)
+        return from_order_bits(bits).cast(kind)
+    if len(starts) == len(values):
+        return values
+    if merge != "sum" and _is_number(kind):
+        numbers, valid = _numbers(values)
+        if valid is not None:
+            limits = np.iinfo(numbers.dtype)
+            numbers = np.where(valid, numbers, limits.max if merge == "min" else limits.min)
+        ufunc = np.minimum if merge == "min" else np.maximum
+        return _result(ufunc.reduceat(numbers, starts), kind, valid, starts)
+    return _merge_others(values, kind, merge, starts)
+
+
+def _sum_doubles(values: pa.Array, kind: pa.DataType, starts: Int64s) -> pa.Array:
+    """`bincount` adds weights one after another, beginning with 0.0."""
+    valid = _valid(values)
+    floats = pc.fill_null(values, 0.0) if valid is not None else values
+    numbers = floats.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    lengths = np.diff(starts, append=len(numbers))
+    ids = np.repeat(np.arange(len(starts)), lengths)
+    sums = np.bincount(ids, weights=numbers, minlength=len(starts))
+    return _result(sums, kind, valid, starts)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_integer(kind) or t.is_date32(kind) or t.is_timestamp(kind))
+
+
+def _numbers(values: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    valid = _valid(values)
+    if pa.types.is_date32(values.type):
+        values = values.view(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        values = values.view(pa.int64())
+    if valid is not None:
+        values = pc.fill_null(values, pa.scalar(0, values.type))
+    return values.to_numpy(zero_copy_only=False), valid
+
+
+def _result(
+    numbers: npt.NDArray[Any],
+    kind: pa.DataType,
+    valid: npt.NDArray[np.bool_] | None,
+    starts: Int64s,
+) -> pa.Array:
+    missing = None if valid is None else ~np.logical_or.reduceat(valid, starts)
+    result = pa.array(numbers, mask=missing)
+    return result if result.type == kind else result.cast(kind)
+
+
+def _merge_others(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
+    """Texts, decimals, booleans, binaries: by Arrow, on one thread; the order of rows does not
+    change their bits."""
+    lengths = np.diff(starts, append=len(values))
+    ids = pa.array(np.repeat(np.arange(len(starts)), lengths))
+    table = pa.table({"i": ids, "v": values})
+    merged = table.group_by("i", use_threads=False).aggregate([("v", merge)])
+    found = int64s(merged.column("i"))
+    result = _array(merged.column(f"v_{merge}"))
+    if not _is_identity(found):
+        result = _take(result, np.argsort(found, kind="stable"))
+    return result if result.type == kind else result.cast(kind)
+
+
+def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """None if there are no NULLs."""
+    if not values.null_count:
+        return None
+    return values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _take(values: pa.Array, rows: Int64s) -> pa.Array:
+    return values.take(pa.array(rows))
+
+
+def _is_identity(order: Int64s) -> bool:
+    return bool((order == np.arange(len(order))).all())

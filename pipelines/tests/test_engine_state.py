@@ -1,0 +1,331 @@
+"""An operator's state against a plain dictionary: bits do not depend on pages, deltas, portions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.engine.state import operator as pages
+from rekindle.engine.state import panes as combining
+from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
+from rekindle.exchange.hashing import hash_rows
+
+PANE_US = 10
+SHAPE = RunShape(
+    keys=(pa.string(), pa.float64()),
+    partials=(
+        ("s", pa.float64(), "sum"),
+        ("n", pa.int64(), "sum"),
+        ("low", pa.float64(), "min"),
+        ("high", pa.timestamp("us", "UTC"), "max"),
+        ("word", pa.string(), "max"),
+        ("d", pa.decimal128(10, 2), "sum"),
+        ("b", pa.bool_(), "min"),
+    ),
+)
+KEYS = [(k, g) for k in ("a", "b", None) for g in (0.0, math.nan, 1.5)]
+HASHES = [0, 1, 2**63, 2**63, 2**64 - 1, 2**54, 2**54, 5 << 54, 5 << 54 | 1]
+"""Of KEYS; some are equal, some in one bucket."""
+
+doubles = st.one_of(
+    st.none(), st.floats(-1e15, 1e15), st.sampled_from([math.nan, -0.0, 0.1, 1e15, -1e15, 1e-3])
+)
+row = st.tuples(
+    st.integers(-4, 40),
+    st.integers(0, len(KEYS) - 1),
+    doubles,
+    st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+    doubles,
+    st.one_of(st.none(), st.integers(-9, 9)),
+    st.one_of(st.none(), st.text(max_size=2)),
+    st.one_of(st.none(), st.integers(-999, 999)),
+    st.one_of(st.none(), st.booleans()),
+)
+epoch = st.lists(row, max_size=12).map(lambda rows: list({r[:2]: r for r in rows}.values()))
+epochs = st.lists(epoch, min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGE_ROWS", 4)
+    monkeypatch.setattr(pages, "SINGLE_DELTAS", 2)
+    monkeypatch.setattr(pages, "JOINED_DELTAS", 2)
+    monkeypatch.setattr(pages, "READ_PAGES", 2)
+    monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
+    monkeypatch.setattr(combining, "NODE_ROWS", 12)
+
+
+def table(rows: Sequence[Any]) -> pa.Table:
+    columns: list[list[Any]] = [[] for _ in SHAPE.schema]
+    for pane, key, s, n, low, high, word, d, b in rows:
+        values = (pane * PANE_US, HASHES[key], *KEYS[key], s, n, low, high, word, d, b)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    columns[9] = [None if v is None else v * 100 for v in columns[9]]
+    arrays = [
+        pa.array(c, f.type, from_pandas=False) for c, f in zip(columns, SHAPE.schema, strict=True)
+    ]
+    return pa.table(arrays, schema=SHAPE.schema)
+
+
+def bits(rows: pa.Table) -> list[tuple[Any, ...]]:
+    """Exact bits, in the order of rows; NaNs are one value."""
+
+    def exact(value: Any) -> Any:
+        if isinstance(value, float):
+            return "NaN" if math.isnan(value) else value.hex()
+        return value
+
+    return [tuple(exact(v) for v in r.values()) for r in rows.to_pylist()]
+
+
+def merged(one: Any, other: Any, merge: str) -> Any:
+    """One step of a left fold, as Spark does it."""
+    if one is None or other is None:
+        return other if one is None else one
+    if merge == "sum":
+        if isinstance(one, int):
+            return (one + other + 2**63) % 2**64 - 2**63
+        return one + other
+    rank = [(isinstance(v, float) and math.isnan(v), v) for v in (one, other)]
+    at = (0 if rank[0] <= rank[1] else 1) if merge == "min" else (0 if rank[0] >= rank[1] else 1)
+    if rank[0][0] and rank[1][0]:
+        at = 0
+    return (one, other)[at]
+
+
+class Model:
+    """(pane, key) -> its row."""
+
+    def __init__(self) -> None:
+        self.groups: dict[Any, list[Any]] = {}
+
+    def add(self, rows: Sequence[Any]) -> None:
+        for values in table(rows).to_pylist():
+            key = (values["__w"], values["__h"], values["__k0"], str(values["__k1"]))
+            before = self.groups.get(key)
+            first = [values["__w"], values["__h"], values["__k0"], values["__k1"]]
+            now = []
+            for at, (name, kind, merge) in enumerate(SHAPE.partials):
+                start = before[4 + at] if before is not None else None
+                value = merged(start, values[name], merge)
+                now.append(
+                    value + 0.0 if pa.types.is_floating(kind) and value is not None else value
+                )
+            self.groups[key] = first + now
+
+    def bits(self, first: int, end: int) -> set[Any]:
+        kept = [v for k, v in self.groups.items() if first <= k[0] < end]
+        names = SHAPE.schema.names
+        return {
+            tuple(("NaN" if math.isnan(v) else v.hex()) if isinstance(v, float) else v for v in row)
+            for row in kept
+            if len(row) == len(names)
+        }
+
+
+def played(drawn: Sequence[Any], steps: Sequence[str]) -> OperatorState:
+    """Appends epochs; after each of them, one of `steps`."""
+    state = EMPTY
+    for number, rows in enumerate(drawn):
+        state = pages.append(state, sort(table(rows)))
+        check(state)
+        match steps[number % len(steps)]:
+            case "compact":
+                state = pages.compact(SHAPE, state)
+            case "all":
+                state = pages.compact_all(SHAPE, state)
+            case "seal":
+                state = pages.seal(state)
+        check(state)
+    return state
+
+
+def check(state: OperatorState) -> None:
+    """What must hold for every state."""
+    lows = [(p.pane, p.bucket) for p in state.pages]
+    assert lows == sorted(set(lows))
+    assert len(state.pages) == len(state.through) == len(state.pending)
+    assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
+    live = np.zeros(len(state.pages), dtype=np.int64)
+    for delta in state.deltas:
+        at = pages._pages_of(state, delta.run.panes, delta.run.buckets())
+        counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.floor)
+        np.add.at(live, at[counts], 1)
+    assert live.tolist() == state.pending.tolist()
+    for at, page in enumerate(state.pages):
+        if page.run is not None:
+            assert set(pages._pages_of(state, page.run.panes, page.run.buckets())) == {at}
+    known = [run.panes for run in state.runs()]
+    everything = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
+    assert state.panes.tolist() == everything[everything >= state.floor].tolist()
+
+
+steps = st.lists(st.sampled_from(["compact", "all", "seal", "none"]), min_size=1, max_size=5)
+
+
+@given(epochs, steps, st.integers(-5, 20), st.integers(0, 45))
+@settings(max_examples=60, deadline=None)
+def test_state_holds_the_left_folds_of_its_epochs(
+    drawn: Any, steps: Any, first: int, length: int
+) -> None:
+    state, model = played(drawn, steps), Model()
+    for rows in drawn:
+        model.add(rows)
+    low, high = first * PANE_US, (first + length) * PANE_US
+    got = bits(pages.read(SHAPE, state, low, high))
+    assert len(got) == len(set(got))
+    assert set(got) == model.bits(low, high)
+
+
+@given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_layout_and_portions_do_not_change_the_rows_or_their_order(
+    drawn: Any, some: Any, others: Any, sizes: list[int]
+) -> None:
+    one = pages.read(SHAPE, played(drawn, some), -1000, 1000)
+    assert bits(pages.read(SHAPE, played(drawn, others), -1000, 1000)) == bits(one)
+    portions, at = [], 0
+    while at < len(drawn):
+        size = sizes[len(portions) % len(sizes)]
+        portions.append([row for rows in drawn[at : at + size] for row in rows])
+        at += size
+    assert bits(pages.read(SHAPE, played(portions, others), -1000, 1000)) == bits(one)
+
+
+@given(epochs, steps, st.integers(-5, 45))
+@settings(max_examples=40, deadline=None)
+def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: int) -> None:
+    half = len(drawn) // 2
+    state = played(drawn[:half], steps)
+    state = pages.drop(state, floor * PANE_US)
+    check(state)
+    model = Model()
+    for rows in drawn[:half]:
+        model.add([r for r in rows if r[0] >= floor])
+    for rows in drawn[half:]:
+        later = [r for r in rows if r[0] >= floor]
+        model.add(later)
+        state = pages.append(state, sort(table(later)))
+        state = pages.compact(SHAPE, state)
+        check(state)
+    assert set(bits(pages.read(SHAPE, state, -1000, 1000))) == model.bits(-1000, 1000)
+    everything = pages.drop(state, 10_000)
+    assert everything.is_empty
+    assert not list(everything.runs())
+
+
+def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGE_ROWS", 100)
+    rng = np.random.default_rng(1)
+    state, written, known = EMPTY, 0, set()
+    groups = 20_000
+    key = pa.array([f"key-{i}" for i in range(groups)])
+    hashes = rng.integers(0, 2**64, groups, dtype=np.uint64)
+    shape = RunShape((pa.string(),), (("n", pa.int64(), "sum"),))
+
+    def rows(which: Any) -> pa.Table:
+        columns = [pa.array(np.zeros(len(which), np.int64)), pa.array(hashes[which])]
+        columns += [key.take(pa.array(which)), pa.array(np.ones(len(which), np.int64))]
+        return sort(pa.table(columns, schema=shape.schema))
+
+    state = pages.compact(shape, pages.append(state, rows(np.arange(groups))))
+    largest = 0
+    for _ in range(200):
+        known = {run.id for run in state.runs()}
+        which = rng.choice(groups, 200, replace=False)
+        state = pages.compact(shape, pages.append(state, rows(which)))
+        new = sum(page.rows for page in state.pages if page.run and page.run.id not in known)
+        written += new
+        largest = max(largest, new)
+    assert written <= pages.COMPACTION * 200 * 200
+    assert largest <= 1000
+    assert state.rows <= 3 * groups
+    total = pages.read(shape, state, 0, 1).column("n").to_numpy().sum()
+    assert total == groups + 200 * 200
+
+
+@given(st.integers(-100, 100), st.integers(1, 700))
+def test_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -> None:
+    nodes = combining.nodes_of(first, count)
+    size = [combining.FAN_OUT**level for level, _ in nodes]
+    at = first
+    for (_, number), panes in zip(nodes, size, strict=True):
+        assert number * panes == at
+        at += panes
+    assert at == first + count
+    assert len(nodes) <= 2 * combining.FAN_OUT * 3
+
+
+@given(epochs, steps, st.sampled_from([1, 2, 5, 16, 17, 33, 40]), st.lists(st.integers(0, 300)))
+@settings(max_examples=50, deadline=None)
+def test_windows_do_not_depend_on_those_closed_before(
+    drawn: Any, steps: Any, count: int, marks: list[int]
+) -> None:
+    """Kept nodes, several windows at once, and rows that come between give the same bits."""
+    state, before = EMPTY, -(2**63)
+    for number, rows in enumerate(drawn):
+        fresh = sort(table(rows))
+        touched = np.unique(fresh.column("__w").to_numpy())
+        state = combining.without_touched(pages.append(state, fresh), touched, PANE_US)
+        state = pages.compact(SHAPE, state)
+        after = max(before, marks[number % len(marks)] if marks else 0)
+        starts = combining.closing(state.panes, PANE_US, count, before, after)
+        state, got = combining.windows(SHAPE, state, PANE_US, count, starts)
+        plain = pages.EMPTY
+        for earlier in drawn[: number + 1]:
+            plain = pages.append(plain, sort(table(earlier)))
+        alone = [
+            combining.windows(SHAPE, plain, PANE_US, count, np.array([start]))[1]
+            for start in starts.tolist()
+        ]
+        assert bits(got) == [row for each in alone for row in bits(each)]
+        assert set(got.column("__w").to_pylist()) <= {s * PANE_US for s in starts.tolist()}
+        before = after
+
+
+@given(
+    st.sets(st.integers(-30, 30), max_size=8),
+    st.integers(1, 9),
+    st.integers(-400, 400),
+    st.integers(0, 400),
+)
+def test_windows_close_between_two_watermarks(
+    numbers: set[int], count: int, before: int, more: int
+) -> None:
+    panes = np.array(sorted(n * PANE_US for n in numbers), dtype=np.int64)
+    after = before + more
+    expected = {
+        start
+        for n in numbers
+        for start in range(n - count + 1, n + 1)
+        if before < (start + count) * PANE_US <= after
+    }
+    assert combining.closing(panes, PANE_US, count, before, after).tolist() == sorted(expected)
+    every = {s for n in numbers for s in range(n - count + 1, n + 1)}
+    found = combining.closing(panes, PANE_US, count, -(2**63), 2**63 - 1)
+    assert found.tolist() == sorted(every)
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 64])
+def test_each_partition_has_rows_in_all_parts_of_the_buckets(partitions: int) -> None:
+    """The bits of the hash that give the partition are not those of the bucket."""
+    hashes = hash_rows(pa.table({"k": range(64_000)}), ["k"])
+    for partition in (0, partitions - 1):
+        mine = bucket_of(hashes[hashes % np.uint64(partitions) == partition])
+        assert len(np.unique(mine * 64 // BUCKETS)) == 64
+
+
+def test_equal_hashes_of_different_keys_stay_apart() -> None:
+    rows = [(0, key, 1.0, 1, 1.0, 1, "x", 1, True) for key in (2, 3, 2, 3, 5, 6)]
+    folded = fold(SHAPE, [table(rows)])
+    assert sorted(folded.column("n").to_pylist()) == [1, 1, 2, 2]
+    assert BUCKETS == 1024
