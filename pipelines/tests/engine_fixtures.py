@@ -95,12 +95,9 @@ def run(chain: Any, epochs: Sequence[EpochInput], sizes: Sequence[int]) -> tuple
     return digests, state
 
 
-def state_digests(state: State) -> dict[tuple[str, int], str]:
-    return {
-        (operator, bucket): digest_table(table)
-        for operator, buckets in state.buckets.items()
-        for bucket, table in buckets.items()
-    }
+def state_digests(chain: Any, state: State) -> dict[str, str]:
+    """Of the folded rows of each operator."""
+    return {operator: digest_table(t) for operator, t in chain.folded(state).items()}
 
 
 def key_of(value: Any) -> Any:

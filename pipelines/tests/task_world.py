@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from state_parts import count_state, counted
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.connectors.source import SourceCut
@@ -45,15 +46,14 @@ class Counting:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.calls.append([e.epoch for e in epochs])
-        total = state.buckets["sum"][0]["n"][0].as_py() if state.buckets else 0
+        total = counted(state, "sum")
         outputs = []
         for epoch in epochs:
             total += sum(epoch.inputs[0]["n"].to_pylist())
             reported = total + self.wrong.get(epoch.epoch, 0)
             rows = pa.table({"n": [reported]}, schema=SCHEMA)
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
-        table = pa.table({"n": [total]}, schema=SCHEMA)
-        return ChainResult(tuple(outputs), State({"sum": {0: table}}))
+        return ChainResult(tuple(outputs), count_state("sum", total))
 
 
 class Rows:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from state_parts import count_state, of_runs, tables_of
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
@@ -31,6 +32,7 @@ from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo, to_json
 
@@ -90,31 +92,31 @@ def age(root: Path, seconds: float) -> None:
 
 def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
-    steady, previous, refs = pa.table({"x": [1]}), None, []
+    steady, previous, refs = Run(pa.table({"n": [1]})), None, []
     for seq in range(6):
         age(tmp_path / "store" / "u", 100)
-        state = State({"op": {0: steady, 1: pa.table({"x": [seq]})}})
+        state = State({"op": of_runs(steady, Run(pa.table({"n": [seq]})))})
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), state, previous)
         assert ref.object is not None
         previous = states.load_entry(ref.object)
         refs.append(ref)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
-    pending = states.save("seg", 0, 999, 0, ("op",), State({"op": {0: steady}}), previous)
+    pending = states.save("seg", 0, 999, 0, ("op",), State({"op": of_runs(steady)}), previous)
     age(tmp_path / "store" / "u" / "entries", 1000)
     age(tmp_path / "store" / "u" / "state", 1000)
     cleared = manifests.collect_garbage(retain=2)
-    assert cleared == 4 + 4 + 4  # manifests, entries, and their own buckets
+    assert cleared == 4 + 4 + 3  # manifests, entries, and their own runs but the steady one
     assert manifests.seqs() == [4, 5]
     for ref in (*refs[4:], pending):
         assert ref.object is not None
-        assert states.load(ref.object)[1].buckets["op"][0].equals(steady)
+        assert tables_of(states.load(ref.object)[1])[0].equals(steady.table)
         assert not manifests.unusable([ref.object])
     assert manifests.collect_garbage(retain=2) == 0
 
 
 def test_unusable_entries_name_what_is_missing(store: Store) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
-    ref = states.save("s", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
+    ref = states.save("s", 0, 9, 0, ("op",), count_state("op", 1), None)
     assert ref.object is not None
     name = states.load_entry(ref.object).objects["op"][0]
     store.delete(f"u/{name}")
@@ -124,8 +126,7 @@ def test_unusable_entries_name_what_is_missing(store: Store) -> None:
 def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     for seq in range(3):
-        tables = {"op": {0: pa.table({"x": [seq]})}}
-        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
     newer = "entries/seg/0/000000000039-ab-cd.json"
     store.put(f"u/{newer}", b'{"format": 99}')
@@ -141,7 +142,7 @@ def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> N
 
 def test_a_needed_unreadable_entry_is_kept(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
-    ref = states.save("seg", 0, 9, 0, ("op",), State({"op": {0: pa.table({"x": [1]})}}), None)
+    ref = states.save("seg", 0, 9, 0, ("op",), count_state("op", 1), None)
     assert manifests.write(manifest(0, 9, seg__0=ref))
     assert ref.object is not None
     (tmp_path / "store" / "u" / ref.object).write_bytes(b'{"format": 99}')
@@ -159,8 +160,7 @@ def test_garbage_collection_reads_an_entry_once(
     get = store.get
     monkeypatch.setattr(store, "get", lambda name: read.append(name) or get(name))
     for seq in range(20):
-        tables = {"op": {0: pa.table({"x": [seq]})}}
-        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
         manifests.collect_garbage(retain=2)
     entries = [name for name in read if name.startswith("u/entries/")]
@@ -285,7 +285,7 @@ class Disk:
     def states_of(self, entries: Iterable[str]) -> set[str]:
         manifests = ManifestStore(Store(self.url, objects=self), "u")
         found = [manifests.entry(name).objects for name in entries]
-        return {n for objects in found for buckets in objects.values() for n in buckets.values()}
+        return {n for objects in found for names in objects.values() for n in names}
 
     def names(self) -> set[str]:
         return {name.removeprefix("u/") for name in self.modified}
@@ -306,6 +306,11 @@ class History(RuleBasedStateMachine):
         self.states = {p: StateStore(self.store, "u") for p in self.PARTITIONS}
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
         self.pending: dict[str, EntryRef] = {}
+        places = [(n, v) for n in range(3) for v in range(3)]
+        self.runs = {
+            p: {place: Run(pa.table({"x": [place[1]]})) for place in places}
+            for p in self.PARTITIONS
+        }
         self.epoch = self.seq = 0
         self.restart()
 
@@ -316,10 +321,11 @@ class History(RuleBasedStateMachine):
 
     @rule(p=st.sampled_from(PARTITIONS), values=st.lists(st.integers(0, 2), max_size=3))
     def save(self, p: str, values: list[int]) -> None:
-        """Few different values, so that buckets are reused. An older pending entry is lost."""
+        """Few different values, so that runs are reused. An older pending entry is lost."""
         self.disk.now += 1
         self.epoch += 1
-        state = State({f"op-{p}": {n: pa.table({"x": [v]}) for n, v in enumerate(values)}})
+        runs = [self.runs[p][n, v] for n, v in enumerate(values)]
+        state = State({f"op-{p}": of_runs(*runs)})
         newest = self.committed[p].object
         previous = self.states[p].load_entry(newest) if newest else None
         ref = self.states[p].save(p, 0, self.epoch, 0, (f"op-{p}",), state, previous)
@@ -368,16 +374,18 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def test_a_clean_up_lists_no_state(tmp_path: Path) -> None:
+def test_a_clean_up_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 0)  # an object for each run
     disk, time_s = Disk(), [0.0]
     store = Store(disk.url, objects=disk)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: time_s[0])
-    tables, previous = {n: pa.table({"x": [n]}) for n in range(300)}, None
+    runs, previous = [Run(pa.table({"x": [n]})) for n in range(300)], None
     for seq in range(6):
         disk.now += 1
         disk.listed = 0
-        tables = {**tables, 0: pa.table({"x": [seq]})}
-        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State({"op": tables}), previous)
+        runs[0] = Run(pa.table({"x": [seq]}))
+        state = State({"op": of_runs(*runs)})
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), state, previous)
         assert ref.object is not None
         previous = states.load_entry(ref.object)
         assert manifests.unusable([ref.object]) == {}
@@ -401,8 +409,7 @@ def test_what_an_interrupted_clean_up_left_is_deleted() -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: 0.0)
     for seq in range(3):
         disk.now += 1
-        tables = {"op": {0: pa.table({"x": [seq]})}}
-        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), State(tables), None)
+        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
         disk.deletions_left = 2 if seq == 2 else None  # a manifest and its entry
         with pytest.raises(StoreError) if seq == 2 else contextlib.nullcontext():
@@ -460,6 +467,6 @@ def test_manifests_of_other_formats_are_read_or_refused() -> None:
     assert decode_manifest(to_json({**fields, "ofTomorrow": 1}), "u") == manifest(3)
     first = {name: value for name, value in fields.items() if name != "topology"}
     assert decode_manifest(to_json({**first, "format": 1}), "u") == manifest(3)
-    for number in (0, 3):
-        with pytest.raises(ValueError, match=f"format {number}; this version reads 1 to 2"):
+    for number in (0, 4):
+        with pytest.raises(ValueError, match=f"format {number}; this version reads 1 to 3"):
             decode_manifest(to_json({**fields, "format": number}), "u")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from state_parts import of_runs, one_run, tables_of
 
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.codec import decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
-from rekindle.checkpoints.state import StateStore, decode_table, encode_table, merge_entries
+from rekindle.checkpoints.state import StateStore, decode_runs, encode_runs, merge_entries
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run
+from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
@@ -52,71 +56,79 @@ def save(states: StateStore, epoch: int, state: State, previous: Entry | None = 
     return states.save("seg", 0, epoch, epoch * 10, ("op", "stateless"), state, previous)
 
 
-def test_only_buckets_that_changed_since_the_committed_entry_are_uploaded(store: Store) -> None:
+def test_only_runs_that_are_new_since_the_committed_entry_are_uploaded(store: Store) -> None:
     states = StateStore(store, "u")
-    first = State({"op": {3: table("a"), 5: table("b")}})
-    ref1 = save(states, 9, first)
+    kept = Run(table("a"))
+    ref1 = save(states, 9, State({"op": of_runs(kept, Run(table("b")))}))
     entry1 = states.load_entry(ref1.object)
     before = saved_names(store)
-    assert len(before) == 2
-    second = State({"op": {3: first.buckets["op"][3], 5: table("b", "c")}})
+    assert len(before) == 1, "runs are packed"
+    second = State({"op": of_runs(kept, Run(table("b", "c")))})
     ref2 = save(states, 19, second, entry1)
-    assert len(saved_names(store) - before) == 1
+    (new,) = saved_names(store) - before
     entry2, loaded = states.load(ref2.object)
-    assert entry2.objects["op"][3] == entry1.objects["op"][3]
+    assert entry2.objects["op"] == (entry1.objects["op"][0], new.removeprefix("u/"))
     assert (entry2.epoch, entry2.watermark, entry2.operators) == (19, 190, ("op", "stateless"))
-    assert loaded.buckets["op"][5].equals(second.buckets["op"][5])
+    assert tables_of(loaded) == tables_of(second)
+    assert [b.num_rows for b in runs_of(store, new)] == [2]
 
 
-def test_equal_content_is_reused_by_another_saver(store: Store) -> None:
-    ref = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
+def runs_of(store: Store, name: str) -> list[pa.Table]:
+    return decode_runs(store.get(name))
+
+
+def test_a_restored_state_is_not_uploaded_again(store: Store) -> None:
+    ref = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
     partner = StateStore(store, "u")
     entry, state = partner.load(ref.object)
-    again = save(partner, 19, state, entry)
-    equal = save(StateStore(store, "u"), 19, State({"op": {1: table("a")}}), entry)
+    save(partner, 19, state, entry)
     assert len(saved_names(store)) == 1
-    assert again.digest == equal.digest
 
 
 def test_an_object_of_an_uncommitted_entry_is_never_reused(store: Store) -> None:
     states = StateStore(store, "u")
-    state = State({"op": {1: table("a")}})
+    state = State({"op": one_run(table("a"))})
     save(states, 9, state)
     save(states, 19, state, None)
     assert len(saved_names(store)) == 2
 
 
+def test_an_object_with_few_live_rows_is_written_again(store: Store) -> None:
+    states = StateStore(store, "u")
+    runs = [Run(table(*"abcd")), Run(table("e"))]
+    entry = states.load_entry(save(states, 9, State({"op": of_runs(*runs)})).object)
+    entry = states.load_entry(save(states, 19, State({"op": of_runs(runs[0])}), entry).object)
+    assert len(saved_names(store)) == 1
+    runs.append(Run(table(*"fghijk")))
+    entry = states.load_entry(save(states, 29, State({"op": of_runs(*runs[1:])}), entry).object)
+    assert entry.objects["op"] != ()
+    assert len(entry.objects["op"]) == 1, "the first one has one live row of five"
+    assert len(saved_names(store)) == 2
+
+
+def test_large_states_are_several_objects(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "OBJECT_BYTES", 150)
+    states = StateStore(store, "u")
+    state = State({"op": of_runs(*(Run(table(key)) for key in "abcdefgh"))})
+    ref = save(states, 9, state)
+    assert 2 < len(saved_names(store)) < 8
+    assert tables_of(StateStore(store, "u").load(ref.object)[1]) == tables_of(state)
+
+
 def test_the_digest_of_an_entry_is_that_of_the_content(store: Store) -> None:
-    one = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
-    other = save(StateStore(store, "u"), 9, State({"op": {1: table("a")}}))
-    changed = save(StateStore(store, "u"), 9, State({"op": {1: table("a", x=2.0)}}))
+    one = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
+    other = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
+    changed = save(StateStore(store, "u"), 9, State({"op": one_run(table("a", x=2.0))}))
     assert one.digest == other.digest != changed.digest
     assert one.object != other.object
 
 
-def test_an_unchanged_table_is_not_digested_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-
-    def count(t: pa.Table) -> str:
-        calls.append(t.num_rows)
-        return digest_table(t)
-
-    monkeypatch.setattr("rekindle.checkpoints.state.digest_table", count)
-    states = StateStore(store, "u")
-    state = State({"op": {b: table("a") for b in range(10)}})
-    entry = states.load_entry(save(states, 9, state).object)
-    changed = State({"op": {**state.buckets["op"], 4: table("z", "z")}})
-    calls.clear()
-    save(states, 19, changed, entry)
-    assert calls == [2]
-
-
 def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
     states = StateStore(store, "u")
-    ref = save(states, 9, State({"op": {1: table("a"), 2: table("b")}}))
-    one, two = sorted((tmp_path / "store/u/state/op").iterdir())
+    ref = save(states, 9, State({"op": one_run(table("a"))}))
+    (one,) = (tmp_path / "store/u/state/op").iterdir()
+    save(states, 19, State({"op": one_run(table("b"))}))
+    (two,) = set((tmp_path / "store/u/state/op").iterdir()) - {one}
     one.write_bytes(two.read_bytes())
     with pytest.raises(StoreError, match="is damaged: its digest does not match"):
         states.load(ref.object)
@@ -125,23 +137,32 @@ def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
         states.load(ref.object)
 
 
-@pytest.mark.parametrize(("old", "new"), [('"watermark":', '"watermark":1'), ('"1":', '"3":')])
+@pytest.mark.parametrize(
+    ("old", "new"), [('"watermark":', '"watermark":1'), ('"bucket":[0', '"bucket":[1')]
+)
 def test_damage_of_an_entry_is_found_on_load(
     store: Store, tmp_path: Path, old: str, new: str
 ) -> None:
     states = StateStore(store, "u")
-    ref = save(states, 9, State({"op": {1: table("a")}}))
+    ref = save(states, 9, State({"op": one_run(table("a"))}))
     (path,) = (tmp_path / "store/u").rglob("*.json")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(StoreError, match="is damaged: its digest does not match"):
         states.load_entry(ref.object)
 
 
+def test_an_entry_that_lacks_a_layout_is_refused(store: Store) -> None:
+    states = StateStore(store, "u")
+    entry = states.load_entry(save(states, 9, State({"op": one_run(table("a"))})).object)
+    with pytest.raises(StoreError, match="does not describe the state of operator op"):
+        states.load_state(replace(entry, layouts={}))
+
+
 def test_a_stateless_chain_has_an_entry_with_its_watermark(store: Store) -> None:
     states = StateStore(store, "u")
     entry, state = states.load(save(states, 9, State()).object)
     assert entry.watermark == 90
-    assert not state.buckets
+    assert not state.operators
 
 
 values = st.one_of(st.none(), st.floats(), st.sampled_from([math.nan, -0.0, math.inf]))
@@ -159,27 +180,28 @@ rows = st.fixed_dictionaries(
 )
 
 
-@given(st.dictionaries(st.integers(0, 63), st.lists(rows, max_size=4), max_size=4))
+@given(st.lists(st.lists(rows, min_size=1, max_size=4), max_size=4), st.booleans())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_loaded_state_equals_saved_state(
-    tmp_path: Path, content: dict[int, list[dict[str, Any]]]
+    tmp_path: Path, content: list[list[dict[str, Any]]], mapped: bool
 ) -> None:
     store = Store(f"file://{tmp_path}/store")
+    files = RunFiles(tmp_path / "runs") if mapped else None
     raw = SCHEMA.set(2, pa.field("at", pa.int64()))
-    tables = {b: pa.Table.from_pylist(r, raw).cast(SCHEMA) for b, r in content.items()}
-    state = State({"op": tables} if tables else {})
+    tables = [pa.Table.from_pylist(r, raw).cast(SCHEMA) for r in content]
+    state = State({"op": of_runs(*map(Run, tables))} if tables else {})
     states = StateStore(store, "u")
-    _, loaded = StateStore(store, "u").load(save(states, 9, state).object)
-    assert loaded.buckets.keys() == state.buckets.keys()
-    for bucket, t in tables.items():
-        got = loaded.buckets["op"][bucket]
+    _, loaded = StateStore(store, "u", files).load(save(states, 9, state).object)
+    assert loaded.operators.keys() == state.operators.keys()
+    for got, t in zip(tables_of(loaded) if tables else [], tables, strict=True):
         assert got.schema == t.schema
         assert digest_table(got) == digest_table(t)
         assert repr(got.to_pylist()) == repr(t.to_pylist())
 
 
 def test_entries_survive_json() -> None:
-    entry = Entry("s", 1, 9, -(2**63), ("a", "b"), {"a": {0: "x", 63: "y"}})
+    layouts = {"a": {"pages": {"pane": [0]}, "floor": -(2**63)}}
+    entry = Entry("s", 1, 9, -(2**63), ("a", "b"), {"a": ("x", "y")}, layouts=layouts)
     assert decode_entry(encode_entry(entry)) == entry
     with pytest.raises(ValueError, match="not a checkpoint entry"):
         decode_entry(b"{}")
@@ -192,8 +214,9 @@ def test_objects_of_another_topology_are_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="entry belongs to topology one, not to other"):
         decode_entry(encode_entry(entry, "one"), "other")
     with pytest.raises(ValueError, match="it belongs to topology one, not to other"):
-        decode_table(encode_table(table("a"), "one"), "other")
-    assert decode_table(encode_table(table("a"), "one"), "one").schema.metadata is None
+        decode_runs(encode_runs([table("a")], "one"), "other")
+    (same,) = decode_runs(encode_runs([table("a")], "one"), "one")
+    assert same.schema.metadata is None
 
 
 def test_fields_of_a_newer_release_are_ignored() -> None:
@@ -210,10 +233,17 @@ def test_an_entry_of_the_first_format_is_read() -> None:
     assert (read.engine, read.state_format, read.epoch) == ("", 1, 9)
 
 
+def test_entries_of_the_format_with_buckets_name_their_objects() -> None:
+    fields = json.loads(encode_entry(Entry("s", 1, 9, 0, ("a",), {}, state_format=2)))
+    del fields["layouts"]
+    old = {**fields, "format": 2, "objects": {"a": {"0": "x", "63": "y"}}}
+    assert decode_entry(to_json(old)).objects == {"a": ("x", "y")}
+
+
 def test_state_of_another_format_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "STATE_FORMAT", 1)
     monkeypatch.setattr(state_module, "engine_version", lambda: "9+spark0")
-    ref = save(StateStore(store, "u"), 9, State({"op": {0: table("a")}}))
+    ref = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
     empty = save(StateStore(store, "u"), 19, State({}))
     monkeypatch.undo()
     with pytest.raises(StateMismatch, match=r"state of format 1, saved by engine 9\+spark0"):
@@ -223,22 +253,22 @@ def test_state_of_another_format_is_refused(store: Store, monkeypatch: pytest.Mo
 
 def test_an_entry_says_which_engine_saved_it(store: Store) -> None:
     states = StateStore(store, "u")
-    entry = states.load_entry(save(states, 9, State({"op": {0: table("a")}})).object)
+    entry = states.load_entry(save(states, 9, State({"op": one_run(table("a"))})).object)
     assert (entry.engine, entry.state_format) == (engine_version(), STATE_FORMAT)
 
 
 def test_states_of_different_formats_are_not_merged() -> None:
-    first = Entry("ab", 0, 9, 90, ("a",), {"a": {1: "x"}}, state_format=1)
-    second = Entry("cd", 0, 9, 80, ("c",), {"c": {2: "y"}}, state_format=2)
+    first = Entry("ab", 0, 9, 90, ("a",), {"a": ("x",)}, state_format=1)
+    second = Entry("cd", 0, 9, 80, ("c",), {"c": ("y",)}, state_format=2)
     with pytest.raises(ValueError, match="different state formats"):
         merge_entries([first, second], ["a", "c"])
 
 
 def test_other_segments_find_the_state_of_operators() -> None:
-    first = Entry("ab", 0, 9, 90, ("a", "b"), {"b": {1: "x"}})
-    second = Entry("cd", 0, 9, 80, ("c", "d"), {"c": {2: "y"}, "d": {3: "z"}})
+    first = Entry("ab", 0, 9, 90, ("a", "b"), {"b": ("x",)})
+    second = Entry("cd", 0, 9, 80, ("c", "d"), {"c": ("y",), "d": ("z",)})
     merged = merge_entries([first, second], ["b", "new", "c"])
-    assert merged == Entry("ab+cd", 0, 9, 80, ("b", "c"), {"b": {1: "x"}, "c": {2: "y"}})
+    assert merged == Entry("ab+cd", 0, 9, 80, ("b", "c"), {"b": ("x",), "c": ("y",)})
     assert merge_entries([first], ["new"]) is None
     later = Entry("cd", 0, 19, 80, ("c",), {})
     assert merge_entries([first, later], ["a"]) == Entry("ab", 0, 9, 90, ("a",), {})
@@ -248,8 +278,8 @@ def test_other_segments_find_the_state_of_operators() -> None:
 
 def test_names_contain_what_an_object_belongs_to(store: Store) -> None:
     states = StateStore(store, "u")
-    ref = states.save("delays-0af1", 3, 129, 0, ("op",), State({"op": {1: table("a")}}), None)
-    name = states.load_entry(ref.object).objects["op"][1]
+    ref = states.save("delays-0af1", 3, 129, 0, ("op",), State({"op": one_run(table("a"))}), None)
+    name = states.load_entry(ref.object).objects["op"][0]
     saved = parse_state_name(name)
     assert saved is not None
     assert (saved.key, saved.epoch) == ("delays-0af1/3", 129)

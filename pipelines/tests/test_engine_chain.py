@@ -20,6 +20,8 @@ from engine_fixtures import (
 )
 
 from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run
+from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import OperatorFailed, OperatorRefused, StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
@@ -61,11 +63,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterat
     sessions.stop_session(started.session)
 
 
-def chain_of(
-    operators: str, last: str, spark: Spark, *, method: Aggregation | None = None
-) -> SparkChain:
+def chain_of(operators: str, last: str, spark: Spark, **options: Any) -> SparkChain:
     compiled = topology(operators, last)
-    return SparkChain(compiled.segments[-1], compiled, spark.session, method=method)
+    return SparkChain(compiled.segments[-1], compiled, spark.session, **options)
 
 
 def window(size: str, keys: str = "k, g") -> str:
@@ -94,22 +94,26 @@ def test_windows_equal_those_of_an_oracle(spark: Spark, size: str, length: int, 
         assert output.rows.num_rows == len(groups)
         for group, rows in groups.items():
             check(got[group], rows)
-    (buckets,) = result.state.buckets.values()
-    assert not buckets
+    (left,) = result.state.operators.values()
+    assert left.is_empty
 
 
 def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     epochs = nasty_epochs(1, 6, 100, quiet=[])
     chain = chain_of(window("size: 5m"), "w", spark)
     half = chain.process(State(), epochs[:3]).state
-    ((operator, buckets),) = half.buckets.items()
-    reordered = {b: t.select(list(reversed(t.schema.names))) for b, t in buckets.items()}
-    aligned = chain.align_state(State({operator: reordered}))
+    ((operator, saved),) = half.operators.items()
+
+    def changed(kept: list[str]) -> State:
+        moved = {run.id: Run(run.table.select(kept), run.id) for run in saved.runs()}
+        return State({operator: saved.with_runs(moved)})
+
+    names = next(saved.runs()).table.schema.names
+    aligned = chain.align_state(changed(list(reversed(names))))
     assert chain.process(aligned, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
-    one = next(iter(buckets.values()))
-    sums = [name for name in one.schema.names if name.startswith("p_sum_")]
+    sums = [name for name in names if name.startswith("p_sum_")]
     with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is missing"):
-        chain.align_state(State({operator: {0: one.drop_columns(sums[:1])}}))
+        chain.align_state(changed([name for name in names if name != sums[0]]))
 
 
 def group_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -195,7 +199,7 @@ def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
         of_epoch = dict(zip((e.epoch for e in changes), some, strict=True))
         nothing = digest_table(chain.output_schema.empty_table())
         assert [of_epoch.get(e.epoch, nothing) for e in epochs] == every
-        assert state_digests(other) == state_digests(state)
+        assert state_digests(chain, other) == state_digests(chain, state)
 
 
 def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:
@@ -211,7 +215,13 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
             for sizes in ways:
                 outputs, state = run(chain, epochs, sizes)
                 digests.append(outputs)
-                states.append(state_digests(state))
+                states.append(state_digests(chain, state))
+    files = RunFiles(spark.data_dir / "runs", memory_bytes=0)
+    chain = chain_of(LONG, "end", spark, run_files=files)
+    outputs, state = run(chain, epochs, mixed)
+    assert all(r.spilled for operator in state.operators.values() for r in operator.runs())
+    digests.append(outputs)
+    states.append(state_digests(chain, state))
     assert all(d == digests[0] for d in digests)
     assert all(s == states[0] for s in states)
     assert len(set(digests[0])) > 3
@@ -278,7 +288,7 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
     assert chain.jobs == jobs
     assert second.outputs[0].rows.num_rows == 0
     assert second.outputs[0].rows.schema == chain.output_schema
-    assert state_digests(second.state) == state_digests(first.state)
+    assert state_digests(chain, second.state) == state_digests(chain, first.state)
 
 
 @pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["planned", "once"])

@@ -1,22 +1,28 @@
-"""The state of a window without Spark: merging, closing, buckets, one call or many."""
+"""The state of a window without Spark: panes, closing, one call or many."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_parts import one_run
 
+from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.canonical_order import from_order_bits, order_bits
-from rekindle.engine.model import BUCKETS
+from rekindle.engine.model import State
+from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, compact_all, read, seal
+from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
-from rekindle.engine.window_state import LATE, UNTIMED, Buckets, WindowShape, advance, conform
+from rekindle.engine.window_state import LATE, UNTIMED, WindowShape, advance, conform
 from rekindle.errors import StateMismatch
-from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 
@@ -46,19 +52,24 @@ KINDS = dict(
 
 
 def state_table(**columns: Any) -> pa.Table:
-    values = {"__w": [0], "__k0": ["a"], "p0": [1.5], "p1": [2], "p2": [0.5], "p3": [9.0]}
-    return pa.table(values | {"p4": ["z"]} | columns)
+    values = {"__w": [0], "__h": pa.array([7], pa.uint64()), "__k0": ["a"], "p0": [1.5], "p1": [2]}
+    return pa.table(values | {"p2": [0.5], "p3": [9.0], "p4": ["z"]} | columns)
+
+
+def conformed(saved: pa.Table) -> pa.Table:
+    (run,) = conform(SHAPE, one_run(saved), "op").runs()
+    return run.table
 
 
 def test_saved_columns_are_matched_by_name() -> None:
     saved = state_table()
-    reordered = saved.select(["p3", "p2", "__k0", "p1", "p4", "__w", "p0"])
-    assert conform(SHAPE, {3: reordered}, "op") == {3: saved}
+    reordered = saved.select(["p3", "p2", "__k0", "p1", "p4", "__h", "__w", "p0"])
+    assert conformed(reordered) == saved
 
 
 def test_compatible_saved_state_keeps_its_table() -> None:
     saved = state_table()
-    assert conform(SHAPE, {3: saved}, "op")[3] is saved
+    assert conformed(saved) is saved
 
 
 @pytest.mark.parametrize(
@@ -74,7 +85,7 @@ def test_compatible_saved_state_keeps_its_table() -> None:
 )
 def test_incompatible_saved_state_is_refused(saved: pa.Table, said: str) -> None:
     with pytest.raises(StateMismatch, match=f"operator op: .*{said}"):
-        conform(SHAPE, {0: saved}, "op")
+        conformed(saved)
 
 
 doubles = st.one_of(
@@ -102,12 +113,14 @@ def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
     return pa.table(arrays, names=list(NAMES))
 
 
-def history(drawn: list[tuple[list[Any], int]]) -> list[tuple[pa.Table, tuple[int, int, int]]]:
+def history(
+    drawn: list[tuple[list[Any], int]], size: int = SIZE
+) -> list[tuple[pa.Table, tuple[int, int, int]]]:
     """Epochs with increasing watermarks; each (group, pane) once in an epoch, as from Spark."""
     result, before, after = [], NO_WATERMARK, -30
     for number, (rows, step) in enumerate(drawn):
         once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}
-        late = [(k, LATE if p + SIZE <= before else p, *r) for k, p, *r in once.values()]
+        late = [(k, LATE if p + size <= before else p, *r) for k, p, *r in once.values()]
         after += step
         result.append((table(late), (number, before, after)))
         before = after
@@ -115,31 +128,74 @@ def history(drawn: list[tuple[list[Any], int]]) -> list[tuple[pa.Table, tuple[in
 
 
 def play(
-    steps: Sequence[tuple[pa.Table, tuple[int, int, int]]], sizes: Sequence[int]
-) -> tuple[Buckets, list[str]]:
-    buckets: Buckets = {}
+    shape: WindowShape,
+    steps: Sequence[tuple[pa.Table, tuple[int, int, int]]],
+    sizes: Sequence[int],
+    between: Callable[[OperatorState], OperatorState] = lambda state: state,
+) -> tuple[str, list[str]]:
+    """Digests of the last state and of what each epoch closes; `between` calls."""
+    state = EMPTY
     closed, at, turn = [], 0, 0
     while at < len(steps):
         part = steps[at : at + sizes[turn % len(sizes)]]
-        step = advance(SHAPE, buckets, pa.concat_tables([t for t, _ in part]), [m for _, m in part])
-        buckets = step.buckets
+        step = advance(shape, state, pa.concat_tables([t for t, _ in part]), [m for _, m in part])
+        state = between(step.state)
         closed.append(step.closed)
         at, turn = at + len(part), turn + 1
     rows = pa.concat_tables(closed)
-    return buckets, [digest_table(rows.filter(pa.compute.equal(rows["__e"], e))) for e in range(9)]
+    digests = [digest_table(rows.filter(pa.compute.equal(rows["__e"], e))) for e in range(9)]
+    return digest_table(folded(state, shape)), digests
+
+
+def folded(state: OperatorState, shape: WindowShape = SHAPE) -> pa.Table:
+    return read(shape.runs, state, NO_PANE, END_OF_INPUT)
+
+
+def shape_of(panes: int) -> WindowShape:
+    return replace(SHAPE, windows=HoppingAssigner(panes * SLIDE, SLIDE))
+
+
+@given(
+    epochs,
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from([1, 4, 20, 35]),
+)
+@settings(max_examples=40, deadline=None)
+def test_one_call_for_many_epochs_gives_the_same_bits(
+    drawn: list[Any], sizes: list[int], panes: int
+) -> None:
+    shape = shape_of(panes)
+    steps = history(drawn, panes * SLIDE)
+    one = play(shape, steps, [1])
+    for calls in (sizes, [len(steps)]):
+        assert play(shape, steps, calls) == one
+    assert play(shape, steps, sizes, lambda s: compact_all(shape.runs, s)) == one
+    assert play(shape, steps, sizes, seal) == one
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
-def test_one_call_for_many_epochs_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
+@settings(max_examples=30, deadline=None)
+def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
-    one, one_closed = play(steps, [1])
-    for calls in (sizes, [len(steps)]):
-        many, many_closed = play(steps, calls)
-        assert many_closed == one_closed
-        assert {b: digest_table(t) for b, t in many.items()} == {
-            b: digest_table(t) for b, t in one.items()
-        }
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(f"file://{directory}/store")
+        files = RunFiles(Path(directory) / "runs", memory_bytes=0)
+
+        def spilled(state: OperatorState) -> OperatorState:
+            moved = files.spill({"op": state})["op"]
+            assert all(run.spilled for run in moved.runs())
+            assert not list((Path(directory) / "runs").glob("*"))
+            return moved
+
+        def restored(state: OperatorState) -> OperatorState:
+            saved = StateStore(store, "u").save("s", 0, 9, 0, ("op",), State({"op": state}), None)
+            assert saved.object is not None
+            loaded = StateStore(store, "u", files).load(saved.object)[1]
+            return loaded.operators.get("op", state)
+
+        one = play(SHAPE, steps, [1])
+        assert play(SHAPE, steps, sizes, spilled) == one
+        assert play(SHAPE, steps, sizes, restored) == one
 
 
 @given(epochs)
@@ -156,31 +212,76 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
                     key = (start, row["__k0"])
                     expected[key] = expected.get(key, 0) + (row["p1"] or 0)
     got: dict[Any, int] = {}
-    buckets: Buckets = {}
+    state = EMPTY
     for rows, mark in steps:
-        step = advance(SHAPE, buckets, rows, [mark])
-        buckets = step.buckets
+        step = advance(SHAPE, state, rows, [mark])
+        state = step.state
         for row in step.closed.to_pylist():
             assert (row["__w"], row["__k0"]) not in got
             assert mark[1] < row["__w"] + SIZE <= mark[2]
             got[row["__w"], row["__k0"]] = row["p1"] or 0
     assert got == expected
-    assert not buckets
+    assert state.is_empty
 
 
-def test_untouched_buckets_keep_their_table() -> None:
-    names = [f"key-{i}" for i in range(200)]
-    rows = table([(k, 0, 0, 1, 1.0, 1, 1.0, 1.0, "x") for k in names])
-    first = advance(SHAPE, {}, rows, [(0, NO_WATERMARK, -100)])
-    assert len(first.buckets) > 50
-    assert all(b in range(BUCKETS) for b in first.buckets)
-    more = table([("key-7", 0, 1, 1, 1.0, 1, 1.0, 1.0, "x")])
-    second = advance(SHAPE, first.buckets, more, [(1, -100, -90)])
-    touched = int(hash_rows(more, ["__k0"])[0]) % BUCKETS
-    for bucket, state in second.buckets.items():
-        assert (state is first.buckets[bucket]) == (bucket != touched)
-    third = advance(SHAPE, second.buckets, None, [(2, -90, -80)])
-    assert third.buckets is second.buckets
+@given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
+@settings(max_examples=30, deadline=None)
+def test_a_fork_does_not_change_what_it_was_taken_from(
+    drawn: list[Any], at: int, panes: int
+) -> None:
+    shape = shape_of(panes)
+    steps = history(drawn, panes * SLIDE)
+    state = EMPTY
+    for rows, mark in steps[:at]:
+        state = advance(shape, state, rows, [mark]).state
+
+    def rest() -> tuple[str, list[str]]:
+        found, branch = [], state
+        for rows, mark in steps[at:]:
+            step = advance(shape, branch, rows, [mark])
+            branch = compact_all(shape.runs, step.state)
+            found.append(digest_table(step.closed))
+        return digest_table(folded(branch, shape)), found
+
+    before = digest_table(folded(state, shape))
+    assert rest() == rest()
+    assert digest_table(folded(state, shape)) == before
+
+
+def test_state_over_the_budget_is_in_files(tmp_path: Path) -> None:
+    files, state, before = RunFiles(tmp_path, memory_bytes=20_000), EMPTY, NO_WATERMARK
+    for number in range(40):
+        rows = [(f"key-{number}-{i}", 0, number, 1, 1.0, 1, 1.0, 1.0, "x") for i in range(50)]
+        state = advance(SHAPE, state, table(rows), [(number, before, -100)]).state
+        state, before = files.spill({"op": state})["op"], -100
+        assert sum(run.nbytes for run in state.runs() if not run.spilled) <= 20_000
+    assert sum(run.nbytes for run in state.runs()) > 60_000
+    assert folded(state).num_rows == 40 * 50
+    assert not list(tmp_path.iterdir()), "files are unlinked"
+
+
+def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:
+    rows = table([("a", 0, 0, 1, 1.0, 1, 1.0, 1.0, "x")])
+    first = advance(SHAPE, EMPTY, rows, [(0, NO_WATERMARK, -100)])
+    second = advance(SHAPE, first.state, None, [(1, -100, -90)])
+    assert second.state is first.state
+
+
+def test_hopping_windows_keep_a_row_for_each_pane() -> None:
+    """Not one for each window: a thousand times as many."""
+    minute, names = 60_000_000, [f"key-{i}" for i in range(80)]
+    shape = replace(SHAPE, windows=HoppingAssigner(600 * minute, minute))
+    state, before, most = EMPTY, NO_WATERMARK, 0
+    for number in range(640):
+        rows = [(k, number * minute, number, 1, 1.0, 1, 1.0, 1.0, "x") for k in names]
+        after = number * minute
+        step = advance(shape, state, table(rows), [(number, before, after)])
+        state, before = step.state, after
+        most = max(most, state.rows)
+        if number > 600:
+            assert step.closed.num_rows == 80
+            assert set(step.closed.column("p1").to_pylist()) == {600}
+    assert most <= 1.1 * 80 * 601
 
 
 def test_dropped_rows_are_counted_and_never_kept() -> None:
@@ -190,15 +291,16 @@ def test_dropped_rows_are_counted_and_never_kept() -> None:
             (None, UNTIMED, 0, 2, 1.0, 1, 1.0, 1.0, None),
         ]
     )
-    step = advance(SHAPE, {}, rows, [(0, NO_WATERMARK, END_OF_INPUT)])
-    assert (step.late, step.untimed, step.closed.num_rows, step.buckets) == (3, 2, 0, {})
+    step = advance(SHAPE, EMPTY, rows, [(0, NO_WATERMARK, END_OF_INPUT)])
+    assert (step.late, step.untimed, step.closed.num_rows) == (3, 2, 0)
+    assert step.state is EMPTY
 
 
 def test_closed_windows_come_in_the_order_of_epoch_end_and_keys() -> None:
     rows = table([(k, w, 0, 1, 1.0, 1, 1.0, 1.0, "x") for w in (10, 0) for k in (None, "b", "a")])
     marks = [(0, NO_WATERMARK, 20), (1, 20, 45)]
-    closed = advance(SHAPE, {}, rows, marks).closed
-    assert closed.column_names == [*SHAPE.schema.names, "__e"]
+    closed = advance(SHAPE, EMPTY, rows, marks).closed
+    assert closed.schema == SHAPE.closed
     order = [(r["__e"], r["__w"], r["__k0"]) for r in closed.to_pylist()]
     bounds = sorted({(e, w) for e, w, _ in order})
     assert order == [(e, w, k) for e, w in bounds for k in ("a", "b", None)]
@@ -210,8 +312,8 @@ def test_nan_is_greater_than_every_number_as_in_spark(merge: str, expected: floa
     values = [math.nan, 1.0, None, math.inf]
     parts = [table([("a", 0, e, 1, 0.0, 0, v, v, "")]) for e, v in enumerate(values)]
     marks = [(e, NO_WATERMARK, NO_WATERMARK) for e in range(4)]
-    (state,) = advance(SHAPE, {}, pa.concat_tables(parts), marks).buckets.values()
-    got = state.column(name)[-1].as_py()
+    state = advance(SHAPE, EMPTY, pa.concat_tables(parts), marks).state
+    got = folded(state).column(name)[-1].as_py()
     assert got == expected or (math.isnan(got) and math.isnan(expected))
 
 

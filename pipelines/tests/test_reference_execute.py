@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from state_parts import count_state, counted
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
@@ -62,13 +63,13 @@ class FakeChain:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.seen += epochs
-        count = state.buckets.get("n", {}).get(0, pa.table({"n": [0]})).column("n")[0].as_py()
+        count = counted(state, "n")
         outputs = []
         for e in epochs:
             rows = pa.concat_tables(e.inputs)
             count += rows.num_rows
             outputs.append(EpochOutput(e.epoch, e.watermark, rows))
-        return ChainResult(tuple(outputs), State({"n": {0: pa.table({"n": [count]})}}))
+        return ChainResult(tuple(outputs), count_state("n", count))
 
 
 class Chains:

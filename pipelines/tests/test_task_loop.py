@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from state_parts import counted
 from task_world import SINK, World
 
 from rekindle.engine.bounds import CallBounds
@@ -43,7 +44,7 @@ def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     world.run_to(25)
     assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert [s.epoch for s in world.saved] == [9, 19]
-    assert world.saved[0].operators.buckets["sum"][0]["n"][0].as_py() == sum(range(10))
+    assert counted(world.saved[0].operators, "sum") == sum(range(10))
 
 
 def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:

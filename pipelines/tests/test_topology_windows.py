@@ -21,18 +21,11 @@ def window(**fields: object) -> WindowSpec:
 
 
 @given(st.integers(1, 50), st.integers(1, 6), st.lists(st.integers(-60, 60), min_size=1))
-def test_windows_of_a_pane_contain_it(slide: int, slides: int, numbers: list[int]) -> None:
+def test_windows_are_whole_panes(slide: int, slides: int, numbers: list[int]) -> None:
     windows = HoppingAssigner(slide * slides, slide)
-    panes = np.array(numbers, dtype=np.int64) * slide
-    which, starts = windows.windows_over(panes)
-    expected = [
-        (at, pane - back * slide)
-        for at, pane in enumerate(panes.tolist())
-        for back in range(slides)
-    ]
-    assert list(zip(which.tolist(), starts.tolist(), strict=True)) == expected
-    ends = windows.ends(starts)
-    assert ((starts <= panes[which]) & (panes[which] + slide <= ends)).all()
+    starts = np.array(numbers, dtype=np.int64) * windows.pane_us
+    assert windows.panes == slides
+    assert (windows.ends(starts) == starts + windows.panes * windows.pane_us).all()
 
 
 def test_window_ends_are_monotonic() -> None:

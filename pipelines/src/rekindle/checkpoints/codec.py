@@ -26,9 +26,10 @@ from typing import Any, TypeVar
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.objects import to_json
 
-FORMAT = 2
+FORMAT = 3
 """Of manifests and entries. Incremented when older releases would misread them, but not for an
-additional field. Format 1 has neither topology, definitions nor the engine's version."""
+additional field. Format 1 has neither topology, definitions nor the engine's version; up to format
+2, entries have an object for each bucket, and no layouts."""
 OLDEST_FORMAT = 1
 
 T = TypeVar("T")
@@ -148,16 +149,15 @@ def decode_manifest(data: bytes, topology: str = "") -> Manifest:
 
 def encode_entry(entry: Entry, topology: str = "") -> bytes:
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    objects = {operator: dict(buckets) for operator, buckets in entry.objects.items()}
-    return to_json({**_stamp(topology), **fields, "objects": objects})
+    return to_json({**_stamp(topology), **fields})
 
 
 def decode_entry(data: bytes, topology: str = "") -> Entry:
     """Raises ValueError like decode_manifest."""
     fields = _fields(data, "entry", topology)
     objects = {
-        operator: {int(bucket): name for bucket, name in buckets.items()}
-        for operator, buckets in fields["objects"].items()
+        operator: tuple(names.values() if isinstance(names, dict) else names)
+        for operator, names in fields["objects"].items()
     }
     return _make(Entry, {**fields, "operators": tuple(fields["operators"]), "objects": objects})
 

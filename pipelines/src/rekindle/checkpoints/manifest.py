@@ -4,9 +4,9 @@ Store layout below `<store>/<topology uid>/`:
   manifests/<seq:012d>.json          one Manifest, put-if-absent; the highest seq is the newest
   entries/<segment id>/<partition>/<epoch:012d>-<digest>-<token>.json    one Entry
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch:012d>-<token>.arrow
-                                      one bucket's table (Arrow IPC file)
-Names are opaque outside `rekindle.checkpoints.codec`; digests are canonical (of content), and a
-token is unique, so that an object that is garbage is never used again.
+                                      runs of one operator (Arrow IPC file, a batch each)
+Names are opaque outside `rekindle.checkpoints.codec`; digests are of content, and a token is
+unique, so that an object that is garbage is never used again.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,14 @@ class EntryRef:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The object that an EntryRef names: the state object of each bucket of each operator, and
-    more.
+    """The object that an EntryRef names: the state objects of each operator, and more.
 
     `engine` and `state_format` are those of the task that saved it (`rekindle.engine.version`).
 
-    `objects`: operator id -> bucket -> object name. `watermark`: the chain's watermark after
-    `epoch`. `operators`: ids of the chain, so that its state is found when segments change.
+    `objects`: operator id -> object names. `layouts`: operator id -> where its runs are
+    (`rekindle.engine.state.layout`); objects by their index in `objects`. `watermark`: the chain's
+    watermark after `epoch`. `operators`: ids of the chain, so that its state is found when segments
+    change.
     `chain`: the chained digest of the partition's output through `epoch`, "" where it begins here.
     """
 
@@ -44,10 +46,11 @@ class Entry:
     epoch: int
     watermark: int
     operators: tuple[str, ...]
-    objects: Mapping[str, Mapping[int, str]]
+    objects: Mapping[str, tuple[str, ...]]
     chain: str = ""
     engine: str = ""
     state_format: int = 1
+    layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class ManifestStore:
 
     def _read_references(self, entry_name: str) -> frozenset[str]:
         entry = self.entry(entry_name)
-        return frozenset(name for buckets in entry.objects.values() for name in buckets.values())
+        return frozenset(name for names in entry.objects.values() for name in names)
 
     def _read_or_none(self, name: str) -> bytes | None:
         try:

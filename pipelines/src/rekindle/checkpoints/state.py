@@ -1,9 +1,8 @@
 """Saving and loading the state of one segment partition.
 
-A checkpoint only writes what changed since the newest committed one: state is immutable Arrow
-tables by bucket; an unchanged bucket, or a changed one with the same digest, keeps its object. Only
-objects of the newest *committed* manifest are reused: those of an entry that was never committed
-may be deleted at any time.
+A checkpoint only writes the runs that are new since the newest committed one, packed into few
+objects; runs that are in objects of the newest *committed* manifest are referred to, those of an
+entry that was never committed may be deleted at any time.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -13,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import io
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -31,25 +31,38 @@ from rekindle.checkpoints.codec import (
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.engine.state import layout
+from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.runs import Run, RunId
+from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
-from rekindle.streams.digest import digest_table
 
-PARALLEL = 8
+PARALLEL = 4
+OBJECT_BYTES = 8 << 20
+"""Size of an object's runs in memory; PARALLEL of them are in memory at a time."""
+LIVE_SHARE = 0.25
+"""If a smaller share of an object's rows is live, its runs are written again."""
 _TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+
+_Place = tuple[str, int]
+"""The name of an object, and the number of a batch."""
 
 
 class StateStore:
     """The saved states of one topology. One instance saves for one task; `save` is called by one
     thread at a time, `load` by any."""
 
-    def __init__(self, store: Store, uid: str) -> None:
+    def __init__(self, store: Store, uid: str, files: RunFiles | None = None) -> None:
+        """`files`: for loaded state; without it, loaded state is in memory."""
         self._store = store
         self._uid = uid
+        self._files = files
         self._token = uuid.uuid4().hex[:12]
-        self._digests: dict[tuple[str, int], tuple[pa.Table, str]] = {}
+        self._places: WeakKeyDictionary[RunId, _Place] = WeakKeyDictionary()
+        self._rows: dict[str, int] = {}  # of the objects in _places
 
     def save(
         self,
@@ -65,30 +78,27 @@ class StateStore:
         """Save the state after `epoch`; `previous` is this partition's entry in the newest
         committed manifest. `bytes` of the result is what was written. Raises StoreError; then
         earlier checkpoints are unchanged, and the call may be repeated."""
-        operators = tuple(operator_ids)
-        digests = self._digest(state)
-        objects: dict[str, dict[int, str]] = {}
-        uploads: list[tuple[str, pa.Table]] = []
-        for (operator, bucket), digest in digests.items():
-            name = _reusable(previous, operator, bucket, digest)
-            if name is None:
-                saved = CheckpointName(segment_id, partition, epoch, digest)
-                name = state_name(operator, saved, self._new_token(bucket))
-                uploads.append((name, state.buckets[operator][bucket]))
-            objects.setdefault(operator, {})[bucket] = name
-        written = self._upload(uploads)
+        saved = CheckpointName(segment_id, partition, epoch, "")
+        written = self._upload(saved, state, previous)
+        names: dict[str, tuple[str, ...]] = {}
+        layouts: dict[str, Mapping[str, Any]] = {}
+        for operator, states in sorted(state.operators.items()):
+            if any(True for _ in states.runs()):
+                names[operator], layouts[operator] = self._describe(states)
+        self._forget_all_but(names)
         entry = Entry(
             segment_id,
             partition,
             epoch,
             watermark,
-            operators,
-            objects,
+            tuple(operator_ids),
+            names,
             chained_digest,
             engine_version(),
             STATE_FORMAT,
+            layouts,
         )
-        digest = _state_digest(entry, digests)
+        digest = entry_digest(entry)
         name = entry_name(segment_id, partition, epoch, digest, uuid.uuid4().hex[:12])
         data = encode_entry(entry, self._uid)
         self._store.put(self._path(name), data)
@@ -104,7 +114,8 @@ class StateStore:
         except (ValueError, TypeError, KeyError) as e:
             raise StoreError(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
-        if saved is not None and entry_digest(entry) != saved.digest:
+        known = entry.state_format == STATE_FORMAT  # the digests of others covered something else
+        if saved is not None and known and entry_digest(entry) != saved.digest:
             raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
         return entry
 
@@ -120,59 +131,97 @@ class StateStore:
         return entry, self.load_state(entry)
 
     def load_state(self, entry: Entry) -> State:
-        """The state of an entry, which may come from `merge_entries`."""
-        wanted = [
-            (operator, bucket, name)
-            for operator, buckets in entry.objects.items()
-            for bucket, name in buckets.items()
-        ]
+        """The state of an entry, which may come from `merge_entries`. Raises StoreError."""
+        wanted = [name for names in entry.objects.values() for name in names]
         with ThreadPoolExecutor(PARALLEL) as pool:
-            tables = list(pool.map(lambda w: self._load_bucket(w[2]), wanted))
-        buckets: dict[str, dict[int, pa.Table]] = {}
-        for (operator, bucket, name), table in zip(wanted, tables, strict=True):
-            buckets.setdefault(operator, {})[bucket] = table
-            self._digests[operator, bucket] = (table, _digest_of(name))
-        return State(buckets)
+            loaded = dict(zip(wanted, pool.map(self._load_runs, wanted), strict=True))
+        states: dict[str, OperatorState] = {}
+        for operator, names in entry.objects.items():
+            runs = {(o, b): r for o, n in enumerate(names) for b, r in enumerate(loaded[n])}
+            try:
+                states[operator] = layout.decode(entry.layouts[operator], runs)
+            except (KeyError, TypeError, ValueError) as e:
+                at = f"epoch {entry.epoch} of {entry.segment}/{entry.partition}"
+                raise StoreError(
+                    f"{self._store.url}: the entry of {at} does not describe the state of operator "
+                    f"{operator}: {e!r}"
+                ) from e
+        for name, in_object in loaded.items():
+            self._rows[name] = sum(run.rows for run in in_object)
+            for batch, run in enumerate(in_object):
+                self._places[run.id] = (name, batch)
+        return State(states)
 
-    def _digest(self, state: State) -> dict[tuple[str, int], str]:
-        """The digest of every bucket; tables that are identical to the last ones are not read."""
-        known: dict[tuple[str, int], tuple[pa.Table, str]] = {}
-        for operator in sorted(state.buckets):
-            for bucket, table in sorted(state.buckets[operator].items()):
-                before = self._digests.get((operator, bucket))
-                same = before is not None and before[0] is table
-                known[operator, bucket] = (
-                    before if same and before is not None else (table, digest_table(table))
-                )
-        self._digests = known
-        return {key: digest for key, (_, digest) in known.items()}
-
-    def _new_token(self, bucket: int) -> str:
-        """Unique for each bucket and each attempt to save, even with equal content."""
-        return f"{self._token}{bucket:02x}{uuid.uuid4().hex[:8]}"
-
-    def _upload(self, uploads: list[tuple[str, pa.Table]]) -> int:
-        def upload(item: tuple[str, pa.Table]) -> int:
-            name, table = item
-            data = encode_table(table, self._uid)
-            self._store.put(self._path(name), data)
-            return len(data)
-
-        if not uploads:
-            return 0
+    def _upload(self, saved: CheckpointName, state: State, previous: Entry | None) -> int:
+        """Write all runs that cannot be referred to. Returns the bytes."""
+        packs: list[tuple[str, list[Run]]] = []
+        for operator, states in sorted(state.operators.items()):
+            usable = self._usable(states, previous.objects.get(operator, ()) if previous else ())
+            size = OBJECT_BYTES
+            for run in states.runs():
+                if run.id in self._places and self._places[run.id][0] in usable:
+                    continue
+                if size >= OBJECT_BYTES or packs[-1][1][0].table.schema != run.table.schema:
+                    packs.append((operator, []))
+                    size = 0
+                packs[-1][1].append(run)
+                size += run.nbytes
         with ThreadPoolExecutor(PARALLEL) as pool:
-            return sum(pool.map(upload, uploads))
+            done = list(pool.map(lambda p: self._write(saved, *p), packs))
+        for (_, runs), (name, _) in zip(packs, done, strict=True):
+            self._rows[name] = sum(run.rows for run in runs)
+            for batch, run in enumerate(runs):
+                self._places[run.id] = (name, batch)
+        return sum(size for _, size in done)
 
-    def _load_bucket(self, name: str) -> pa.Table:
+    def _usable(self, states: OperatorState, committed: Sequence[str]) -> set[str]:
+        """The committed objects that may be referred to: enough of their rows are live."""
+        live: dict[str, int] = {}
+        for run in states.runs():
+            if (place := self._places.get(run.id)) is not None:
+                live[place[0]] = live.get(place[0], 0) + run.rows
+        kept = (n for n in committed if n in live)
+        return {n for n in kept if live[n] >= LIVE_SHARE * self._rows[n]}
+
+    def _write(self, saved: CheckpointName, operator: str, runs: list[Run]) -> tuple[str, int]:
+        data = encode_runs([run.table for run in runs], self._uid)
+        named = CheckpointName(saved.segment, saved.partition, saved.epoch, _digest(data))
+        # Unique for each attempt to save, even with equal content.
+        name = state_name(operator, named, f"{self._token}{uuid.uuid4().hex[:10]}")
+        self._store.put(self._path(name), data)
+        return name, len(data)
+
+    def _describe(self, states: OperatorState) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The objects that have the runs of a state, and its layout."""
+        names = list(dict.fromkeys(self._places[run.id][0] for run in states.runs()))
+        numbers = {name: number for number, name in enumerate(names)}
+
+        def place(run: Run) -> layout.Place:
+            name, batch = self._places[run.id]
+            return numbers[name], batch
+
+        return tuple(names), layout.encode(states, place)
+
+    def _forget_all_but(self, names: Mapping[str, Iterable[str]]) -> None:
+        kept = {name for of_operator in names.values() for name in of_operator}
+        self._rows = {name: rows for name, rows in self._rows.items() if name in kept}
+        for run, (name, _) in list(self._places.items()):
+            if name not in kept:
+                del self._places[run]
+
+    def _load_runs(self, name: str) -> list[Run]:
         path = self._path(name)
         data = self._store.get(path)
+        if _digest(data) != _digest_of(name):
+            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
         try:
-            table = decode_table(data, self._uid)
+            tables = decode_runs(data, self._uid)
         except (pa.ArrowInvalid, OSError, ValueError) as e:
             raise StoreError(f"{self._store.url}: {path} is damaged: {e}") from e
-        if digest_table(table) != _digest_of(name):
-            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
-        return table
+        if self._files is None or not tables:
+            return [Run(table) for table in tables]
+        tables = self._files.write(tables[0].schema, tables)
+        return [Run(table, spilled=True) for table in tables]
 
     def _path(self, name: str) -> str:
         return f"{self._uid}/{name}"
@@ -205,34 +254,35 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
         objects={o: e.objects[o] for o, e in zip(found, sources, strict=True) if o in e.objects},
         engine=", ".join(sorted({e.engine for e in sources})),
         state_format=formats.pop(),
+        layouts={o: e.layouts[o] for o, e in zip(found, sources, strict=True) if o in e.layouts},
     )
 
 
-def encode_table(table: pa.Table, topology: str = "") -> bytes:
-    """One bucket as an Arrow IPC file; its metadata has the topology and the state format."""
+def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:
+    """Runs of one schema as an Arrow IPC file, a batch each; its metadata has the topology and the
+    state format."""
     metadata = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
-    table = table.combine_chunks().replace_schema_metadata(metadata)
+    schema = tables[0].schema.with_metadata(metadata)
     sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as writer:
-        writer.write_table(table)
+    with pa.ipc.new_file(sink, schema, options=_OPTIONS) as writer:
+        for table in tables:
+            (batch,) = table.replace_schema_metadata(metadata).combine_chunks().to_batches()
+            writer.write_batch(batch)
     return sink.getvalue()
 
 
-def decode_table(data: bytes, topology: str = "") -> pa.Table:
+def decode_runs(data: bytes, topology: str = "") -> list[pa.Table]:
     """Raises ArrowInvalid, OSError, or ValueError if it belongs to another topology."""
-    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    owner = (table.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
+    reader = pa.ipc.open_file(pa.BufferReader(data))
+    owner = (reader.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
     if topology and owner and owner != topology:
         raise ValueError(f"it belongs to topology {owner}, not to {topology}")
-    return table.replace_schema_metadata(None)
+    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    return [pa.Table.from_batches([b]).replace_schema_metadata(None) for b in batches]
 
 
-def _reusable(previous: Entry | None, operator: str, bucket: int, digest: str) -> str | None:
-    if previous is None:
-        return None
-    buckets: Mapping[int, str] = previous.objects.get(operator, {})
-    name = buckets.get(bucket)
-    return name if name is not None and _digest_of(name) == digest else None
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _digest_of(name: str) -> str:
@@ -243,23 +293,11 @@ def _digest_of(name: str) -> str:
 
 
 def entry_digest(entry: Entry) -> str:
-    """The digest in an entry's name, computed from the digests in the names of its objects."""
-    return _state_digest(entry, _digests_of(entry))
-
-
-def _digests_of(entry: Entry) -> dict[tuple[str, int], str]:
-    """The digest of each bucket, from the name of its object."""
-    return {
-        (operator, bucket): _digest_of(name)
-        for operator, buckets in entry.objects.items()
-        for bucket, name in buckets.items()
-    }
-
-
-def _state_digest(entry: Entry, digests: Mapping[tuple[str, int], str]) -> str:
-    """Equal for equal states at an epoch, for any replica and any object names."""
+    """The digest in an entry's name: of its layouts, and of the digests in the names of its
+    objects."""
     content: Any = [
         [entry.segment, entry.partition, entry.epoch, entry.watermark, list(entry.operators)],
-        [[operator, bucket, digest] for (operator, bucket), digest in sorted(digests.items())],
+        [[o, [_digest_of(n) for n in names]] for o, names in sorted(entry.objects.items())],
+        dict(entry.layouts),
     ]
     return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()

@@ -34,7 +34,8 @@ class MemoryPlan:
     `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `ahead`: rows
     that readers buffer for incomplete epochs, and the same again for complete epochs that the
     engine has not taken. `job`: rows of one Spark job, if a call can be divided by rows. `epoch`:
-    the largest epoch of which Python can hold all copies.
+    the largest epoch of which Python can hold all copies. `state`: windows' state in memory; the
+    rest of it is in memory-mapped files.
     """
 
     limit_bytes: int
@@ -44,6 +45,7 @@ class MemoryPlan:
     ahead_bytes: int
     job_bytes: int
     epoch_bytes: int
+    state_bytes: int
 
 
 def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True) -> MemoryPlan:
@@ -53,7 +55,8 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     direct = heap // 4
     other_jvm = JVM_BASE_BYTES + direct if with_jvm else 0
     ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
-    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * ahead
+    state = _between(8 * MIB, limit_bytes // 64, 1024 * MIB)
+    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * ahead - state
     call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
@@ -63,6 +66,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
         ahead_bytes=ahead,
         job_bytes=heap // 64,
         epoch_bytes=max(call, rows // COPIES),
+        state_bytes=state,
     )
 
 

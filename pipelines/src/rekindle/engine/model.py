@@ -14,20 +14,20 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from rekindle.engine.state.operator import OperatorState, seal
 from rekindle.streams.epochs import EpochInput
-
-BUCKETS = 64
-"""Buckets of an operator's state; must not change, because names of state objects contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of all operators of a chain: operator id -> bucket -> Arrow table. Never mutated.
+    """State of all operators of a chain, by operator id. Never mutated: a copy is another
+    reference, and a checkpoint saves the runs that the last one did not."""
 
-    A copy is another reference; a checkpoint saves the tables that differ from the last one.
-    """
+    operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
-    buckets: Mapping[str, Mapping[int, pa.Table]] = field(default_factory=dict)
+    def sealed(self) -> State:
+        """The same state for a checkpoint (`engine.state.operator.seal`)."""
+        return State({operator: seal(state) for operator, state in self.operators.items()})
 
 
 @dataclass(frozen=True, slots=True)

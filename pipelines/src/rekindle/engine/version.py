@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import cache
 from importlib import metadata
 
-ENGINE = 3
+ENGINE = 4
 """Incremented when equal input and state may give other bits than in the previous release."""
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """Incremented when the meaning of a column of saved state changes, but not its name."""
 
 _PARTS = {"spark": "pyspark", "arrow": "pyarrow", "tzdata": "tzdata"}

@@ -1,7 +1,7 @@
 """Which panes rows are in, and which windows panes are in, for each kind of window.
 
 A window consists of whole panes: intervals of event time whose rows are in the same windows. Spark
-aggregates rows by pane, `rekindle.engine.window_state` merges panes into windows. Event times, and
+aggregates rows by pane, `rekindle.engine.window_state` combines panes to windows. Event times, and
 starts and ends of panes and windows, are microseconds UTC; ends are exclusive. The assignment of a
 row to windows must be deterministic: no clocks, no settings.
 
@@ -26,7 +26,14 @@ Int64s = npt.NDArray[np.int64]
 
 
 class WindowAssigner(Protocol):
-    """Which windows the rows of one operator are in."""
+    """Which windows the rows of one operator are in: windows of `panes` panes of `pane_us` each,
+    which begin at multiples of `pane_us` since the Unix epoch; one begins with each pane."""
+
+    @property
+    def pane_us(self) -> int: ...
+
+    @property
+    def panes(self) -> int: ...
 
     def pane_sql(self, time: str) -> str:
         """SQL expression of the start of a row's pane; `time`: SQL of its event time."""
@@ -34,11 +41,6 @@ class WindowAssigner(Protocol):
 
     def last_end_sql(self, pane: str) -> str:
         """SQL expression of the end of a pane's newest window; `pane`: SQL of the pane's start."""
-        ...
-
-    def windows_over(self, panes: Int64s) -> tuple[Int64s, Int64s]:
-        """All windows of each pane, as (index of the pane, start of the window): in the order of
-        the panes, for each the newest window first."""
         ...
 
     def ends(self, starts: Int64s) -> Int64s:
@@ -53,16 +55,19 @@ class HoppingAssigner:
     size_us: int
     slide_us: int
 
+    @property
+    def pane_us(self) -> int:
+        return self.slide_us
+
+    @property
+    def panes(self) -> int:
+        return self.size_us // self.slide_us
+
     def pane_sql(self, time: str) -> str:
         return f"({time} - pmod({time}, {self.slide_us}L))"
 
     def last_end_sql(self, pane: str) -> str:
         return f"{pane} + {self.size_us}L"
-
-    def windows_over(self, panes: Int64s) -> tuple[Int64s, Int64s]:
-        back = np.arange(self.size_us // self.slide_us, dtype=np.int64) * self.slide_us
-        which = np.repeat(np.arange(len(panes), dtype=np.int64), len(back))
-        return which, (panes[:, None] - back[None, :]).ravel()
 
     def ends(self, starts: Int64s) -> Int64s:
         return starts + self.size_us

@@ -1,14 +1,11 @@
-"""The state of one window operator: partial aggregates of its open windows, in buckets. Pure.
+"""The state of one window operator: partial aggregates by pane, combined to windows that close.
+Pure.
 
 A window consists of panes of one slide each. Spark aggregates the rows of each (group, pane, epoch)
-to partials; this module merges them into the open windows of the pane and removes the windows that
-close. The merge order is fixed (first the state, then epochs in order and panes in order, for each
-group and window, on one thread), so one call over many epochs gives the same bits as one call for
-each epoch. That makes released output recoverable without saving state first. Unchanged buckets
-keep the same table object.
-
-A state table has the columns `__w` (window start, microseconds), the group's `__k0..`, and the
-partials, whose names are hashes of what they compute; rows are in the order of first appearance.
+to partials; this module appends them to the operator's state (`rekindle.engine.state`) and combines
+the panes of windows that close. A pane is the left fold of its epochs, a window a fold of its panes
+in a constant order, so one call over many epochs gives the same bits as one call for each epoch.
+That makes released output recoverable without saving state first.
 
 Design: docs/design/engine.md#windows, docs/design/determinism.md.
 Paper: FlameStream (Trofimov et al. 2019), section V.
@@ -16,110 +13,104 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rekindle.engine.canonical_order import from_order_bits, order_bits, sort_rows
+from rekindle.engine.canonical_order import sort_rows
 from rekindle.engine.epochs import EPOCH
-from rekindle.engine.model import BUCKETS
+from rekindle.engine.state.operator import NO_PANE, OperatorState, append, compact, drop
+from rekindle.engine.state.panes import closing, windows, without_touched
+from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 
-WINDOW, ROWS, BUCKET = "__w", "__n", "__b"
-_PANE, _ROW = "__p", "__r"
-_EPOCH_FIELD = pa.field(EPOCH, pa.int64())
+WINDOW, ROWS = PANE, "__n"
 LATE = -(2**63) + 1
 """`__w` of the group that counts late rows, all of whose windows are closed."""
 UNTIMED = -(2**63) + 2
 """`__w` of the group that counts rows without event time."""
 
-Buckets = Mapping[int, pa.Table]
+Int64s = npt.NDArray[np.int64]
+Watermarks = Sequence[tuple[int, int, int]]
+"""(epoch, watermark before, watermark) of the epochs of a call, in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowShape:
     """The layout of a window operator's state."""
 
     windows: WindowAssigner
     keys: tuple[pa.DataType, ...]
-    partials: tuple[tuple[str, pa.DataType, Literal["sum", "min", "max"]], ...]
+    partials: tuple[tuple[str, pa.DataType, Merge], ...]
     exact: tuple[tuple[str, int], ...] = ()
     """Sums of decimals that are kept as two partials (`engine.exact_sums`): name and scale."""
 
     @property
     def key_names(self) -> list[str]:
-        return [f"__k{i}" for i in range(len(self.keys))]
+        return self.runs.key_names
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the state's tables."""
-        keys = list(zip(self.key_names, self.keys, strict=True))
-        partials = [(name, state_type(kind, merge)) for name, kind, merge in self.partials]
-        return pa.schema([(WINDOW, pa.int64()), *keys, *partials])
+    @cached_property
+    def runs(self) -> RunShape:
+        return RunShape(self.keys, self.partials)
+
+    @cached_property
+    def closed(self) -> pa.Schema:
+        """Schema of closed windows."""
+        kept = [field for field in self.runs.schema if field.name != HASH]
+        return pa.schema([*kept, pa.field(EPOCH, pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """`closed` has `__e` and the state's columns, ordered by (epoch, window end, keys)."""
+    """`closed`: windows, ordered by (epoch, window end, keys)."""
 
-    buckets: Buckets
+    state: OperatorState
     closed: pa.Table
     late: int
     untimed: int
 
 
-def state_type(kind: pa.DataType, merge: str) -> pa.DataType:
-    """Decimal sums have full precision, so that an overflow does not depend on how many epochs are
-    merged at once."""
-    if merge == "sum" and pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
-    return kind
-
-
 def advance(
-    shape: WindowShape,
-    buckets: Buckets,
-    partials: pa.Table | None,
-    watermarks: Sequence[tuple[int, int, int]],
+    shape: WindowShape, state: OperatorState, partials: pa.Table | None, watermarks: Watermarks
 ) -> Advance:
-    """Merge `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
+    """Append `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
 
-    `watermarks` are (epoch, watermark before, watermark) of the call's epochs in order. A window
-    closes in the first epoch whose watermark reaches its end; rows for it in later epochs are late,
-    so merging all epochs first and closing afterwards is equivalent to epoch by epoch.
+    A window closes in the first epoch whose watermark reaches its end; rows for it in later epochs
+    are late for it, and count for other windows of their pane that are still open.
     """
-    panes, late, untimed = _split_markers(partials)
-    rows = None if panes is None else _in_windows(shape, panes, watermarks)
-    ends = np.array([w for _, _, w in watermarks], dtype=np.int64)
-    dirty = _closing(shape, buckets, ends.max(initial=np.iinfo(np.int64).min))
-    if rows is not None:
-        dirty |= set(np.unique(rows.column(BUCKET).to_numpy()).tolist())
-    if not dirty:
-        return Advance(buckets, _no_rows(shape), late, untimed)
-
-    merged = _merge(shape, {b: buckets[b] for b in sorted(dirty) if b in buckets}, rows)
-    window_end = shape.windows.ends(merged.column(WINDOW).to_numpy())
-    closes = np.searchsorted(ends, window_end, side="left")
-    is_open = closes == len(ends)
-    numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
-    closed = merged.filter(pa.array(~is_open))
-    closed = closed.append_column(EPOCH, pa.array(numbers[closes[~is_open]]))
-    closed = sort_rows(closed, [EPOCH, WINDOW, *shape.key_names]).drop_columns([BUCKET])
-    remaining = merged.filter(pa.array(is_open)) if len(closed) else merged
-    return Advance(_rebuild(buckets, dirty, remaining), closed, late, untimed)
+    rows, late, untimed = _split_markers(partials)
+    arranged = None if rows is None else _by_epoch(shape, rows)
+    found = []
+    for part in _stretches(shape, arranged, watermarks):
+        if arranged is not None:
+            state = _append(shape, state, arranged, part)
+        state, closed = _close(shape, state, part)
+        found.append(closed)
+    if arranged is not None:
+        state = compact(shape.runs, state)
+    closed = pa.concat_tables(found) if found else shape.closed.empty_table()
+    if closed.num_rows:
+        closed = sort_rows(closed, [EPOCH, WINDOW, *shape.key_names])
+    return Advance(state, closed, late, untimed)
 
 
-def conform(shape: WindowShape, buckets: Buckets, operator: str) -> Buckets:
+def conform(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
     """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
     a column is missing, unknown or of another type."""
-    return {bucket: _conform(shape.schema, table, operator) for bucket, table in buckets.items()}
+    schema = shape.runs.schema
+    runs: dict[object, Run] = {}
+    for run in state.runs():
+        table = _conform(schema, run.table, operator)
+        if table is not run.table:
+            runs[run.id] = Run(table, run.id, run.spilled)
+    return state.with_runs(runs)
 
 
 def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
@@ -137,10 +128,6 @@ def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
     return table if table.schema.names == wanted.names else table.select(wanted.names)
 
 
-def _no_rows(shape: WindowShape) -> pa.Table:
-    return shape.schema.append(_EPOCH_FIELD).empty_table()
-
-
 def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
     """The partials of panes, and the numbers of dropped rows (late, untimed)."""
     if partials is None or not partials.num_rows:
@@ -155,90 +142,69 @@ def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int
     return (partials if partials.num_rows else None), late, untimed
 
 
-def _in_windows(
-    shape: WindowShape, panes: pa.Table, watermarks: Sequence[tuple[int, int, int]]
-) -> pa.Table:
-    """One row for each pane and open window of it, in merge order, with buckets."""
-    pane = panes.column(WINDOW).to_numpy()
-    epoch = panes.column(EPOCH).to_numpy()
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of runs, in the order of `epochs`."""
+
+    table: pa.Table
+    epochs: Int64s
+    panes: Int64s
+
+
+def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
+    epochs = int64s(partials.column(EPOCH))
+    if (np.diff(epochs) < 0).any():
+        order = np.argsort(epochs, kind="stable")
+        epochs, partials = epochs[order], partials.take(pa.array(order))
+    schema = shape.runs.schema
+    plain = pa.schema([field for field in schema if field.name != HASH])
+    rows = partials.select(plain.names).cast(plain).combine_chunks()
+    hashes = pa.array(hash_rows(rows, shape.key_names))
+    rows = rows.add_column(1, schema.field(1), hashes)
+    return _Rows(rows, epochs, int64s(rows.column(PANE)))
+
+
+def _stretches(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
+    """Parts of the call that may be appended at once and closed afterwards: no row comes for a pane
+    after the close of a window that it is in. Windows of one pane drop such a row as late."""
+    if rows is None or len(watermarks) < 2 or shape.windows.panes == 1:
+        return [watermarks] if watermarks else []
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
-    before = np.array([b for _, b, _ in watermarks], dtype=np.int64)
-    late = before[np.searchsorted(numbers, epoch)]
-    which, starts = shape.windows.windows_over(pane)
-    still_open = shape.windows.ends(starts) > late[which]
-    which, starts = which[still_open], starts[still_open]
-    rows = panes if _is_identity(which, len(pane)) else panes.take(pa.array(which))
-    rows = rows.select([*shape.schema.names, EPOCH]).cast(shape.schema.append(_EPOCH_FIELD))
-    rows = rows.set_column(0, WINDOW, pa.array(starts))
-    rows = rows.append_column(_PANE, pa.array(pane[which]))
-    rows = sort_rows(rows, [EPOCH, _PANE, WINDOW, *shape.key_names]).select(shape.schema.names)
-    bucket = (hash_rows(rows, shape.key_names) % np.uint64(BUCKETS)).astype(np.int8)
-    return rows.append_column(BUCKET, pa.array(bucket))
+    first = np.searchsorted(rows.epochs, numbers)
+    end = np.searchsorted(rows.epochs, numbers, "right")
+    cuts = [0]
+    for at in range(1, len(watermarks)):
+        before = watermarks[at][1]
+        if before > watermarks[cuts[-1]][1] and first[at] < end[at]:
+            lowest = int(rows.panes[first[at] : end[at]].min())
+            if lowest + shape.windows.pane_us <= before:
+                cuts.append(at)
+    return [watermarks[a:b] for a, b in pairwise([*cuts, len(watermarks)])]
 
 
-def _is_identity(which: npt.NDArray[np.int64], rows: int) -> bool:
-    return len(which) == rows and bool((which == np.arange(rows)).all())
+def _append(
+    shape: WindowShape, state: OperatorState, rows: _Rows, part: Watermarks
+) -> OperatorState:
+    first = np.searchsorted(rows.epochs, part[0][0])
+    end = np.searchsorted(rows.epochs, part[-1][0], "right")
+    if first == end:
+        return state
+    touched = np.unique(rows.panes[first:end])
+    state = append(state, sort(rows.table.slice(first, end - first)))
+    return without_touched(state, touched, shape.windows.pane_us)
 
 
-def _closing(shape: WindowShape, buckets: Buckets, watermark: int) -> set[int]:
-    """Buckets with a window that ends at or before `watermark`."""
-    return {bucket for bucket, table in buckets.items() if _first_end(shape, table) <= watermark}
-
-
-def _first_end(shape: WindowShape, table: pa.Table) -> int:
-    first = pc.min(table.column(WINDOW)).as_py()
-    return int(shape.windows.ends(np.array([first], dtype=np.int64))[0])
-
-
-def _merge(shape: WindowShape, old: Buckets, rows: pa.Table | None) -> pa.Table:
-    tables = [
-        table.append_column(BUCKET, pa.array(np.full(table.num_rows, bucket, dtype=np.int8)))
-        for bucket, table in old.items()
-    ]
-    if rows is None:
-        return pa.concat_tables(tables)
-    return _aggregate(shape, pa.concat_tables([*tables, rows]))
-
-
-def _aggregate(shape: WindowShape, table: pa.Table) -> pa.Table:
-    """Merge in row order for each (bucket, window, group), with groups in the order of first
-    appearance, which Arrow does not guarantee."""
-    by = [BUCKET, WINDOW, *shape.key_names]
-    table = table.combine_chunks()
-    for at, field in enumerate(table.schema):
-        if _is_order_bits(shape, field.name):
-            doubles = table.column(at).cast(pa.float64()).combine_chunks()
-            table = table.set_column(at, field.name, order_bits(doubles))
-    table = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    aggregations = [(_ROW, "min"), *((name, merge) for name, _, merge in shape.partials)]
-    aggregated = table.group_by(by, use_threads=False).aggregate(aggregations)
-    aggregated = aggregated.take(pc.sort_indices(aggregated.column(f"{_ROW}_min")))
-    columns: dict[str, Any] = {BUCKET: aggregated.column(BUCKET)}
-    for field in shape.schema:
-        merge = next((m for n, _, m in shape.partials if n == field.name), None)
-        column = aggregated.column(field.name if merge is None else f"{field.name}_{merge}")
-        if _is_order_bits(shape, field.name):
-            column = from_order_bits(column.combine_chunks())
-        columns[field.name] = column.cast(field.type) if column.type != field.type else column
-    return pa.table(columns)
-
-
-def _is_order_bits(shape: WindowShape, name: str) -> bool:
-    return any(
-        n == name and merge != "sum" and pa.types.is_floating(kind)
-        for n, kind, merge in shape.partials
-    )
-
-
-def _rebuild(buckets: Buckets, dirty: set[int], remaining: pa.Table) -> Buckets:
-    """New tables for the dirty buckets, copied so that they do not share memory."""
-    bucket_of = remaining.column(BUCKET).to_numpy()
-    order = np.argsort(bucket_of, kind="stable")
-    bounds = np.searchsorted(bucket_of[order], np.arange(BUCKETS + 1))
-    plain = remaining.drop_columns([BUCKET]).combine_chunks()
-    result = {b: t for b, t in buckets.items() if b not in dirty}
-    for bucket in dirty:
-        first, last = bounds[bucket], bounds[bucket + 1]
-        if first < last:
-            result[bucket] = plain.take(pa.array(order[first:last]))
-    return dict(sorted(result.items()))
+def _close(
+    shape: WindowShape, state: OperatorState, part: Watermarks
+) -> tuple[OperatorState, pa.Table]:
+    pane_us, count = shape.windows.pane_us, shape.windows.panes
+    before, after = part[0][1], part[-1][2]
+    starts = closing(state.panes, pane_us, count, before, after)
+    if not len(starts):
+        return state, shape.closed.empty_table()
+    state, rows = windows(shape.runs, state, pane_us, count, starts)
+    ends = np.array([w for _, _, w in part], dtype=np.int64)
+    numbers = np.array([e for e, _, _ in part], dtype=np.int64)
+    closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
+    closed = rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes]))
+    return drop(state, max(NO_PANE, after - pane_us * count + 1)), closed

@@ -21,6 +21,7 @@ from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource, SourceExtent
 from rekindle.engine.model import Chain, DroppedRows
+from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.reference.execute import Execution, OpenSink, blocks, last_epoch_to_run
 from rekindle.reference.rewrite import redirect
@@ -31,6 +32,8 @@ from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec, TopologySpec
 
 EPOCHS_PER_JOB = 64
+_STATE_BYTES = 256 << 20
+"""State of each chain in memory; the rest is in files."""
 _LOCAL_MASTER = re.compile(r"local(\[([1-9]\d{0,2}|\*)\])?")
 
 MakeChain = Callable[[Segment], Chain]
@@ -239,7 +242,14 @@ def _spark_chains(
             SparkChain,
         )  # needs PySpark; start_session checks that
 
-        yield lambda s: pass_through(s) if _is_bare_source(s) else SparkChain(s, topology, session)
+        files = RunFiles(work / "state", _STATE_BYTES)
+
+        def chain(segment: Segment) -> Chain:
+            if _is_bare_source(segment):
+                return pass_through(segment)
+            return SparkChain(segment, topology, session, run_files=files)
+
+        yield chain
     except BaseException:
         kill_session()
         raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MemoryPlan, plan_memory
+from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE, Identity
 from rekindle.protocol import TaskRef
@@ -38,6 +39,10 @@ class TaskConfig:
     segment: Segment
     cds_archive: Path | None
     memory: MemoryPlan = field(default_factory=plan_memory)
+
+    @property
+    def run_files(self) -> RunFiles:
+        return RunFiles(self.data / "state", self.memory.state_bytes)
 
     @property
     def uid(self) -> str:

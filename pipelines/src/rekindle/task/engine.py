@@ -86,6 +86,7 @@ class EngineStarter:
             session,
             job_bytes=job_bytes,
             result_bytes=config.memory.epoch_bytes,
+            run_files=config.run_files,
         )
         self._running = chain
         return chain

@@ -133,8 +133,10 @@ class EpochLoop:
             pa.default_memory_pool().release_unused()  # otherwise the process keeps it
         newest = epochs[-1]
         self._status.processed(newest.epoch, time.perf_counter() - started)
-        self.state = TaskState(newest.epoch, newest.watermark, result.state, chained)
-        if self.is_checkpoint(newest.epoch):
+        save = self.is_checkpoint(newest.epoch)
+        operators = result.state.sealed() if save else result.state
+        self.state = TaskState(newest.epoch, newest.watermark, operators, chained)
+        if save:
             self._save(self.state)
         return len(epochs)
 

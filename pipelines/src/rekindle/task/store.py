@@ -52,7 +52,7 @@ class TaskStore:
                 entry.engine,
                 engine_version(),
             )
-        mine = {o: b for o, b in saved.buckets.items() if o in self._operators}
+        mine = {o: s for o, s in saved.operators.items() if o in self._operators}
         chained_digest = entry.chain or chained_digest_from(point.epoch)
         return TaskState(point.epoch, entry.watermark, State(mine), chained_digest)
 
@@ -106,5 +106,5 @@ class TaskStore:
 
     def _opened(self) -> StateStore:
         if self._states is None:
-            self._states = StateStore(self._objects(), self._config.uid)
+            self._states = StateStore(self._objects(), self._config.uid, self._config.run_files)
         return self._states

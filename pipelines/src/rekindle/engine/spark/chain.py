@@ -1,7 +1,7 @@
 """The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
 
 Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. The
-state of windows is in `rekindle.engine.window_state`, outside Spark.
+state of windows is in `rekindle.engine.state`, outside Spark.
 Results are bit-identical for given state and epochs, so a task can release output before its state
 is saved.
 
@@ -33,8 +33,10 @@ from rekindle.engine.spark.steps import (
     plan_steps,
     step_sql,
 )
-from rekindle.engine.window_state import WINDOW, Buckets, WindowShape, advance, conform
-from rekindle.streams.epochs import EpochInput
+from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, read
+from rekindle.engine.state.spill import RunFiles
+from rekindle.engine.window_state import WINDOW, WindowShape, advance, conform
+from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.windows.kind import END, START
 
@@ -77,14 +79,17 @@ class SparkChain:
         method: Aggregation | None = None,
         job_bytes: int = JOB_BYTES,
         result_bytes: int | None = None,
+        run_files: RunFiles | None = None,
     ) -> None:
         """`method`: fixes how windows are aggregated, for tests; otherwise by the size of the
         input. `job_bytes`: input of one Spark job, if a step's input can be divided by rows;
-        `result_bytes`: limit on the results of all jobs of such a step in one call."""
+        `result_bytes`: limit on the results of all jobs of such a step in one call. `run_files`:
+        for state that does not fit into memory."""
         self._query = Query(session.newSession())
         self._method = method
         self._job_bytes = job_bytes
         self._result_bytes = result_bytes
+        self._run_files = run_files
         self._history = _CallHistory()
         analyzer = Analyzer(topology, self._query)
         self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
@@ -120,13 +125,25 @@ class SparkChain:
 
     def align_state(self, state: State) -> State:
         """Raises StateMismatch."""
-        buckets = dict(state.buckets)
+        states = dict(state.operators)
+        for window, shape in self._windows():
+            if window.node.id in states:
+                states[window.node.id] = conform(shape, states[window.node.id], window.node.name)
+        return State(states)
+
+    def folded(self, state: State) -> Mapping[str, pa.Table]:
+        """By operator id, one row for each group and pane: equal for equal states, however they are
+        laid out."""
+        return {
+            window.node.id: read(shape.runs, states, NO_PANE, END_OF_INPUT)
+            for window, shape in self._windows()
+            if (states := state.operators.get(window.node.id)) is not None
+        }
+
+    def _windows(self) -> Iterator[tuple[WindowNode, WindowShape]]:
         for prepared in self._for_many:
-            window = prepared.step.end
-            if window is not None and prepared.shape is not None and window.node.id in buckets:
-                saved = buckets[window.node.id]
-                buckets[window.node.id] = conform(prepared.shape, saved, window.node.name)
-        return State(buckets)
+            if prepared.step.end is not None and prepared.shape is not None:
+                yield prepared.step.end, prepared.shape
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order. Raises OperatorFailed (operators, epochs), OutOfMemory,
@@ -139,21 +156,22 @@ class SparkChain:
             name: stack(schema, [(e, e.inputs[at]) for e in epochs])
             for at, (name, schema) in enumerate(self._inputs)
         }
-        buckets = dict(state.buckets)
+        states: Mapping[str, OperatorState] = state.operators
         rows: pa.Table | None = None
         for prepared in self._for_one if len(epochs) == 1 else self._for_many:
             rows = self._run(prepared, views, span)
             window = prepared.step.end
             if window is not None and prepared.shape is not None:
-                old = buckets.get(window.node.id, {})
-                buckets[window.node.id], closed = self._advance(
-                    window, prepared.shape, old, rows, epochs
-                )
+                old = states.get(window.node.id, EMPTY)
+                new, closed = self._advance(window, prepared.shape, old, rows, epochs)
+                states = {**states, window.node.id: new}
                 views = {window.closed_view: _closed_view(closed, prepared.shape, epochs)}
+        if self._run_files is not None:
+            states = self._run_files.spill(states)
         tables = split_by_epoch(self._output_schema, rows, [e.epoch for e in epochs])
         outputs = zip(epochs, tables, strict=True)
         return ChainResult(
-            tuple(EpochOutput(e.epoch, e.watermark, t) for e, t in outputs), State(buckets)
+            tuple(EpochOutput(e.epoch, e.watermark, t) for e, t in outputs), State(states)
         )
 
     def _run(
@@ -208,16 +226,16 @@ class SparkChain:
         self,
         window: WindowNode,
         shape: WindowShape,
-        old: Buckets,
+        old: OperatorState,
         rows: pa.Table | None,
         epochs: Sequence[EpochInput],
-    ) -> tuple[Buckets, pa.Table]:
+    ) -> tuple[OperatorState, pa.Table]:
         watermarks = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
         advanced = advance(shape, old, rows, watermarks)
         dropped = self._history.dropped[window.node.name]
         dropped.late += advanced.late
         dropped.untimed += advanced.untimed
-        return advanced.buckets, advanced.closed
+        return advanced.state, advanced.closed
 
 
 def _input_names(segment: Segment) -> list[str]:
