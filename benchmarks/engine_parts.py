@@ -21,7 +21,7 @@ from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, State
 from rekindle.engine.retry import CallSizes
 from rekindle.identity import Identity
-from rekindle.protocol import RestorePoint, TaskRef, Upstream
+from rekindle.protocol import CheckpointDone, RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
@@ -48,8 +48,9 @@ OPERATORS = {
 }
 
 
-def topology(kind: str, directory: Path) -> Topology:
-    """One segment; its checkpoint store is below `directory`."""
+def topology(kind: str, directory: Path, operator: str = "") -> Topology:
+    """One segment; its checkpoint store is below `directory`. `operator`: instead of the one of a
+    kind, named `last`."""
     text = f"""
 checkpoint: {{store: "file://{directory}/store"}}
 sources:
@@ -58,7 +59,7 @@ sources:
   eventTime: {{column: t}}
   files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}
 operators:
-{OPERATORS[kind]}
+{operator or OPERATORS[kind]}
 queries:
 - {{name: q, from: last, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
 """
@@ -153,6 +154,7 @@ class BenchTask:
         self._inputs = PreparedInputs(max_epochs)
         self._saver = CheckpointSaver(states)
         self._offered: int | None = None
+        self._states = states
         self._log = OutputLog(
             directory / "log",
             segment.stream,
@@ -198,6 +200,15 @@ class BenchTask:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"epoch {self._offered}: {self._saver.problem or 'not saved'}")
             time.sleep(POLL_S)
+
+    @property
+    def saved(self) -> CheckpointDone | None:
+        """The newest checkpoint in the store that is not committed yet."""
+        return done[-1] if (done := self._saver.done()) else None
+
+    def restore(self, saved: CheckpointDone) -> TaskState:
+        """What a task does when it starts from a checkpoint."""
+        return self._states.restore(RestorePoint(epoch=saved.epoch, object=saved.object))
 
     def commit_saved(self) -> None:
         """The coordinator's and the supervisor's part: what is saved is committed, the next save

@@ -1,0 +1,257 @@
+"""Cost of a large state: an epoch, a checkpoint and a restore, beside Structured Streaming.
+
+.venv/bin/python benchmarks/engine_state.py [--groups 10000 1000000] [--only rekindle]
+
+One window stays open. It is filled with `--groups` groups, then each epoch changes 1,000 of them,
+drawn at random; every tenth epoch is a checkpoint. Each engine has a process and a JVM of its own
+for each size, and they run one after another.
+
+Measured for Rekindle: one iteration of the task's loop, as in `engine_epochs`; a checkpoint until
+it is in the store, on the same disk, and its bytes, also divided by the bytes of the groups that
+changed since the one before (of a page of the state, divided by its rows); loading the last
+checkpoint; memory of Python and of the JVM without mapped files, in MiB. Measured for Structured
+Streaming: `triggerExecution`, with RocksDB and changelog checkpoints.
+
+Targets: at most half of Structured Streaming's p50 and p99; with a million groups at most 1.5 times
+the p50 of 10,000; a checkpoint at most three times what changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from engine_epochs import STREAMING, percentiles
+from engine_parts import AGGREGATE, MINUTE, SCHEMA, BenchTask, topology
+
+from rekindle.checkpoints.state import encode_runs
+from rekindle.engine.memory import plan_memory
+from rekindle.engine.spark.chain import SparkChain
+from rekindle.engine.spark.session import current_jvm, start_session, stop_session
+from rekindle.engine.state.spill import RunFiles
+from rekindle.streams.epochs import EpochInput
+from rekindle_testing.harness.report import Row, line, load_average, report
+
+CHANGED = 1_000
+FILL = 100_000
+"""Rows of an epoch while the state is filled."""
+CHECKPOINT_EVERY = 10
+WARM_UP = 20
+MIB = 2**20
+HALF, GROWTH, WRITTEN = 0.5, 1.5, 3.0
+SPEC = f"{{size: 365d, groupBy: [k], aggregate: '{AGGREGATE}'}}"
+WINDOW = f"- {{name: last, inputs: [rows], window: {SPEC}}}"
+CONF = {
+    **STREAMING,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+def epochs(groups: int, count: int) -> Any:
+    """Epochs that fill the state, and then `count` that change it; with the groups of each."""
+    rng = np.random.default_rng(groups)
+    number = CHECKPOINT_EVERY
+    for first in range(0, groups, FILL):
+        yield _epoch(number, np.arange(first, min(first + FILL, groups)), rng)
+        number += 1
+    for _ in range(count):
+        yield _epoch(number, rng.choice(groups, min(groups, CHANGED), replace=False), rng)
+        number += 1
+
+
+def _epoch(number: int, chosen: Any, rng: np.random.Generator) -> tuple[EpochInput, Any]:
+    rows = len(chosen)
+    start = number * MINUTE
+    table = pa.table(
+        {
+            "k": pa.array(np.char.add("key-", np.char.zfill(chosen.astype(str), 9))),
+            "v": rng.standard_normal(rows) * 1000,
+            "n": rng.integers(0, 1_000_000, rows),
+            "t": pa.array(start + rng.integers(0, MINUTE, rows)).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    return EpochInput(number, start - 2 * MINUTE, start - MINUTE, (table,)), chosen
+
+
+def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> dict[str, Any]:
+    memory = plan_memory()
+    session = start_session("bench", data_dir=directory, cds_archive=archive, memory=memory)
+    compiled = topology("window", directory, WINDOW)
+    files = RunFiles(directory / "state", memory.state_bytes)
+    chain = SparkChain(compiled.segments[0], compiled, session, run_files=files)
+    task = BenchTask(
+        compiled,
+        chain,
+        directory,
+        CHECKPOINT_EVERY,
+        checkpoint_every=CHECKPOINT_EVERY,
+        memory=memory,
+        max_epochs=1,
+    )
+    found: dict[str, list[float]] = {"epoch": [], "checkpoint": [], "bytes": []}
+    fill, last = -(-groups // FILL), None
+    changed: set[int] = set()
+    distinct: list[int] = []
+    for done, (one, chosen) in enumerate(epochs(groups, WARM_UP + count)):
+        task.offer([one])
+        begin = time.perf_counter()
+        task.run_next()
+        ended = time.perf_counter()
+        if done >= fill:
+            changed.update(chosen.tolist())
+        task.wait_saved()
+        if (saved := task.saved) is not None:
+            last = saved
+            if done >= fill + WARM_UP:
+                found["checkpoint"].append((time.perf_counter() - begin) * 1000)
+                found["bytes"].append(saved.bytes)
+                distinct.append(len(changed))
+            changed = set()
+            task.commit_saved()
+        if done >= fill + WARM_UP:
+            found["epoch"].append((ended - begin) * 1000)
+    jvm = current_jvm()
+    assert jvm is not None
+    resident = {
+        "python": _anonymous(psutil.Process()),
+        "jvm": _anonymous(psutil.Process(jvm.process.pid)),
+    }
+    assert last is not None
+    begin = time.perf_counter()
+    restored = task.restore(last)
+    restore_s = time.perf_counter() - begin
+    assert restored.epoch == last.epoch
+    (state,) = restored.operators.operators.values()
+    page = next(page.run for page in state.pages if page.run is not None)
+    bytes_of_row = len(encode_runs([page.table])) / page.rows
+    task.stop()
+    stop_session(session)
+    return {
+        "epoch": found["epoch"],
+        "checkpoint ms": float(np.median(found["checkpoint"])),
+        "checkpoint KiB": float(np.mean(found["bytes"])) / 1024,
+        "written / changed": sum(found["bytes"]) / (sum(distinct) * bytes_of_row),
+        "restore ms": restore_s * 1000,
+        "rows": state.rows,
+        **{f"{what} MiB": value for what, value in resident.items()},
+    }
+
+
+def _anonymous(process: psutil.Process) -> float:
+    """Resident memory without mapped files, which the kernel can reclaim."""
+    info = process.memory_info()
+    return float(info.rss - info.shared) / MIB
+
+
+def streaming(groups: int, count: int, directory: Path, archive: Path | None) -> dict[str, Any]:
+    session = start_session("bench", conf=CONF, data_dir=directory, cds_archive=archive)
+    session.sparkContext.setLogLevel("ERROR")
+    place = directory / "in"
+    place.mkdir(parents=True)
+    rows = session.readStream.schema(SCHEMA).options(maxFilesPerTrigger="1").parquet(str(place))
+    rows.withWatermark("t", "1 minute").createOrReplaceTempView("rows")
+    frame = session.sql(
+        f"SELECT window.start, window.end, k, {AGGREGATE} FROM rows"
+        " GROUP BY window(t, '365 days'), k"
+    )
+    writer = frame.writeStream.outputMode("append").format("noop")
+    query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
+    times = []
+    for one, _ in epochs(groups, WARM_UP + count):
+        hidden = place / f"_{one.epoch}.parquet"
+        pq.write_table(one.inputs[0], hidden)
+        hidden.rename(place / f"{one.epoch:06d}.parquet")
+        query.processAllAvailable()
+        progress = [p for p in query.recentProgress if p["numInputRows"]][-1]
+        times.append(float(progress["durationMs"]["triggerExecution"]))
+    query.stop()
+    jvm = current_jvm()
+    assert jvm is not None
+    resident = _anonymous(psutil.Process(jvm.process.pid))
+    stop_session(session)
+    return {"epoch": times[-count:], "jvm MiB": resident}
+
+
+ENGINES = {"rekindle": rekindle, "streaming": streaming}
+
+
+def _measure(pipe: Connection, engine: str, groups: int, count: int, archive: Path | None) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        pipe.send(ENGINES[engine](groups, count, Path(name) / "task", archive))
+
+
+def measured(engine: str, groups: int, count: int, archive: Path | None) -> dict[str, Any] | None:
+    """In a process of its own; None if that ends before it has a result."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    arguments = (theirs, engine, groups, count, archive)
+    process = context.Process(target=_measure, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
+    result: dict[str, Any] | None = None
+    with contextlib.suppress(EOFError):
+        result = ours.recv()
+    process.join()
+    return result
+
+
+def rows_of(groups: int, engine: str, result: dict[str, Any]) -> Row:
+    times = {name: round(ms, 1) for name, ms in percentiles(result["epoch"]).items()}
+    others = {name: round(value, 2) for name, value in result.items() if name != "epoch"}
+    return Row(f"{groups} groups, {engine}", {**times, **others})
+
+
+def judged(results: dict[tuple[int, str], dict[str, Any]]) -> list[Row]:
+    rows = []
+    ours = {groups: r for (groups, engine), r in results.items() if engine == "rekindle"}
+    for groups, result in ours.items():
+        mine = percentiles(result["epoch"])
+        if (other := results.get((groups, "streaming"))) is not None:
+            theirs = percentiles(other["epoch"])
+            ratios = {name: round(ms / theirs[name], 3) for name, ms in mine.items()}
+            met = max(ratios.values()) <= HALF
+            rows.append(Row(f"{groups} groups, ratio to streaming", ratios, HALF, met))
+        written = result["written / changed"]
+        values = {"bytes": round(written, 2)}
+        rows.append(Row(f"{groups} groups, written / changed", values, WRITTEN, written <= WRITTEN))
+    if {10_000, 1_000_000} <= ours.keys():
+        small, large = (percentiles(ours[n]["epoch"])["p50"] for n in (10_000, 1_000_000))
+        growth = round(large / small, 2)
+        rows.append(Row("1000000 groups / 10000", {"p50": growth}, GROWTH, growth <= GROWTH))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=200)
+    sizes = [10_000, 100_000, 1_000_000, 5_000_000]
+    parser.add_argument("--groups", type=int, nargs="*", default=sizes)
+    parser.add_argument("--only", choices=list(ENGINES))
+    parser.add_argument("--archive", type=Path)
+    arguments = parser.parse_args()
+    results: dict[tuple[int, str], dict[str, Any]] = {}
+    rows: list[Row] = []
+    for groups in arguments.groups:
+        for engine in [arguments.only] if arguments.only else ENGINES:
+            found = measured(engine, groups, arguments.epochs, arguments.archive)
+            if found is None:
+                rows.append(Row(f"{groups} groups, {engine}: did not finish", {}))
+            else:
+                results[groups, engine] = found
+                rows.append(rows_of(groups, engine, found))
+            print(line(rows[-1]), flush=True)
+    report("engine_state", [*rows, *judged(results), load_average()])
+
+
+if __name__ == "__main__":
+    main()
