@@ -58,6 +58,8 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGE_ROWS", 4)
     monkeypatch.setattr(pages, "SINGLE_DELTAS", 2)
     monkeypatch.setattr(pages, "JOINED_DELTAS", 2)
+    monkeypatch.setattr(pages, "JOIN_BYTES", 1000)
+    monkeypatch.setattr(pages, "PRUNED_PAGES", 2)
     monkeypatch.setattr(pages, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
     monkeypatch.setattr(combining, "NODE_ROWS", 12)
@@ -223,20 +225,22 @@ def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: i
     assert not list(everything.runs())
 
 
+COUNTS = RunShape((pa.int64(),), (("n", pa.int64(), "sum"),))
+
+
+def counts(which: Any, pane: Any = 0) -> pa.Table:
+    """A row with the count 1 for each of these groups, in one or in many panes."""
+    panes, keys = np.broadcast_arrays(np.asarray(pane, dtype=np.int64), np.asarray(which))
+    hashes = pa.array(hash_rows(pa.table({"k": keys}), ["k"]))
+    columns = [pa.array(panes), hashes, pa.array(keys), pa.array(np.ones(len(keys), np.int64))]
+    return sort(pa.table(columns, schema=COUNTS.schema))
+
+
 def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGE_ROWS", 100)
     rng = np.random.default_rng(1)
     state, written, known = EMPTY, 0, set()
-    groups = 20_000
-    key = pa.array([f"key-{i}" for i in range(groups)])
-    hashes = rng.integers(0, 2**64, groups, dtype=np.uint64)
-    shape = RunShape((pa.string(),), (("n", pa.int64(), "sum"),))
-
-    def rows(which: Any) -> pa.Table:
-        columns = [pa.array(np.zeros(len(which), np.int64)), pa.array(hashes[which])]
-        columns += [key.take(pa.array(which)), pa.array(np.ones(len(which), np.int64))]
-        return sort(pa.table(columns, schema=shape.schema))
-
+    groups, shape, rows = 20_000, COUNTS, counts
     state = pages.compact(shape, pages.append(state, rows(np.arange(groups))))
     largest = 0
     for _ in range(200):
@@ -251,6 +255,61 @@ def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyP
     assert state.rows <= 3 * groups
     total = pages.read(shape, state, 0, 1).column("n").to_numpy().sum()
     assert total == groups + 200 * 200
+
+
+def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the state is kept: all deltas together may be larger than memory."""
+    monkeypatch.setattr(pages, "PAGE_ROWS", 64)
+    monkeypatch.setattr(pages, "JOINED_DELTAS", 16)
+    monkeypatch.setattr(pages, "JOIN_BYTES", 20_000)
+    rng = np.random.default_rng(1)
+    state = pages.compact(COUNTS, pages.append(EMPTY, counts(np.arange(50_000))))
+    for number in range(300):
+        known = {delta.run.id for delta in state.deltas}
+        state = pages.append(state, counts(rng.choice(50_000, 100, replace=False)))
+        state = pages.compact(COUNTS, state)
+        state = pages.seal(state) if number % 5 == 4 else state
+        fresh = [d.run.nbytes for d in state.deltas if d.run.id not in known]
+        assert sum(fresh) <= 2 * 20_000
+    assert {delta.level for delta in state.deltas} >= {1, 2}
+    assert len(state.deltas) <= 6 * 16
+    check(state)
+    total = pages.read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
+    assert total == 50_000 + 300 * 100
+
+
+def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in each epoch has a wrong clock; all other windows close soon."""
+    monkeypatch.setattr(pages, "PAGE_ROWS", 256)
+    monkeypatch.setattr(pages, "SINGLE_DELTAS", 32)
+    monkeypatch.setattr(pages, "JOINED_DELTAS", 512)
+    state = EMPTY
+    for number in range(400):
+        groups = np.arange(501)
+        pane = np.where(groups == 500, 10**15, number // 20)
+        state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
+        state = pages.drop(state, number // 20 - 1)
+        state = pages.seal(state) if number % 10 == 9 else state
+        check(state)
+        assert state.rows < 40_000
+    assert pages.read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [400]
+
+
+def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late rows for a large old pane, which are not worth a compaction of its pages."""
+    monkeypatch.setattr(pages, "PAGE_ROWS", 256)
+    monkeypatch.setattr(pages, "PRUNED_PAGES", 64)
+    state = pages.compact(COUNTS, pages.append(EMPTY, counts(np.arange(10_000), 1)))
+    state = pages.compact_all(COUNTS, state)
+    rng = np.random.default_rng(1)
+    for number in range(400):
+        groups = np.append(rng.choice(500, 200, replace=False), number)
+        pane = np.where(np.arange(201) == 200, 1, 2)
+        state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
+        state = pages.seal(state) if number % 10 == 9 else state
+        assert sum(d.run.rows for d in state.deltas) < 5_000
+    check(state)
+    assert pages.read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_400
 
 
 @given(st.integers(-100, 100), st.integers(1, 700))

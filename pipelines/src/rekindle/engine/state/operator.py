@@ -15,7 +15,7 @@ Design: docs/decisions/0043-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -40,11 +40,17 @@ PAGE_ROWS = 4096
 """Rows of a page when it is cut; one with twice as many is cut again."""
 COMPACTION = 1.6
 """Rows that are compacted for each row that is appended."""
-SINGLE_DELTAS, JOINED_DELTAS = 32, 256
-"""Deltas of single calls, and of each level above; more are joined to one of the next level, so
-that reading does not search too many."""
+SINGLE_DELTAS, JOINED_DELTAS = 32, 512
+"""Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
+of the next level, so that reading does not search too many."""
+JOIN_BYTES = 16 << 20
+"""Deltas that are joined to one; larger ones are not copied."""
+LIVE_ROWS = 3
+"""Deltas have at most this many rows for each live one, and some pages."""
 READ_PAGES = 64
 """Pages that are folded at once: bounds the memory of reading a whole base."""
+PRUNED_PAGES = 64
+"""Size of the deltas whose live rows are counted in one call, in pages."""
 NO_PANE = -(2**63)
 ALL_BUCKETS = (0, BUCKETS)
 
@@ -221,6 +227,7 @@ def drop(state: OperatorState, floor: int) -> OperatorState:
     if not len(panes):
         return OperatorState(floor=floor, seq=state.seq)
     dead = _page_at(state, floor, 0)
+    deltas = (_above(d, floor) for d in state.deltas if d.run.panes[-1] >= floor)
     kept = replace(
         state,
         pages=state.pages[dead:],
@@ -228,11 +235,19 @@ def drop(state: OperatorState, floor: int) -> OperatorState:
         pending=state.pending[dead:].copy(),
         floor=floor,
         panes=panes,
-        deltas=tuple(d for d in state.deltas if d.run.panes[-1] >= floor),
+        deltas=tuple(deltas),
     )
     later = (d for d in kept.deltas if d.seq > kept.through[0])
     kept.pending[0] = sum(_length(kept, delta, 0) for delta in later)
     return _trim(kept)
+
+
+def _above(delta: Delta, floor: int) -> Delta:
+    """Without the memory of dead rows, if these are most."""
+    first, rows = delta.run.position(floor, 0), delta.run.rows
+    if (rows - first) * LIVE_ROWS >= rows:
+        return delta
+    return replace(delta, run=Run(_copy(delta.run.table, first, rows)))
 
 
 def compact(shape: RunShape, state: OperatorState) -> OperatorState:
@@ -263,33 +278,75 @@ def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
 
 
 def seal(state: OperatorState) -> OperatorState:
-    """With the deltas of single calls joined to one. Before a checkpoint, so that each row is
+    """Without deltas of single calls: they are joined. Before a checkpoint, so that each row is
     uploaded in one delta at most."""
-    return _join(state, 0)
+    return _join(state, [d for d in state.deltas if not d.level])
 
 
 def _join_if_many(state: OperatorState) -> OperatorState:
     for level in sorted({delta.level for delta in state.deltas}):
-        most = JOINED_DELTAS if level else SINGLE_DELTAS
-        if sum(delta.level == level for delta in state.deltas) > most:
-            state = _join(state, level)
-    return state
+        deltas = [d for d in state.deltas if d.level == level]
+        if not level and len(deltas) > SINGLE_DELTAS:
+            state = _join(state, deltas)
+        elif level and len(deltas) > JOINED_DELTAS:  # the oldest have the fewest live rows
+            state = _join(state, deltas[: max(2, JOINED_DELTAS // 16)])
+    return _prune(state)
 
 
-def _join(state: OperatorState, level: int) -> OperatorState:
-    """With the deltas of a level joined to one of the next level. Rows are not folded: a sum of
-    doubles must be added to the base one epoch after another."""
-    chosen = [d for d in state.deltas if d.level == level]
+def _join(state: OperatorState, chosen: Sequence[Delta]) -> OperatorState:
+    """With deltas of one level, which follow one another, joined to ones of the next level. Rows
+    are not folded: a sum of doubles must be added to the base one epoch after another."""
     if not chosen:
         return state
-    before = tuple(d for d in state.deltas if d.level > level)
-    after = tuple(d for d in state.deltas if d.level < level)
-    rows = pa.concat_tables([_live(state, delta) for delta in chosen]).combine_chunks()
+    before = (d for d in state.deltas if d.seq < chosen[0].seq)
+    joined = (_joined(state, group) for group in _groups(chosen))
+    after = (d for d in state.deltas if d.seq > chosen[-1].seq)
+    return replace(state, deltas=(*before, *(d for d in joined if d is not None), *after))
+
+
+def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
+    """Consecutive deltas of at most JOIN_BYTES, or single ones."""
+    group: list[Delta] = []
+    size = 0
+    for delta in deltas:
+        if group and size + delta.run.nbytes > JOIN_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(delta)
+        size += delta.run.nbytes
+    yield group
+
+
+def _joined(state: OperatorState, group: Sequence[Delta]) -> Delta | None:
+    """None if no row is live."""
+    last, level = group[-1], group[-1].level + 1
+    if len(group) == 1 and last.level:
+        return replace(last, level=level)
+    rows = pa.concat_tables([_live(state, delta) for delta in group]).combine_chunks()
     if not rows.num_rows:
-        return replace(state, deltas=before + after)
-    same = len(chosen) == 1 and rows.num_rows == chosen[0].run.rows
-    run = chosen[0].run if same else Run(sort(rows))
-    return replace(state, deltas=(*before, Delta(chosen[-1].seq, run, level + 1), *after))
+        return None
+    same = len(group) == 1 and rows.num_rows == last.run.rows
+    return Delta(last.seq, last.run if same else Run(sort(rows)), level)
+
+
+def _prune(state: OperatorState) -> OperatorState:
+    """Without dead rows, if they are most: of deltas that are needed for a few rows of pages which
+    are hardly worth a compaction. A part of the deltas in each call."""
+    rows = sum(delta.run.rows for delta in state.deltas)
+    if rows <= LIVE_ROWS * int(state.pending.sum()) + 4 * PAGE_ROWS:
+        return state
+    deltas: list[Delta | None] = list(state.deltas)
+    first, seen = state.seq % len(deltas), 0
+    for at in (*range(first, len(deltas)), *range(first)):
+        delta = state.deltas[at]
+        live = _live(state, delta)
+        if live.num_rows * LIVE_ROWS < delta.run.rows:
+            fresh = replace(delta, run=Run(live.combine_chunks()))
+            deltas[at] = fresh if live.num_rows else None
+        seen += delta.run.rows
+        if seen > PRUNED_PAGES * PAGE_ROWS:
+            break
+    return replace(state, deltas=tuple(d for d in deltas if d is not None))
 
 
 def _live(state: OperatorState, delta: Delta) -> pa.Table:
