@@ -93,6 +93,38 @@ def test_an_object_of_an_uncommitted_entry_is_never_reused(store: Store) -> None
     assert len(saved_names(store)) == 2
 
 
+@pytest.mark.parametrize("lag", [1, 2, 5])
+def test_entries_that_are_committed_late_are_referred_to(store: Store, lag: int) -> None:
+    states = StateStore(store, "u")
+    runs = [Run(table(*"abcdefgh"))]
+    entries: list[Entry] = []
+    for number in range(12):
+        runs.append(Run(table("x")))
+        previous = entries[-1 - lag] if len(entries) > lag else None
+        ref = save(states, number, State({"op": of_runs(*runs)}), previous)
+        entries.append(states.load_entry(ref.object))
+        if previous is None:
+            continue
+        assert set(previous.objects["op"]) <= set(entries[-1].objects["op"])
+        (new,) = set(entries[-1].objects["op"]) - set(previous.objects["op"])
+        assert len(runs_of(store, f"u/{new}")) == lag + 1
+        loaded = StateStore(store, "u").load(ref.object)[1]
+        assert tables_of(loaded) == [run.table for run in runs]
+
+
+def test_of_many_uncommitted_entries_the_oldest_is_remembered(store: Store) -> None:
+    states = StateStore(store, "u")
+    state = State({"op": one_run(table("a"))})
+    first = states.load_entry(save(states, 0, state).object)
+    for number in range(1, state_module.REMEMBERED + 2):
+        save(states, number, state)
+    assert len(states._entries) == state_module.REMEMBERED
+    before = saved_names(store)
+    save(states, 99, state, first)
+    assert saved_names(store) == before
+    assert states._entries[0][0] == 0
+
+
 def test_an_object_with_few_live_rows_is_written_again(store: Store) -> None:
     states = StateStore(store, "u")
     runs = [Run(table(*"abcd")), Run(table("e"))]
@@ -104,6 +136,22 @@ def test_an_object_with_few_live_rows_is_written_again(store: Store) -> None:
     assert entry.objects["op"] != ()
     assert len(entry.objects["op"]) == 1, "the first one has one live row of five"
     assert len(saved_names(store)) == 2
+
+
+def test_dead_runs_of_an_object_are_not_restored(store: Store, tmp_path: Path) -> None:
+    states = StateStore(store, "u")
+    runs = [Run(table(*"abcd")), Run(table("e"))]
+    entry = states.load_entry(save(states, 9, State({"op": of_runs(*runs)})).object)
+    ref = save(states, 19, State({"op": of_runs(runs[1])}), entry)
+    partner = StateStore(store, "u", RunFiles(tmp_path / "runs"))
+    entry, state = partner.load(ref.object)
+    (run,) = state.operators["op"].runs()
+    assert run.table == runs[1].table
+    assert run.file is not None
+    assert run.file.nbytes == run.nbytes
+    save(partner, 29, state, entry)
+    assert len(saved_names(store)) == 1
+    assert partner._rows == {entry.objects["op"][0]: 5}
 
 
 def test_large_states_are_several_objects(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_parts import one_run
+from state_parts import of_runs, one_run
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.canonical_order import from_order_bits, order_bits
+from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, compact_all, read, seal
+from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
 from rekindle.engine.window_state import LATE, UNTIMED, WindowShape, advance, conform
@@ -258,6 +260,27 @@ def test_state_over_the_budget_is_in_files(tmp_path: Path) -> None:
     assert sum(run.nbytes for run in state.runs()) > 60_000
     assert folded(state).num_rows == 40 * 50
     assert not list(tmp_path.iterdir()), "files are unlinked"
+
+
+def test_files_of_which_little_is_live_are_given_up(tmp_path: Path) -> None:
+    """A small part of each file would keep all of it on the disk."""
+    files = RunFiles(tmp_path, memory_bytes=10_000)
+    held: list[Run] = []
+    for _ in range(60):
+        fresh = [Run(pa.table({"n": range(count)})) for count in (5, 5_000)]
+        *held, _large = files.spill({"op": of_runs(*held, *fresh)})["op"].runs()
+    assert sum(run.rows for run in held) == 60 * 5
+    kept = {run.file for run in held if run.file is not None}
+    assert sum(file.nbytes for file in kept) <= 100_000, "of two million"
+
+
+def test_a_full_disk_is_reported_and_leaves_the_state(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    rows = table([("a", 0, 0, 1, 1.0, 1, 1.0, 1.0, "x")])
+    state = {"op": advance(SHAPE, EMPTY, rows, [(0, NO_WATERMARK, -100)]).state}
+    with pytest.raises(DiskFull, match=r"state cannot be written to .*file/runs"):
+        RunFiles(tmp_path / "file" / "runs", memory_bytes=0).spill(state)
+    assert RunFiles(tmp_path, memory_bytes=0).spill(state)["op"].rows == 1
 
 
 def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:

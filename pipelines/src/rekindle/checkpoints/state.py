@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import io
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,8 +43,10 @@ from rekindle.objects import to_json
 PARALLEL = 4
 OBJECT_BYTES = 8 << 20
 """Size of an object's runs in memory; PARALLEL of them are in memory at a time."""
-LIVE_SHARE = 0.25
+LIVE_SHARE = 0.1
 """If a smaller share of an object's rows is live, its runs are written again."""
+REMEMBERED = 64
+"""Entries that may be committed later, so that their objects can be referred to then."""
 _TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -61,8 +64,9 @@ class StateStore:
         self._uid = uid
         self._files = files
         self._token = uuid.uuid4().hex[:12]
-        self._places: WeakKeyDictionary[RunId, _Place] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[RunId, dict[str, int]] = WeakKeyDictionary()
         self._rows: dict[str, int] = {}  # of the objects in _places
+        self._entries: list[tuple[int, frozenset[str]]] = []
 
     def save(
         self,
@@ -79,13 +83,14 @@ class StateStore:
         committed manifest. `bytes` of the result is what was written. Raises StoreError; then
         earlier checkpoints are unchanged, and the call may be repeated."""
         saved = CheckpointName(segment_id, partition, epoch, "")
-        written = self._upload(saved, state, previous)
+        places, written = self._upload(saved, state, previous)
         names: dict[str, tuple[str, ...]] = {}
         layouts: dict[str, Mapping[str, Any]] = {}
         for operator, states in sorted(state.operators.items()):
             if any(True for _ in states.runs()):
-                names[operator], layouts[operator] = self._describe(states)
-        self._forget_all_but(names)
+                names[operator], layouts[operator] = _describe(states, places)
+        self._remember(epoch, names)
+        self._forget_before(previous.epoch if previous is not None else -1)
         entry = Entry(
             segment_id,
             partition,
@@ -120,7 +125,8 @@ class StateStore:
         return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:
-        """An entry and its state, all digests checked. Raises StoreError, StateMismatch."""
+        """An entry and its state, all digests checked. Raises StoreError, StateMismatch,
+        DiskFull."""
         entry = self.load_entry(object_name)
         if any(entry.objects.values()) and entry.state_format != STATE_FORMAT:
             raise StateMismatch(
@@ -131,35 +137,51 @@ class StateStore:
         return entry, self.load_state(entry)
 
     def load_state(self, entry: Entry) -> State:
-        """The state of an entry, which may come from `merge_entries`. Raises StoreError."""
-        wanted = [name for names in entry.objects.values() for name in names]
+        """The state of an entry, which may come from `merge_entries`. Raises StoreError,
+        DiskFull."""
+        wanted: dict[str, set[int]] = {}
+        for operator, names in entry.objects.items():
+            with self._describing(entry, operator):
+                for at, batch in layout.places(entry.layouts[operator]):
+                    wanted.setdefault(names[at], set()).add(batch)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            loaded = dict(zip(wanted, pool.map(self._load_runs, wanted), strict=True))
+            loaded = dict(
+                zip(wanted, pool.map(self._load_runs, wanted, wanted.values()), strict=True)
+            )
         states: dict[str, OperatorState] = {}
         for operator, names in entry.objects.items():
-            runs = {(o, b): r for o, n in enumerate(names) for b, r in enumerate(loaded[n])}
-            try:
+            objects = ((at, loaded[name][0]) for at, name in enumerate(names) if name in loaded)
+            runs = {(at, batch): run for at, found in objects for batch, run in found.items()}
+            with self._describing(entry, operator):
                 states[operator] = layout.decode(entry.layouts[operator], runs)
-            except (KeyError, TypeError, ValueError) as e:
-                at = f"epoch {entry.epoch} of {entry.segment}/{entry.partition}"
-                raise StoreError(
-                    f"{self._store.url}: the entry of {at} does not describe the state of operator "
-                    f"{operator}: {e!r}"
-                ) from e
-        for name, in_object in loaded.items():
-            self._rows[name] = sum(run.rows for run in in_object)
-            for batch, run in enumerate(in_object):
-                self._places[run.id] = (name, batch)
+        for name, (found, rows) in loaded.items():
+            self._place(name, found, rows)
+        self._remember(entry.epoch, entry.objects)
         return State(states)
 
-    def _upload(self, saved: CheckpointName, state: State, previous: Entry | None) -> int:
-        """Write all runs that cannot be referred to. Returns the bytes."""
+    @contextmanager
+    def _describing(self, entry: Entry, operator: str) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as e:
+            at = f"epoch {entry.epoch} of {entry.segment}/{entry.partition}"
+            raise StoreError(
+                f"{self._store.url}: the entry of {at} does not describe the state of operator "
+                f"{operator}: {e!r}"
+            ) from e
+
+    def _upload(
+        self, saved: CheckpointName, state: State, previous: Entry | None
+    ) -> tuple[dict[RunId, _Place], int]:
+        """Write all runs that cannot be referred to. Returns where all runs are, and the bytes."""
+        places: dict[RunId, _Place] = {}
         packs: list[tuple[str, list[Run]]] = []
         for operator, states in sorted(state.operators.items()):
             usable = self._usable(states, previous.objects.get(operator, ()) if previous else ())
             size = OBJECT_BYTES
             for run in states.runs():
-                if run.id in self._places and self._places[run.id][0] in usable:
+                if run.id in usable:
+                    places[run.id] = usable[run.id]
                     continue
                 if size >= OBJECT_BYTES or packs[-1][1][0].table.schema != run.table.schema:
                     packs.append((operator, []))
@@ -169,19 +191,22 @@ class StateStore:
         with ThreadPoolExecutor(PARALLEL) as pool:
             done = list(pool.map(lambda p: self._write(saved, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):
-            self._rows[name] = sum(run.rows for run in runs)
-            for batch, run in enumerate(runs):
-                self._places[run.id] = (name, batch)
-        return sum(size for _, size in done)
+            self._place(name, dict(enumerate(runs)), sum(run.rows for run in runs))
+            places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
+        return places, sum(size for _, size in done)
 
-    def _usable(self, states: OperatorState, committed: Sequence[str]) -> set[str]:
-        """The committed objects that may be referred to: enough of their rows are live."""
+    def _usable(self, states: OperatorState, committed: Sequence[str]) -> dict[RunId, _Place]:
+        """Runs in committed objects that may be referred to: enough of their rows are live."""
+        names = frozenset(committed)
+        found: dict[RunId, _Place] = {}
         live: dict[str, int] = {}
         for run in states.runs():
-            if (place := self._places.get(run.id)) is not None:
-                live[place[0]] = live.get(place[0], 0) + run.rows
-        kept = (n for n in committed if n in live)
-        return {n for n in kept if live[n] >= LIVE_SHARE * self._rows[n]}
+            places = self._places.get(run.id, {})
+            for name in names.intersection(places):  # one, or none
+                found[run.id] = (name, places[name])
+                live[name] = live.get(name, 0) + run.rows
+        kept = {name for name, rows in live.items() if rows >= LIVE_SHARE * self._rows[name]}
+        return {run: place for run, place in found.items() if place[0] in kept}
 
     def _write(self, saved: CheckpointName, operator: str, runs: list[Run]) -> tuple[str, int]:
         data = encode_runs([run.table for run in runs], self._uid)
@@ -191,25 +216,30 @@ class StateStore:
         self._store.put(self._path(name), data)
         return name, len(data)
 
-    def _describe(self, states: OperatorState) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """The objects that have the runs of a state, and its layout."""
-        names = list(dict.fromkeys(self._places[run.id][0] for run in states.runs()))
-        numbers = {name: number for number, name in enumerate(names)}
+    def _place(self, name: str, runs: Mapping[int, Run], rows: int) -> None:
+        """`rows`: of all runs in the object."""
+        self._rows[name] = rows
+        for batch, run in runs.items():
+            self._places.setdefault(run.id, {})[name] = batch
 
-        def place(run: Run) -> layout.Place:
-            name, batch = self._places[run.id]
-            return numbers[name], batch
+    def _remember(self, epoch: int, objects: Mapping[str, Iterable[str]]) -> None:
+        if len(self._entries) == REMEMBERED:
+            self._entries.pop()  # not the oldest, which slow sinks will reach first
+        self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
 
-        return tuple(names), layout.encode(states, place)
-
-    def _forget_all_but(self, names: Mapping[str, Iterable[str]]) -> None:
-        kept = {name for of_operator in names.values() for name in of_operator}
+    def _forget_before(self, epoch: int) -> None:
+        """Forget the objects that only entries before `epoch` have: none of these will be the
+        newest committed one again. Entries after it may be committed later, for instance when a
+        slow sink has reached them."""
+        self._entries = [known for known in self._entries if known[0] >= epoch]
+        kept = frozenset[str]().union(*(names for _, names in self._entries))
         self._rows = {name: rows for name, rows in self._rows.items() if name in kept}
-        for run, (name, _) in list(self._places.items()):
-            if name not in kept:
-                del self._places[run]
+        for run, places in list(self._places.items()):
+            if not kept.issuperset(places):
+                self._places[run] = {name: at for name, at in places.items() if name in kept}
 
-    def _load_runs(self, name: str) -> list[Run]:
+    def _load_runs(self, name: str, batches: Set[int]) -> tuple[dict[int, Run], int]:
+        """The runs of some batches of an object, and the number of all its rows."""
         path = self._path(name)
         data = self._store.get(path)
         if _digest(data) != _digest_of(name):
@@ -218,13 +248,28 @@ class StateStore:
             tables = decode_runs(data, self._uid)
         except (pa.ArrowInvalid, OSError, ValueError) as e:
             raise StoreError(f"{self._store.url}: {path} is damaged: {e}") from e
-        if self._files is None or not tables:
-            return [Run(table) for table in tables]
-        tables = self._files.write(tables[0].schema, tables)
-        return [Run(table, spilled=True) for table in tables]
+        runs = {batch: Run(table) for batch, table in enumerate(tables) if batch in batches}
+        if self._files is not None and runs:
+            moved = self._files.write(tables[0].schema, list(runs.values()))
+            runs = dict(zip(runs, moved, strict=True))
+        return runs, sum(table.num_rows for table in tables)
 
     def _path(self, name: str) -> str:
         return f"{self._uid}/{name}"
+
+
+def _describe(
+    states: OperatorState, places: Mapping[RunId, _Place]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The objects that have the runs of a state, and its layout."""
+    names = list(dict.fromkeys(places[run.id][0] for run in states.runs()))
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def place(run: Run) -> layout.Place:
+        name, batch = places[run.id]
+        return numbers[name], batch
+
+    return tuple(names), layout.encode(states, place)
 
 
 def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:

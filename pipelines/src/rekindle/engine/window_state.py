@@ -109,7 +109,7 @@ def conform(shape: WindowShape, state: OperatorState, operator: str) -> Operator
     for run in state.runs():
         table = _conform(schema, run.table, operator)
         if table is not run.table:
-            runs[run.id] = Run(table, run.id, run.spilled)
+            runs[run.id] = Run(table, run.id, run.file)
     return state.with_runs(runs)
 
 

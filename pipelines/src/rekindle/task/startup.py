@@ -17,6 +17,7 @@ from typing import TypeVar
 from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.registry import open_source
+from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
@@ -106,7 +107,7 @@ class Startup:
                 return self._store.restore(point)
             except ObjectMissing:
                 raise  # it was garbage-collected: a restarted task gets a newer restore point
-            except StoreError as error:
+            except (StoreError, DiskFull) as error:
                 self._status.problem("restore", TaskProblem(message=str(error)))
                 return None
 

@@ -42,7 +42,7 @@ class TaskStore:
 
     def restore(self, point: RestorePoint) -> TaskState:
         """State and watermark at a restore point; empty if it has no object. Raises StoreError,
-        StateMismatch."""
+        StateMismatch, DiskFull."""
         if point.object is None:
             return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest_from(point.epoch))
         entry, saved = self._opened().load(point.object)

@@ -8,7 +8,7 @@ Design: docs/design/checkpoints.md#formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,12 @@ def encode(state: OperatorState, place: Callable[[Run], Place]) -> dict[str, Any
         "seq": state.seq,
         "credit": state.credit,
     }
+
+
+def places(layout: Mapping[str, Any]) -> Iterator[Place]:
+    """Of all runs. Raises KeyError if a field is missing."""
+    for part in (layout["pages"], layout["deltas"]):
+        yield from (p for p in zip(part["object"], part["batch"], strict=True) if p != _NOWHERE)
 
 
 def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorState:

@@ -71,13 +71,24 @@ class RunId:
     __slots__ = ("__weakref__",)
 
 
+@dataclass(frozen=True, eq=False)
+class RunFile:
+    """A memory-mapped file of runs; its space is freed when the last of them is dropped."""
+
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Run:
-    """`table` has one chunk at most; `spilled`: it is in a memory-mapped file."""
+    """`table` has one chunk at most; `file` has its buffers, if they are not in memory."""
 
     table: pa.Table
     id: RunId = field(default_factory=RunId)
-    spilled: bool = False
+    file: RunFile | None = None
+
+    @property
+    def spilled(self) -> bool:
+        return self.file is not None
 
     @property
     def rows(self) -> int:

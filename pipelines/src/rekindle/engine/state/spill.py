@@ -1,7 +1,7 @@
 """Runs in memory-mapped files, so that state may be larger than memory.
 
-A file is unlinked as soon as it is mapped: a process that dies leaves nothing behind, and the space
-is freed when the last run of the file is dropped. The pages of a mapped file count as the page
+A file is unlinked before it is written: a process that dies leaves nothing behind, and the space is
+freed when the last run of the file is dropped. The pages of a mapped file count as the page
 cache of the pod, which the kernel reclaims.
 
 Design: docs/design/engine.md#state.
@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from rekindle.engine.failure import DiskFull
 from rekindle.engine.state.operator import OperatorState
-from rekindle.engine.state.runs import Run
+from rekindle.engine.state.runs import Run, RunFile
 
 STATE_BYTES = 32 << 20
 """State of a task in memory, by default."""
+LIVE_SHARE = 0.25
+"""If a smaller share of a file's bytes is live, its runs are written to another one."""
 
 
 class RunFiles:
@@ -33,13 +36,9 @@ class RunFiles:
 
     def spill(self, states: Mapping[str, OperatorState]) -> Mapping[str, OperatorState]:
         """The same states, with runs moved to files if there are too many in memory. Raises
-        OSError; then nothing has changed."""
-        in_memory = [
-            run
-            for state in states.values()
-            for run in (*state.nodes.values(), *state.runs())
-            if not run.spilled
-        ]
+        DiskFull; then nothing has changed."""
+        runs = [run for state in states.values() for run in (*state.nodes.values(), *state.runs())]
+        in_memory = [run for run in runs if not run.spilled]
         size = sum(run.nbytes for run in in_memory)
         if size <= self._memory_bytes:
             return states
@@ -50,27 +49,55 @@ class RunFiles:
                 break
             size -= run.nbytes
             by_schema.setdefault(run.table.schema, []).append(run)
+        for run in _in_sparse_files(runs):
+            by_schema.setdefault(run.table.schema, []).append(run)
         moved: dict[object, Run] = {}
-        for schema, runs in by_schema.items():
-            tables = self.write(schema, (run.table for run in runs))
-            for run, table in zip(runs, tables, strict=True):
-                moved[run.id] = replace(run, table=table, spilled=True)
+        for schema, chosen in by_schema.items():
+            moved.update((run.id, run) for run in self.write(schema, chosen))
         return {operator: state.with_runs(moved) for operator, state in states.items()}
 
-    def write(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> list[pa.Table]:
-        """The same tables, in one new file. Raises OSError."""
+    def write(self, schema: pa.Schema, runs: Sequence[Run]) -> list[Run]:
+        """The same runs, in one new file. Raises DiskFull."""
+        if not runs:
+            return []
+        try:
+            tables = self._write(schema, [run.table for run in runs])
+        except OSError as error:
+            raise DiskFull(
+                f"state cannot be written to {self._directory}: {error.strerror or error}"
+            ) from error
+        file = RunFile(sum(run.nbytes for run in runs))
+        pairs = zip(runs, tables, strict=True)
+        return [replace(run, table=table, file=file) for run, table in pairs]
+
+    def _write(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> list[pa.Table]:
         self._directory.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="state-", suffix=".arrow", dir=self._directory)
-        os.close(handle)
+        opened = f"/dev/fd/{handle}"
         try:
-            with pa.OSFile(name, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            Path(name).unlink()  # before it has content, which a killed process would leave behind
+            with pa.OSFile(opened, "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 for table in tables:
                     writer.write_batch(_one_batch(table))
-            reader = pa.ipc.open_file(pa.memory_map(name, "r"))
+            reader = pa.ipc.open_file(pa.memory_map(opened, "r"))
         finally:
-            Path(name).unlink()
+            os.close(handle)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
         return [pa.Table.from_batches([batch]) for batch in batches]
+
+
+def _in_sparse_files(runs: Iterable[Run]) -> list[Run]:
+    """The runs that keep files of which little is live."""
+    by_file: dict[RunFile, list[Run]] = {}
+    for run in runs:
+        if run.file is not None:
+            by_file.setdefault(run.file, []).append(run)
+    return [
+        run
+        for file, live in by_file.items()
+        if sum(run.nbytes for run in live) < LIVE_SHARE * file.nbytes
+        for run in live
+    ]
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
