@@ -19,6 +19,8 @@ from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.canonical_order import from_order_bits, order_bits
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
+from rekindle.engine.state import operator, spill
+from rekindle.engine.state import panes as combining
 from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, compact_all, read, seal
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
@@ -224,6 +226,47 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
             got[row["__w"], row["__k0"]] = row["p1"] or 0
     assert got == expected
     assert state.is_empty
+
+
+@given(epochs, st.sampled_from([1, 4, 20]))
+@settings(max_examples=30, deadline=None)
+def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], panes: int) -> None:
+    shape = shape_of(panes)
+    steps = history(drawn, panes * SLIDE)
+    steps.append((table([]), (len(steps), steps[-1][1][2], END_OF_INPUT)))
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(spill, "PORTION_BYTES", 300)
+        files = RunFiles(Path(directory), memory_bytes=0)
+        state = portioned = EMPTY
+        for rows, mark in steps:
+            whole = advance(shape, state, rows, [mark])
+            patched.setattr(operator, "READ_PAGES", 1)
+            patched.setattr(operator, "PAGE_ROWS", 4)
+            patched.setattr(combining, "NODE_ROWS", 8)
+            patched.setattr(combining, "WINDOW_ROWS", 8)
+            parts = advance(shape, portioned, rows, [mark], files)
+            state, portioned = whole.state, parts.state
+            assert digest_table(parts.closed) == digest_table(whole.closed)
+        assert state.is_empty
+        assert portioned.is_empty
+
+
+def test_closed_windows_larger_than_memory_are_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "PORTION_BYTES", 50_000)
+    monkeypatch.setattr(operator, "PAGE_ROWS", 256)
+    files, state = RunFiles(tmp_path, memory_bytes=0), EMPTY
+    for number in range(20):
+        rows = [(f"{i * 20 + number}", 0, number, 1, 1.0, i, 1.0, 1.0, "x") for i in range(500)]
+        state = advance(SHAPE, state, table(rows), [(number, -100, -100)]).state
+    state = files.spill({"op": state})["op"]
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    closed = advance(shape_of(1), state, None, [(20, -100, 1000)], files).closed
+    assert closed.num_rows == 10_000
+    assert pool.bytes_allocated() - before < 50_000 < closed.nbytes
+    assert closed.column("__k0").to_pylist() == sorted(map(str, range(10_000)))
 
 
 @given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))

@@ -13,7 +13,7 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.engine.canonical_order import sort_rows
 from rekindle.engine.epochs import EPOCH
+from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.operator import NO_PANE, OperatorState, append, compact, drop
-from rekindle.engine.state.panes import closing, windows, without_touched
+from rekindle.engine.state.panes import closing, each_window, without_touched
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
+from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
@@ -78,27 +79,28 @@ class Advance:
 
 
 def advance(
-    shape: WindowShape, state: OperatorState, partials: pa.Table | None, watermarks: Watermarks
+    shape: WindowShape,
+    state: OperatorState,
+    partials: pa.Table | None,
+    watermarks: Watermarks,
+    files: RunFiles | None = None,
 ) -> Advance:
     """Append `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
 
     A window closes in the first epoch whose watermark reaches its end; rows for it in later epochs
-    are late for it, and count for other windows of their pane that are still open.
+    are late for it, and count for other windows of their pane that are still open. `files`: for
+    closed windows that do not fit into memory. Raises DiskFull.
     """
     rows, late, untimed = _split_markers(partials)
     arranged = None if rows is None else _by_epoch(shape, rows)
-    found = []
+    closed = ExternalSort(shape.closed, [EPOCH, WINDOW, *shape.key_names], files)
     for part in _stretches(shape, arranged, watermarks):
         if arranged is not None:
             state = _append(shape, state, arranged, part)
-        state, closed = _close(shape, state, part)
-        found.append(closed)
+        state = _close(shape, state, part, closed.add)
     if arranged is not None:
         state = compact(shape.runs, state)
-    closed = pa.concat_tables(found) if found else shape.closed.empty_table()
-    if closed.num_rows:
-        closed = sort_rows(closed, [EPOCH, WINDOW, *shape.key_names])
-    return Advance(state, closed, late, untimed)
+    return Advance(state, closed.sorted(), late, untimed)
 
 
 def conform(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
@@ -195,16 +197,19 @@ def _append(
 
 
 def _close(
-    shape: WindowShape, state: OperatorState, part: Watermarks
-) -> tuple[OperatorState, pa.Table]:
+    shape: WindowShape, state: OperatorState, part: Watermarks, add: Callable[[pa.Table], None]
+) -> OperatorState:
     pane_us, count = shape.windows.pane_us, shape.windows.panes
     before, after = part[0][1], part[-1][2]
     starts = closing(state.panes, pane_us, count, before, after)
     if not len(starts):
-        return state, shape.closed.empty_table()
-    state, rows = windows(shape.runs, state, pane_us, count, starts)
+        return state
     ends = np.array([w for _, _, w in part], dtype=np.int64)
     numbers = np.array([e for e, _, _ in part], dtype=np.int64)
-    closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
-    closed = rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes]))
-    return drop(state, max(NO_PANE, after - pane_us * count + 1)), closed
+
+    def add_closed(rows: pa.Table) -> None:
+        closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
+        add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes])))
+
+    state = each_window(shape.runs, state, pane_us, count, starts, add_closed)
+    return drop(state, max(NO_PANE, after - pane_us * count + 1))

@@ -11,8 +11,9 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
@@ -48,6 +49,7 @@ MANY_ROWS = 50_000
 
 
 JOB_BYTES = plan_memory().job_bytes
+_Shaped = Callable[[pa.Table], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +160,16 @@ class SparkChain:
         }
         states: Mapping[str, OperatorState] = state.operators
         rows: pa.Table | None = None
+        shaped = _same
         for prepared in self._for_one if len(epochs) == 1 else self._for_many:
-            rows = self._run(prepared, views, span)
+            rows = self._run(prepared, views, shaped, span)
             window = prepared.step.end
             if window is not None and prepared.shape is not None:
                 old = states.get(window.node.id, EMPTY)
                 new, closed = self._advance(window, prepared.shape, old, rows, epochs)
                 states = {**states, window.node.id: new}
-                views = {window.closed_view: _closed_view(closed, prepared.shape, epochs)}
+                views = {window.closed_view: closed}
+                shaped = partial(_closed_view, shape=prepared.shape, epochs=epochs)
         if self._run_files is not None:
             states = self._run_files.spill(states)
         tables = split_by_epoch(self._output_schema, rows, [e.epoch for e in epochs])
@@ -175,31 +179,42 @@ class SparkChain:
         )
 
     def _run(
-        self, prepared: _StepQueries, views: dict[str, pa.Table], span: str
+        self, prepared: _StepQueries, tables: Mapping[str, pa.Table], shaped: _Shaped, span: str
     ) -> pa.Table | None:
-        if not any(t.num_rows for t in views.values()):
+        """`shaped`: what a view has of its table, or of consecutive rows of it."""
+        if not any(t.num_rows for t in tables.values()):
             return None
         hidden = [name for name in SYSTEM.names if name not in prepared.step.system]
-        views = {name: table.drop_columns(hidden) for name, table in views.items()}
-        size = sum(t.nbytes for t in views.values())
+
+        def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+            return {name: shaped(table).drop_columns(hidden) for name, table in tables.items()}
+
         what = f"operator {prepared.step.operators}, {span}"
+        visible = [
+            t.select([n for n in t.schema.names if n not in hidden]) for t in tables.values()
+        ]
+        size = sum(t.nbytes for t in visible)
+        if prepared.divisible and size > self._job_bytes:
+            parts = _divided(tables, -(-size // self._job_bytes))
+            text = prepared.texts[self._method or self._sorted(tables)]
+            return self._run_divided(text, map(views_of, parts), what)
+        views = views_of(tables)
+        size = sum(t.nbytes for t in views.values())
         if self._hashes(prepared, size):
             rows = self._query.run_hashed(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1
         text = prepared.texts[self._method or self._sorted(views)]
-        if prepared.divisible and size > self._job_bytes:
-            return self._run_divided(text, views, -(-size // self._job_bytes), what)
         return self._query.run(text, views, what)
 
     def _run_divided(
-        self, text: str, views: Mapping[str, pa.Table], parts: int, what: str
+        self, text: str, parts: Iterable[Mapping[str, pa.Table]], what: str
     ) -> pa.Table:
         """Raises OutOfMemory when the results exceed `result_bytes`."""
         results: list[pa.Table] = []
         size = 0
-        for part in _divided(views, parts):
+        for part in parts:
             results.append(self._query.run(text, part, what))
             size += results[-1].nbytes
             if self._result_bytes is not None and size > self._result_bytes:
@@ -231,7 +246,7 @@ class SparkChain:
         epochs: Sequence[EpochInput],
     ) -> tuple[OperatorState, pa.Table]:
         watermarks = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
-        advanced = advance(shape, old, rows, watermarks)
+        advanced = advance(shape, old, rows, watermarks, self._run_files)
         dropped = self._history.dropped[window.node.name]
         dropped.late += advanced.late
         dropped.untimed += advanced.untimed
@@ -259,6 +274,10 @@ def _check_order(epochs: Sequence[EpochInput]) -> None:
     for one, two in pairwise(epochs):
         if two.epoch <= one.epoch or two.watermark_before != one.watermark:
             raise ValueError(f"epoch {two.epoch} does not follow epoch {one.epoch}")
+
+
+def _same(table: pa.Table) -> pa.Table:
+    return table
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:

@@ -47,7 +47,7 @@ JOIN_BYTES = 16 << 20
 """Deltas that are joined to one; larger ones are not copied."""
 LIVE_ROWS = 3
 """Deltas have at most this many rows for each live one, and some pages."""
-READ_PAGES = 64
+READ_PAGES = 16
 """Pages that are folded at once: bounds the memory of reading a whole base."""
 PRUNED_PAGES = 64
 """Size of the deltas whose live rows are counted in one call, in pages."""
@@ -172,15 +172,24 @@ def read(
 ) -> pa.Table:
     """The rows of all groups in the panes from `first` (inclusive) to `end`, folded, in the order
     of runs. `buckets`: only from one to another."""
+    return concatenate(shape, list(portions(shape, state, first, end, buckets)))
+
+
+def portions(
+    shape: RunShape,
+    state: OperatorState,
+    first: int,
+    end: int,
+    buckets: tuple[int, int] = ALL_BUCKETS,
+) -> Iterator[pa.Table]:
+    """What `read` returns, one table for some READ_PAGES pages."""
     first = max(first, state.floor)
     if first >= end or not len(state.panes):
-        return shape.schema.empty_table()
+        return
     low, high = _page_at(state, first, 0), _page_at(state, end, 0)
-    found = [
-        _read_pages(shape, state, (at, min(at + READ_PAGES, high + 1)), first, end, buckets)
-        for at in range(low, high + 1, READ_PAGES)
-    ]
-    return concatenate(shape, found)
+    for at in range(low, high + 1, READ_PAGES):
+        part = (at, min(at + READ_PAGES, high + 1))
+        yield _read_pages(shape, state, part, first, end, buckets)
 
 
 def _read_pages(

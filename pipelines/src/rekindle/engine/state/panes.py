@@ -15,14 +15,14 @@ Design: docs/decisions/0043-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from rekindle.engine.state.operator import OperatorState, read
+from rekindle.engine.state.operator import OperatorState, portions, read
 from rekindle.engine.state.runs import (
     BUCKETS,
     PANE,
@@ -37,7 +37,7 @@ from rekindle.engine.state.runs import (
 
 FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
-WINDOW_ROWS = 1 << 20
+WINDOW_ROWS = 1 << 18
 """Rows of nodes that are folded at once to windows, if there is more than one window."""
 NODE_ROWS = 1 << 19
 """Rows of a node's children that are folded at once."""
@@ -68,18 +68,37 @@ def windows(
     shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
 ) -> tuple[OperatorState, pa.Table]:
     """The folded groups of the windows of `count` panes that begin with the panes of these numbers,
-    ascending; `__w` is the window's start. Also the state, which keeps nodes."""
+    ascending; `__w` is the window's start. In the order of runs. Also the state, which keeps nodes.
+    """
+    found: list[pa.Table] = []
+    state = each_window(shape, state, pane_us, count, starts, found.append)
+    rows = concatenate(shape, found)
+    return state, sort(rows) if len(found) > 1 else rows
+
+
+def each_window(
+    shape: RunShape,
+    state: OperatorState,
+    pane_us: int,
+    count: int,
+    starts: Int64s,
+    add: Callable[[pa.Table], None],
+) -> OperatorState:
+    """What `windows` returns, in portions of a bounded number of rows, in any order."""
     if not len(starts):
-        return state, shape.schema.empty_table()
+        return state
     first, last = int(starts[0]), int(starts[-1])
     if count == 1:
-        rows = read(shape, state, first * pane_us, (last + 1) * pane_us)
-        wanted = np.isin(int64s(rows.column(PANE)), starts * pane_us)
-        return state, rows if wanted.all() else rows.filter(pa.array(wanted))
+        for rows in portions(shape, state, first * pane_us, (last + 1) * pane_us):
+            wanted = np.isin(int64s(rows.column(PANE)), starts * pane_us)
+            add(rows if wanted.all() else rows.filter(pa.array(wanted)))
+        return state
     if count < FAN_OUT:
-        panes = read(shape, state, first * pane_us, (last + count) * pane_us)
-        return state, _sliding(shape, panes, pane_us, count, starts)
-    return _from_nodes(shape, state, pane_us, count, starts)
+        for buckets in _ranges(state.rows):
+            panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
+            _sliding(shape, panes, pane_us, count, starts, add)
+        return state
+    return _from_nodes(shape, state, pane_us, count, starts, add)
 
 
 def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
@@ -114,21 +133,30 @@ def _panes(level: int) -> int:
     return 1 << level * FAN_OUT_BITS
 
 
+def _ranges(rows: int) -> list[tuple[int, int]]:
+    """Ranges of buckets that divide so many rows to some NODE_ROWS each."""
+    count = max(1, min(-(-rows // NODE_ROWS), BUCKETS))
+    return list(pairwise(BUCKETS * at // count for at in range(count + 1)))
+
+
 def _sliding(
-    shape: RunShape, panes: pa.Table, pane_us: int, count: int, starts: Int64s
-) -> pa.Table:
+    shape: RunShape,
+    panes: pa.Table,
+    pane_us: int,
+    count: int,
+    starts: Int64s,
+    add: Callable[[pa.Table], None],
+) -> None:
     """Windows of few panes, which are the left fold of their panes."""
     column = int64s(panes.column(PANE))
     low = np.searchsorted(column, starts * pane_us)
     high = np.searchsorted(column, (starts + count) * pane_us)
     lengths = high - low
-    found = []
     for begin, end in _portions(lengths):
         part = lengths[begin:end]
         within = np.arange(part.sum()) - np.repeat(np.cumsum(part) - part, part)
         rows = panes.take(pa.array(np.repeat(low[begin:end], part) + within))
-        found.append(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
-    return concatenate(shape, found)
+        add(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
 
 
 def _portions(lengths: Int64s) -> list[tuple[int, int]]:
@@ -139,12 +167,16 @@ def _portions(lengths: Int64s) -> list[tuple[int, int]]:
 
 
 def _from_nodes(
-    shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
-) -> tuple[OperatorState, pa.Table]:
+    shape: RunShape,
+    state: OperatorState,
+    pane_us: int,
+    count: int,
+    starts: Int64s,
+    add: Callable[[pa.Table], None],
+) -> OperatorState:
     parts = [nodes_of(start, count) for start in starts.tolist()]
     wanted = sorted({node for nodes in parts for node in nodes})
     cache = _Nodes(shape, state, pane_us)
-    found = []
     for buckets in cache.ranges:
         rows_of = cache.tables(wanted, buckets)
         sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
@@ -152,9 +184,8 @@ def _from_nodes(
         for begin, end in _portions(lengths):
             rows = concatenate(shape, [rows_of[n] for nodes in parts[begin:end] for n in nodes])
             start = np.repeat(starts[begin:end] * pane_us, lengths[begin:end])
-            found.append(_fold_as(shape, rows, start))
-    windows = concatenate(shape, found)
-    return replace(state, nodes=cache.kept), windows if len(cache.ranges) == 1 else sort(windows)
+            add(_fold_as(shape, rows, start))
+    return replace(state, nodes=cache.kept)
 
 
 class _Nodes:
@@ -165,10 +196,7 @@ class _Nodes:
         self._state = state
         self._pane_us = pane_us
         self.kept = dict(state.nodes)
-        of_node = FAN_OUT * state.rows // max(1, len(state.panes))
-        count = min(-(-of_node // NODE_ROWS), BUCKETS)
-        cuts = [BUCKETS * at // max(1, count) for at in range(max(1, count) + 1)]
-        self.ranges = list(pairwise(cuts))
+        self.ranges = _ranges(FAN_OUT * state.rows // max(1, len(state.panes)))
         """Ranges of buckets whose rows of all children of a node fit into memory."""
 
     def tables(self, wanted: Sequence[Node], buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:

@@ -23,6 +23,7 @@ from rekindle.engine.state.runs import Run, RunFile
 
 STATE_BYTES = 32 << 20
 """State of a task in memory, by default."""
+PORTION_BYTES = 1 << 20
 LIVE_SHARE = 0.25
 """If a smaller share of a file's bytes is live, its runs are written to another one."""
 
@@ -33,6 +34,11 @@ class RunFiles:
     def __init__(self, directory: Path, memory_bytes: int = STATE_BYTES) -> None:
         self._directory = directory
         self._memory_bytes = memory_bytes
+
+    @property
+    def portion_bytes(self) -> int:
+        """Of rows that are held in memory before they are written."""
+        return max(PORTION_BYTES, self._memory_bytes // 2)
 
     def spill(self, states: Mapping[str, OperatorState]) -> Mapping[str, OperatorState]:
         """The same states, with runs moved to files if there are too many in memory. Raises
