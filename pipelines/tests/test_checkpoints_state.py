@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from state_parts import of_runs, one_run, tables_of
 
 from rekindle.checkpoints import state as state_module
-from rekindle.checkpoints.codec import decode_entry, encode_entry, parse_state_name
+from rekindle.checkpoints.codec import checksum, decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore, decode_runs, encode_runs, merge_entries
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.engine.state.operator import EMPTY
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
@@ -163,12 +164,23 @@ def test_large_states_are_several_objects(store: Store, monkeypatch: pytest.Monk
     assert tables_of(StateStore(store, "u").load(ref.object)[1]) == tables_of(state)
 
 
-def test_the_digest_of_an_entry_is_that_of_the_content(store: Store) -> None:
-    one = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
-    other = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
-    changed = save(StateStore(store, "u"), 9, State({"op": one_run(table("a", x=2.0))}))
-    assert one.digest == other.digest != changed.digest
-    assert one.object != other.object
+def test_the_digest_of_an_entry_is_that_of_the_state(store: Store) -> None:
+    """However it is laid out: replicas are compared by it."""
+    states = [replace(one_run(table("a")), digest=digest) for digest in ("1", "1", "2")]
+    states.append(replace(of_runs(Run(table("b")), Run(table("c"))), digest="1"))
+    one, same, changed, laid_out = (
+        save(StateStore(store, "u"), 9, State({"op": state})) for state in states
+    )
+    assert one.digest == same.digest == laid_out.digest != changed.digest
+    assert one.object != same.object
+
+
+def test_the_digest_of_a_state_without_rows_is_kept(store: Store) -> None:
+    ref = save(StateStore(store, "u"), 9, State({"op": replace(EMPTY, digest="1", floor=7)}))
+    entry, state = StateStore(store, "u").load(ref.object)
+    assert (state.operators["op"].digest, state.operators["op"].floor) == ("1", 7)
+    assert state.operators["op"].is_empty
+    assert entry.objects == {"op": ()}
 
 
 def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
@@ -195,7 +207,7 @@ def test_damage_of_an_entry_is_found_on_load(
     ref = save(states, 9, State({"op": one_run(table("a"))}))
     (path,) = (tmp_path / "store/u").rglob("*.json")
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(StoreError, match="is damaged: its digest does not match"):
+    with pytest.raises(StoreError, match="is damaged: its checksum does not match"):
         states.load_entry(ref.object)
 
 
@@ -270,7 +282,16 @@ def test_objects_of_another_topology_are_refused(store: Store) -> None:
 def test_fields_of_a_newer_release_are_ignored() -> None:
     entry = Entry("s", 1, 9, 0, ("a",), {})
     newer = {**json.loads(encode_entry(entry)), "ofTomorrow": [1]}
-    assert decode_entry(to_json(newer)) == entry
+    del newer["checksum"]
+    assert decode_entry(to_json({**newer, "checksum": checksum(newer)})) == entry
+
+
+def test_a_damaged_entry_is_found() -> None:
+    data = encode_entry(Entry("s", 1, 9, 0, ("a",), {}, layouts={"a": {"floor": 700}}))
+    for damaged in (data.replace(b"700", b"701"), data.replace(b'"epoch":9', b'"epoch":8')):
+        assert damaged != data
+        with pytest.raises(ValueError, match="damaged: its checksum does not match"):
+            decode_entry(damaged)
 
 
 def test_an_entry_of_the_first_format_is_read() -> None:

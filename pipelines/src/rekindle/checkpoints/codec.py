@@ -17,6 +17,7 @@ Design: docs/design/checkpoints.md#formats.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ FORMAT = 3
 additional field. Format 1 has neither topology, definitions nor the engine's version; up to format
 2, entries have an object for each bucket, and no layouts."""
 OLDEST_FORMAT = 1
+CHECKSUM_FORMAT = 3
+"""Since this format, entries have a checksum."""
 
 T = TypeVar("T")
 
@@ -149,17 +152,26 @@ def decode_manifest(data: bytes, topology: str = "") -> Manifest:
 
 def encode_entry(entry: Entry, topology: str = "") -> bytes:
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    return to_json({**_stamp(topology), **fields})
+    content = {**_stamp(topology), **fields}
+    return to_json({**content, "checksum": checksum(content)})
 
 
 def decode_entry(data: bytes, topology: str = "") -> Entry:
-    """Raises ValueError like decode_manifest."""
+    """Raises ValueError like decode_manifest, or if the entry is damaged."""
     fields = _fields(data, "entry", topology)
+    found = fields.pop("checksum", "")
+    if fields["format"] >= CHECKSUM_FORMAT and found != checksum(fields):
+        raise ValueError("the entry is damaged: its checksum does not match")
     objects = {
         operator: tuple(names.values() if isinstance(names, dict) else names)
         for operator, names in fields["objects"].items()
     }
     return _make(Entry, {**fields, "operators": tuple(fields["operators"]), "objects": objects})
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Of all fields of an entry but itself."""
+    return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
 def _stamp(topology: str) -> dict[str, Any]:

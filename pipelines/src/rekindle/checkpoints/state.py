@@ -87,7 +87,7 @@ class StateStore:
         names: dict[str, tuple[str, ...]] = {}
         layouts: dict[str, Mapping[str, Any]] = {}
         for operator, states in sorted(state.operators.items()):
-            if any(True for _ in states.runs()):
+            if states.digest or any(True for _ in states.runs()):
                 names[operator], layouts[operator] = _describe(states, places)
         self._remember(epoch, names)
         self._forget_before(previous.epoch if previous is not None else -1)
@@ -338,11 +338,10 @@ def _digest_of(name: str) -> str:
 
 
 def entry_digest(entry: Entry) -> str:
-    """The digest in an entry's name: of its layouts, and of the digests in the names of its
-    objects."""
+    """The digest in an entry's name: of the state, however it is laid out, because replicas that
+    save the same epoch are compared by it."""
     content: Any = [
         [entry.segment, entry.partition, entry.epoch, entry.watermark, list(entry.operators)],
-        [[o, [_digest_of(n) for n in names]] for o, names in sorted(entry.objects.items())],
-        dict(entry.layouts),
+        {o: of["digest"] for o, of in entry.layouts.items() if of.get("digest")},
     ]
     return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()

@@ -13,8 +13,9 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -31,6 +32,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
+from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 WINDOW, ROWS = PANE, "__n"
 LATE = -(2**63) + 1
@@ -187,13 +189,25 @@ def _stretches(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -
 def _append(
     shape: WindowShape, state: OperatorState, rows: _Rows, part: Watermarks
 ) -> OperatorState:
-    first = np.searchsorted(rows.epochs, part[0][0])
-    end = np.searchsorted(rows.epochs, part[-1][0], "right")
+    first = int(np.searchsorted(rows.epochs, part[0][0]))
+    end = int(np.searchsorted(rows.epochs, part[-1][0], "right"))
     if first == end:
         return state
     touched = np.unique(rows.panes[first:end])
+    digest = _chained(state.digest, rows, range(first, end))
     state = append(state, sort(rows.table.slice(first, end - first)))
-    return without_touched(state, touched, shape.windows.pane_us)
+    return without_touched(replace(state, digest=digest), touched, shape.windows.pane_us)
+
+
+def _chained(digest: str, rows: _Rows, part: range) -> str:
+    """The digest of a state after the epochs of these rows. Epochs without rows do not count: they
+    may be left out."""
+    starts = np.flatnonzero(np.diff(rows.epochs[part.start : part.stop])) + part.start + 1
+    for first, end in pairwise([part.start, *starts.tolist(), part.stop]):
+        of_epoch = digest_table(sort(rows.table.slice(first, end - first)))
+        text = f"{digest}/{rows.epochs[first]}/{of_epoch}"
+        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return digest
 
 
 def _close(

@@ -44,6 +44,7 @@ def encode(state: OperatorState, place: Callable[[Run], Place]) -> dict[str, Any
         "panes": state.panes.tolist(),
         "seq": state.seq,
         "credit": state.credit,
+        "digest": state.digest,
     }
 
 
@@ -69,4 +70,5 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
         panes=np.array(layout["panes"], dtype=np.int64),
         seq=layout["seq"],
         credit=layout["credit"],
+        digest=layout["digest"],
     )

@@ -88,7 +88,9 @@ def _none() -> Int64s:
 class OperatorState:
     """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
     later deltas belong to it. `floor`: rows of panes below it are dead. `panes`: those with rows,
-    ascending. `credit`: rows that may be compacted. `nodes`: of `engine.state.panes`; derived."""
+    ascending. `credit`: rows that may be compacted. `nodes`: of `engine.state.panes`; derived.
+    `digest`: chained over the rows of all epochs, so equal for equal states, however they are laid
+    out."""
 
     pages: tuple[Page, ...] = _FIRST
     deltas: tuple[Delta, ...] = ()
@@ -99,6 +101,7 @@ class OperatorState:
     seq: int = 0
     credit: int = 0
     nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
+    digest: str = ""
 
     @property
     def rows(self) -> int:
@@ -234,7 +237,7 @@ def drop(state: OperatorState, floor: int) -> OperatorState:
         return state
     panes = state.panes[np.searchsorted(state.panes, floor) :]
     if not len(panes):
-        return OperatorState(floor=floor, seq=state.seq)
+        return OperatorState(floor=floor, seq=state.seq, digest=state.digest)
     dead = _page_at(state, floor, 0)
     deltas = (_above(d, floor) for d in state.deltas if d.run.panes[-1] >= floor)
     kept = replace(
