@@ -34,7 +34,7 @@ failures: tools   ## of these, whole topologies under kill -9, freezes and lost 
 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
-	$(PY) -m pytest -m "kubelet and not long"
+	$(PY) -m pytest -m "kubelet and not long and not smoke" --durations=30
 
 smoke: tools      ## the images, and one loss on real kubelets; says why where this machine cannot
 	$(PY) -m pytest -m smoke
