@@ -197,6 +197,11 @@ def test_the_chart_has_the_crd_of_the_repository() -> None:
         assert (CHART / "crds" / name).read_bytes() == (ROOT / "crds" / name).read_bytes()
 
 
+def test_the_chart_is_complete_without_the_rest_of_the_repository() -> None:
+    """Helm warns of symbolic links, and some programs that deploy from git skip them."""
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
+
+
 @pytest.mark.parametrize("image", ["operator", "pipelines"])
 def test_all_that_an_image_installs_is_locked(image: str) -> None:
     """`test_images` compares the locks with what is tested."""
