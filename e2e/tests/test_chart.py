@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chart import CHART, VALUE_SETS, VALUES, helm, objects
+from chart import CHART, KUBERNETES, VALUE_SETS, VALUES, helm, objects
 
 from rekindle_operator.pod_policy import Feature, parse_policy
 from rekindle_operator.settings import read_settings
@@ -154,13 +154,69 @@ def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str
         ({"podPolicy": {"allow": ["HostRoot"]}}, "allow"),
         ({"namespaceLimits": {"maxShare": {"a": 2}}}, "maxShare"),
         ({"image": {"repo": "x"}}, "repo"),
+        ({"resources": {"memory": "1Gi"}}, "memory"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], message: str) -> None:
-    done = helm("template", "rekindle", values=values)
+    done = helm("template", "rekindle", *KUBERNETES, values=values)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"image": {"repository": "registry.example/rekindle/operator:0.1.0"}},
+            'image.repository is "registry.example/rekindle/operator:0.1.0": write it like',
+        ),
+        ({"image": {"repository": "..."}}, 'image.repository is "...": write it like'),
+        (
+            {"pipelines": {"image": {"repository": f"a/b@sha256:{'0' * 64}"}}},
+            "in pipelines.image.tag",
+        ),
+        ({"pipelines": {"image": {"tag": "sha256:0"}}}, 'pipelines.image.tag is "sha256:0": write'),
+        (
+            {"leaderElection": {"leaseSeconds": 1}},
+            "renewDeadlineSeconds (1.6), and that less than leaseSeconds (1)",
+        ),
+        (
+            {"podDisruptionBudget": {"minAvailable": 3}},
+            "podDisruptionBudget.minAvailable (3) must be less than replicas (3)",
+        ),
+        ({"podDisruptionBudget": {"minAvailable": "100%"}}, "minAvailable (100%) must be less"),
+    ],
+)
+def test_values_that_could_not_work_are_refused(values: dict[str, Any], message: str) -> None:
+    done = helm("template", "rekindle", *KUBERNETES, values=values)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("repository", "tag"),
+    [
+        ("localhost:5000/operator", ""),
+        ("123.dkr.ecr.eu-west-1.amazonaws.com/team_a/rekindle__operator", "v0.1.0-rc.1_2"),
+        ("operator", f"0.1.0@sha256:{'0a' * 32}"),
+    ],
+)
+def test_images_of_any_registry_and_digests_are_accepted(repository: str, tag: str) -> None:
+    image = {"repository": repository, "tag": tag}
+    done = helm("template", "rekindle", *KUBERNETES, values={"image": image})
+    assert done.returncode == 0, done.stderr
+    assert f'image: "{repository}:{tag or "0.1.0"}"' in done.stdout
+
+
+@pytest.mark.process
+def test_an_older_kubernetes_is_refused() -> None:
+    done = helm("template", "rekindle", "--kube-version", "1.29.9")
+    assert done.returncode != 0
+    assert "chart requires kubeVersion: >=1.30" in done.stderr
+    assert helm("template", "rekindle", "--kube-version", "1.31.2-gke.1").returncode == 0
 
 
 @pytest.mark.process
