@@ -127,6 +127,12 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
         case "string_type" if isinstance(error["input"], list):
             one = ", ".join(map(_as_written, error["input"]))
             return f"{shown} is not a string", f'write one string: "{one}"'
+        case "string_type" if isinstance(error["input"], Mapping):
+            # As the API of pods has it: {name: s3-rekindle}, {claimName: data}.
+            values = list(error["input"].values())
+            only = len(values) == 1 and isinstance(values[0], str)
+            hint = f"write {_as_written(values[0])}" if only else "write one string"
+            return f"{shown} is not a string", hint
         case "string_type":
             return f"{shown} is not a string", "write it in quotes"
         case kind if kind.startswith("int_"):
@@ -135,6 +141,8 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{shown} is not a number", "write it without quotes, like 2.5"
         case kind if kind.startswith("bool_"):
             return f"{shown} is not true or false", "write true or false, without quotes"
+        case "dict_type" if error["loc"][-2:-1] == ("imagePullSecrets",):
+            return f"{shown} is not an object", f"write {{name: {shown}}}"
         case kind if kind.startswith(("model_", "dict_", "mapping_")):
             return f"{shown} has no fields", "write its fields below it, each as name: value"
         case _:
