@@ -64,8 +64,12 @@ def _parse_resource(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any
             what = " ".join(str(error).split())
             hint = "write it in UTF-8" if isinstance(error, yaml.reader.ReaderError) else ""
             raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
-        data = next((d for d in documents if isinstance(d, dict) and d.get("kind") == KIND), None)
-        data = data if data is not None else (documents or [None])[0]
+        topologies = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
+        if len(topologies) > 1:
+            what = f"has {len(topologies)} topologies, of which one alone would be read"
+            hint = "write each into a file of its own"
+            raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
+        data = (topologies or documents or [None])[0]
     if not isinstance(data, Mapping):
         raise InvalidTopology([Problem("", "NotAManifest", "is not a Kubernetes object")])
     return data
