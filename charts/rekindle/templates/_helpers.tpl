@@ -125,10 +125,10 @@ it needs neither `escalate` nor `bind`. */ -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create]
-- apiGroups: [coordination.k8s.io]
+- apiGroups: [coordination.k8s.io] # delete: OwnerReferencesPermissionEnforcement asks for it to set an owner
   resources: [leases]
   resourceNames: [{{ include "rekindle.fullname" . }}-operator]
-  verbs: [get, patch, update]
+  verbs: [get, patch, update, delete]
 - apiGroups: [apps] # its own, which the Lease belongs to
   resources: [deployments]
   resourceNames: [{{ include "rekindle.fullname" . }}]
