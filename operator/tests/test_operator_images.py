@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
@@ -108,6 +109,36 @@ def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> N
     assert "recovery" not in running.status()
     incarnations = {p.incarnation for p in running.tasks().values()}
     assert incarnations == {2}, "each was replaced once"
+
+
+@pytest.mark.parametrize("change", ["digest", "sidecar"])
+def test_an_image_that_admission_changes_is_not_outdated(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Webhooks replace tags by digests and registries by mirrors, and put sidecars first."""
+    create = ModelCluster.create_pod
+
+    def admit(cluster: ModelCluster, manifest: dict[str, Any]) -> None:
+        containers = manifest["spec"]["containers"]
+        if change == "digest":
+            containers[0]["image"] += "@sha256:0123"
+        else:
+            containers.insert(0, {"name": "proxy", "image": "proxy:1"})
+        create(cluster, manifest)
+
+    monkeypatch.setattr(ModelCluster, "create_pod", admit)
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    request_rollout(cluster)
+    cluster.settle()
+    assert cluster.coordinator().incarnation == 1
+    cluster.edit("flights", image=NEW)
+    settle_pod_by_pod(cluster)
+    assert cluster.coordinator().incarnation == 2
+    assert {p.incarnation for p in cluster.tasks().values()} == {2}
 
 
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
