@@ -1,10 +1,11 @@
 """Rolling replacement of running pods that an edit has outdated, where it is requested. Pure.
 
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
-annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
-after another, each only while the new coordinator reports every replica as live: without a
-coordinator nobody gives the sinks of a task to its partner. A replaced task continues from its
-partner's state, or from the newest checkpoint and the logs of its inputs.
+annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
+the new one has started, then one task after another, each only while the new coordinator reports
+every replica as live: without a coordinator nobody gives the sinks of a task to its partner. A
+replaced task continues from its partner's state, or from the newest checkpoint and the logs of its
+inputs.
 """
 
 from __future__ import annotations
