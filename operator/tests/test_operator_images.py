@@ -239,6 +239,21 @@ def test_a_new_coordinator_gets_the_place_of_the_old_one(
     assert set(images(running, "coordinator").values()) == {NEW}
 
 
+def test_an_incarnation_that_was_only_reserved_stops_no_roll(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    running.refused_in.add("default")  # a quota
+    pass_seconds(running, 2)
+    assert {"slot": "coordinator", "incarnation": 2} in running.status()["slots"]
+    running.edit("flights", image=OLD)
+    pass_seconds(running, 1)
+    running.refused_in.clear()
+    assert running.coordinator().incarnation == 1
+    running.edit("flights", podTemplate={"metadata": {"annotations": {"a": "b"}}})
+    settle_pod_by_pod(running)
+    assert {p.incarnation for p in running.tasks().values()} == {2}
+
+
 def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
     running: ModelCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.context import (
-    ReconcileContext,
-    coordinator_incarnation,
-    coordinator_pods,
-)
+from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
@@ -52,11 +48,12 @@ def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
 
 def _coordinator_is_new(context: ReconcileContext) -> bool:
     """It has the generation's image, and has reported."""
-    incarnation = coordinator_incarnation(context)
-    newest = next((p for p in coordinator_pods(context) if p.incarnation == incarnation), None)
-    if newest is None or coordinator_rolls(context, newest):
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    if newest is None or newest.terminating or newest.ended:
         return False
-    return context.report.fence == incarnation
+    if context.inputs.losses.is_on_lost_node(newest) or coordinator_rolls(context, newest):
+        return False
+    return context.report.fence == newest.incarnation
 
 
 def _is_live(context: ReconcileContext, state: SlotState) -> bool:
