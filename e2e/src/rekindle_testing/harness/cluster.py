@@ -167,7 +167,7 @@ class EmbeddedCluster:
             *("apply", "--server-side", "--force-conflicts", "-f", str(chart / "crds"))
         )
         values = _image("image", operator_image)
-        self._helm("upgrade", str(chart), "--reuse-values", *values, timeout_s=timeout_s)
+        self._helm("upgrade", str(chart), "--reset-then-reuse-values", *values, timeout_s=timeout_s)
 
     def uninstall(self, timeout_s: float = 90) -> None:
         """`helm uninstall`; the CRD, which helm never deletes, stays."""

@@ -107,7 +107,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
             message += f" [generation {context.running.generation} keeps running]"
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
     if not context.is_validated:
-        message = f"generation {generation}: waiting for dry-run validation of its pods"
+        message = f"generation {generation}: waiting for validation of the spec and its pods"
         return Condition("Valid", "Unknown", "Checking", message)
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:
