@@ -200,6 +200,26 @@ def _owners(server: LeaseServer) -> list[tuple[str, str]]:
     return [(o["kind"], o["uid"]) for o in owner_references(server.lease)]
 
 
+@pytest.mark.parametrize(
+    ("timing", "timeout_s"),
+    [(ElectionTiming(), 1.0), (ElectionTiming(lease_s=15, act_s=10, renew_s=2, retry_s=2), 4.0)],
+)
+def test_calls_of_longer_timings_may_take_longer(timing: ElectionTiming, timeout_s: float) -> None:
+    """Otherwise no replica could lead where each call takes more than a second."""
+    timeouts_s: list[tuple[float, float]] = []
+
+    class SlowApi:
+        def param_serialize(self, *_: Any, **__: Any) -> tuple[()]:
+            return ()
+
+        def call_api(self, _request_timeout: tuple[float, float]) -> None:
+            timeouts_s.append(_request_timeout)
+            raise ApiException(status=503, reason="unavailable")
+
+    Leader(SlowApi(), Election(timing=timing), lambda: None).step()  # type: ignore[arg-type]
+    assert timeouts_s == [(timeout_s, timeout_s)]
+
+
 def test_without_the_right_to_set_an_owner_a_replica_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LeaseServer()
     server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}

@@ -5,8 +5,8 @@ pass compiles the specs of all topologies, so the cache grows with them: with a 
 their number each pass would compile them all.
 
 A large spec takes seconds, up to minutes (hundreds of kilobytes of SQL), and its author may edit it
-as often as he likes. So large ones are compiled by a thread, one after another, while passes go on
-without them: no topology waits for another one's validation.
+as often as he likes. So large ones are compiled by threads while passes go on without them: no
+topology waits for another one's validation. The largest have a thread of their own.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -47,6 +47,7 @@ class StillCompiling(RekindleError):
 _Key = tuple[str, str]
 _KEPT = 1024  # results, or twice as many as a pass uses
 _LARGE = 8192  # characters of JSON; smaller ones take milliseconds, a second at the very most
+_HUGE = 65536  # characters: more than a few seconds
 _WAIT_S = 0.2  # for a large one that takes no longer than most
 
 
@@ -75,7 +76,7 @@ class _Cache:
     def __init__(self) -> None:
         self._results: dict[_Key, SpecResult | Exception] = {}
         self._used: set[_Key] = set()  # in this pass
-        self._job: _Job | None = None
+        self._jobs: dict[bool, _Job] = {}  # whether it is huge -> the one that runs
         self._waiting: list[_Key] = []  # large specs, in the order in which they were first seen
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class _Cache:
         if self._used:
             self._waiting = [key for key in self._waiting if key in self._used]
         self._used = set()
-        self._next_job()
+        self._next_jobs()
 
     def compiled(self, key: _Key) -> SpecResult:
         """Raises StillCompiling."""
@@ -106,21 +107,29 @@ class _Cache:
         return result
 
     def _compile_large(self, key: _Key) -> None:
-        is_known = key in self._waiting or (self._job is not None and self._job.key == key)
-        if not is_known:
-            self._waiting.append(key)
-        self._next_job()
-        if not is_known and self._job is not None and self._job.key == key:
-            self._job.wait(_WAIT_S)
-            self._next_job()
+        if key in self._waiting or any(job.key == key for job in self._jobs.values()):
+            return
+        self._waiting.append(key)
+        self._next_jobs()
+        job = self._jobs.get(_is_huge(key))
+        if job is not None and job.key == key:
+            job.wait(_WAIT_S)
+            self._next_jobs()
 
-    def _next_job(self) -> None:
-        """Take the result of the job that has ended, and start the next."""
-        if self._job is not None and self._job.result is not None:
-            self._results[self._job.key] = self._job.result
-            self._job = None
-        if self._job is None and self._waiting:
-            self._job = _Job(self._waiting.pop(0))
+    def _next_jobs(self) -> None:
+        """Take the results of the jobs that have ended, and start the next."""
+        for is_huge, job in list(self._jobs.items()):
+            if job.result is not None:
+                self._results[job.key] = job.result
+                del self._jobs[is_huge]
+        for key in list(self._waiting):
+            if _is_huge(key) not in self._jobs:
+                self._jobs[_is_huge(key)] = _Job(key)
+                self._waiting.remove(key)
+
+
+def _is_huge(key: _Key) -> bool:
+    return len(key[1]) >= _HUGE
 
 
 _CACHE = _Cache()

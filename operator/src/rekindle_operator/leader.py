@@ -33,7 +33,8 @@ from rekindle_operator.lease import (
 from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
-_TIMEOUT_S = (1.0, 1.0)  # a frozen API server counts as unreachable
+_TIMEOUT_S = 1.0  # at least, to connect and to read: a frozen API server counts as unreachable
+_RELEASE_S = 4.0
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
 _OWNER_AGAIN_S = 1.0  # while there is no Lease
@@ -69,7 +70,10 @@ class Leader:
         self._election = election
         self._on_api_recovered = on_api_recovered
         self._lock = threading.Lock()
-        self._candidate = Candidate(election.identity, uuid.uuid4().hex, election.timing)
+        timing = election.timing
+        self._candidate = Candidate(election.identity, uuid.uuid4().hex, timing)
+        # Two renewals have time before a leader stops to act: longer timings are for slow servers.
+        self._timeout_s = max(_TIMEOUT_S, (timing.act_s - timing.renew_s) / 2)
         self._unreachable_since: float | None = None
         self._released = False
         self._thread: threading.Thread | None = None
@@ -125,7 +129,7 @@ class Leader:
         self._leading_event.clear()
         LEADER.set(0)
         if self._thread is not None:
-            self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be in progress
+            self._thread.join(_RELEASE_S)  # a renewal may be in progress
         # A new Lease by which no replica has led must not be released: an earlier leader may still
         # act.
         if self._candidate.seen is None or not self._candidate.has_led:
@@ -264,9 +268,10 @@ class Leader:
         method: str,
         path: str,
         body: Any = None,
-        timeout_s: tuple[float, float] = _TIMEOUT_S,
+        timeout_s: tuple[float, float] | None = None,
     ) -> dict[str, Any] | None:
         """None for the statuses 404 and 409. `timeout_s`: to connect, to read."""
+        timeout_s = timeout_s or (self._timeout_s, self._timeout_s)
         request = self._api.param_serialize(
             method,
             path,
