@@ -1,4 +1,5 @@
-"""The kinds of nodes that failure tests run on; real kubelets where the machine can have them."""
+"""The kinds of clusters that failure tests run on; real kubelets where the machine can have them,
+and clusters that are not embedded where the user asks for them by NODES."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.installed import Cluster
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
 
@@ -29,8 +32,11 @@ every_kind_long = _kinds(pytest.mark.long)
 """Not in `make e2e`, but in `make failures NODES=kubelet`."""
 
 
-def make_kind(name: str) -> NodeKind:
-    return ProcessNodes() if name == "process" else kubelet_nodes()
+def make_cluster(
+    kind_name: str, directory: Path, *, nodes: int, settings: Settings | None = None
+) -> Cluster:
+    kind = ProcessNodes() if kind_name == "process" else kubelet_nodes()
+    return EmbeddedCluster(directory, nodes=nodes, kind=kind, settings=settings, report=print)
 
 
 def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
@@ -46,10 +52,16 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
 def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
     """With Rekindle, the claim `rekindle` and the input of the flights example."""
     with EmbeddedCluster(directory, kind=kind, report=print, **options) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+        prepare_flights(cluster)
         yield cluster
+
+
+def prepare_flights(cluster: Cluster) -> None:
+    """Rekindle, the claim `rekindle` and the input of the flights example."""
+    flights.prepare_input(cluster.shared / "input")
+    cluster.make_volume("rekindle")
+    cluster.upload("input")
+    cluster.install()
 
 
 def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
