@@ -13,6 +13,7 @@ from rekindle_testing.harness.existing import leftovers
 from rekindle_testing.harness.existing.cluster import with_fs_group
 from rekindle_testing.harness.existing.leftovers import LABEL_RUN, RunNames
 from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.installed import image_values
 from rekindle_testing.harness.outside import Refused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -21,7 +22,7 @@ GIVEN = {
     "NODES": "existing",
     "KUBECONFIG": "/home/someone/config",
     "OPERATOR_IMAGE": "registry:5000/rekindle/operator:1",
-    "PIPELINES_IMAGE": "registry:5000/rekindle/pipelines@sha256:00ff",
+    "PIPELINES_IMAGE": "registry:5000/rekindle/pipelines:1@sha256:00ff",
     "STORAGE_CLASS": "nfs",
 }
 
@@ -64,12 +65,19 @@ def test_settings_are_those_of_the_variables() -> None:
         ({"OPERATOR_IMAGE": "", "STORAGE_CLASS": ""}, "needs OPERATOR_IMAGE, STORAGE_CLASS"),
         ({"OPERATOR_IMAGE": "registry:5000/operator"}, "has no tag"),
         ({"PIPELINES_IMAGE": "pipelines"}, "has no tag"),
+        ({"PIPELINES_IMAGE": "pipelines@sha256:00ff"}, "has no tag"),
         ({"FS_GROUP": "staff"}, "not the number of a group"),
     ],
 )
 def test_other_settings_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(Refused, match=message):
         Settings.of({**GIVEN, **change})
+
+
+def test_values_of_the_chart_have_repository_and_tag_apart() -> None:
+    values = image_values("image", GIVEN["PIPELINES_IMAGE"])
+    repository = "image.repository=registry:5000/rekindle/pipelines"
+    assert values == ["--set", f"{repository},image.tag=1@sha256:00ff"]
 
 
 def test_topologies_get_the_group_of_the_volume() -> None:

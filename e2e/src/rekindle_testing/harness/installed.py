@@ -280,5 +280,6 @@ class Cluster(ABC):
 
 def image_values(name: str, image: str) -> list[str]:
     """The chart's values for an image."""
-    repository, _, tag = image.rpartition(":")
-    return ["--set", f"{name}.repository={repository},{name}.tag={tag}"]
+    tagged, at, digest = image.partition("@")
+    repository, _, tag = tagged.rpartition(":")
+    return ["--set", f"{name}.repository={repository},{name}.tag={tag}{at}{digest}"]

@@ -64,9 +64,9 @@ def find_kubectl() -> str:
 
 
 def checked_image(environment: Mapping[str, str], name: str) -> str:
-    """The chart has repository and tag apart, so an image needs a tag or a digest."""
+    """The chart has repository and tag apart, and a digest only with a tag."""
     image = environment[name]
-    repository, _, tag = image.rpartition(":")
+    repository, _, tag = image.partition("@")[0].rpartition(":")
     if not repository or "/" in tag:
-        raise Refused(f"{name}={image} has no tag: REPOSITORY:TAG or REPOSITORY@sha256:DIGEST")
+        raise Refused(f"{name}={image} has no tag: REPOSITORY:TAG or REPOSITORY:TAG@sha256:DIGEST")
     return image
