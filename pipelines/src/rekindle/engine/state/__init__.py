@@ -4,5 +4,5 @@ for `spill`.
 `runs` folds rows, `operator` has the state of one operator, `panes` combines panes to windows,
 `spill` moves runs to memory-mapped files. Must not know Spark, checkpoints or tasks.
 
-Design: docs/decisions/0043-window-state.md, docs/design/engine.md#state.
+Design: docs/decisions/0044-window-state.md, docs/design/engine.md#state.
 """

@@ -10,7 +10,7 @@ An epoch appends one delta, without reading the base, and compacts pages with at
 times as many rows as it appended: its cost does not depend on the size of the state. All objects
 are immutable: a copy, a fork and a snapshot are references.
 
-Design: docs/decisions/0043-window-state.md.
+Design: docs/decisions/0044-window-state.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ many panes it has; a window of fewer than FAN_OUT panes is the left fold of its 
 Nodes of level 1 and above are kept until a row arrives for one of their panes. They are derived:
 no checkpoint has them.
 
-Design: docs/decisions/0043-window-state.md.
+Design: docs/decisions/0044-window-state.md.
 """
 
 from __future__ import annotations

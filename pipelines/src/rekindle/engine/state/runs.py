@@ -8,7 +8,7 @@ epochs. A bucket is a range of hashes, so it is contiguous in each pane of a run
 `fold` is a left fold in the order of rows, so the bits of a result depend only on that order. The
 first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits.
 
-Design: docs/decisions/0043-window-state.md.
+Design: docs/decisions/0044-window-state.md.
 """
 
 from __future__ import annotations
