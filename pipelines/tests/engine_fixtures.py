@@ -96,8 +96,11 @@ def run(chain: Any, epochs: Sequence[EpochInput], sizes: Sequence[int]) -> tuple
 
 
 def state_digests(chain: Any, state: State) -> dict[str, str]:
-    """Of the folded rows of each operator."""
-    return {operator: digest_table(t) for operator, t in chain.folded(state).items()}
+    """Of the folded rows of each operator, and its own."""
+    return {
+        operator: f"{digest_table(rows)} {state.operators[operator].digest}"
+        for operator, rows in chain.folded(state).items()
+    }
 
 
 def key_of(value: Any) -> Any:

@@ -20,6 +20,7 @@ from engine_fixtures import (
 )
 
 from rekindle.engine.model import State
+from rekindle.engine.state import spill
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import OperatorFailed, OperatorRefused, StateMismatch
@@ -202,8 +203,10 @@ def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
         assert state_digests(chain, other) == state_digests(chain, state)
 
 
-def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> None:
-    """Jobs of all sizes on two cores; mixed sizes on one and four."""
+def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of all sizes on two cores; mixed sizes on one and four; windows closed in portions."""
     epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
     digests, states = [], []
     mixed = [3, 1, 7]
@@ -217,7 +220,8 @@ def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(spark: Spark) -> Non
                 digests.append(outputs)
                 states.append(state_digests(chain, state))
     files = RunFiles(spark.data_dir / "runs", memory_bytes=0)
-    chain = chain_of(LONG, "end", spark, run_files=files)
+    monkeypatch.setattr(spill, "PORTION_BYTES", 2_000)
+    chain = chain_of(LONG, "end", spark, run_files=files, job_bytes=2_000)
     outputs, state = run(chain, epochs, mixed)
     assert all(r.spilled for operator in state.operators.values() for r in operator.runs())
     digests.append(outputs)
