@@ -184,6 +184,10 @@ class BenchTask:
         """The newest that is done: in the log, and offered to the saver if it is a checkpoint's."""
         return self._loop.state.epoch
 
+    @property
+    def state(self) -> State:
+        return self._loop.state.operators
+
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._inputs.offer(epochs)
 
