@@ -48,7 +48,7 @@ class ExternalSort:
         rows = pa.concat_tables(parts)
         order = pc.sort_indices(rows, [(name, "ascending") for name in self._columns]).to_numpy()
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
-        portions = -(-rows.nbytes // self._files.portion_bytes)
+        portions = min(rows.num_rows, -(-rows.nbytes // self._files.portion_bytes))
         return pa.concat_tables(
             self._map(self._files, _take(parts, starts, chosen))
             for chosen in np.array_split(order, portions)
