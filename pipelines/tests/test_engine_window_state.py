@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from state_parts import of_runs, one_run
 
 from rekindle.checkpoints import StateStore, Store
+from rekindle.checkpoints.manifest import EntryRef
 from rekindle.engine.canonical_order import from_order_bits, order_bits
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
@@ -201,6 +202,39 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
         one = play(SHAPE, steps, [1])
         assert play(SHAPE, steps, sizes, spilled) == one
         assert play(SHAPE, steps, sizes, restored) == one
+
+
+@given(epochs, st.integers(0, 5), st.sampled_from([1, 4, 20]))
+@settings(max_examples=8, deadline=None)
+def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
+    drawn: list[Any], at: int, panes: int
+) -> None:
+    """Also if all windows were closed at the checkpoint, and whatever calls it makes."""
+    shape = shape_of(panes)
+    steps = history(drawn, panes * SLIDE)
+    before, after = steps[:at], steps[at:]
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(f"file://{directory}/store")
+
+        def save(states: StateStore, epoch: int, state: OperatorState) -> EntryRef:
+            return states.save("s", 0, epoch, 0, ("op",), State({"op": state}).sealed(), None)
+
+        def run(state: OperatorState, steps: Sequence[Any], size: int) -> OperatorState:
+            for begin in range(0, len(steps), size):
+                part = steps[begin : begin + size]
+                rows = pa.concat_tables([rows for rows, _ in part])
+                state = advance(shape, state, rows, [mark for _, mark in part]).state
+            return state
+
+        one = StateStore(store, "u")
+        state = run(EMPTY, before, 1)
+        saved = save(one, 1, state)
+        assert saved.object is not None
+        other = StateStore(store, "u", RunFiles(Path(directory) / "runs"))
+        restored = other.load(saved.object)[1].operators.get("op", EMPTY)
+        digests = {save(one, 2, run(state, after, 1)).digest}
+        digests |= {save(other, 2, run(restored, after, size)).digest for size in (1, 2, 9)}
+        assert len(digests) == 1
 
 
 @given(epochs)
