@@ -147,7 +147,7 @@ cluster.start()
 cluster.make_volume("rekindle")
 cluster.install()
 next(iter(cluster.nodes.values())).drain()
-print(cluster.system, flush=True)
+print(cluster.namespace, flush=True)
 time.sleep(600)
 """
 
@@ -164,17 +164,17 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(
     )
     try:
         assert killed.stdout is not None
-        system = killed.stdout.readline().strip()
+        namespace = killed.stdout.readline().strip()
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.wait(10)
-    assert system
+    assert namespace
     assert len(_all_objects(theirs) - before) > 10
 
     with pytest.raises(Refused, match="runs these tests in namespace"):
         ExistingCluster(tmp_path / "early", Settings.of(environment), print).start()
     long_ago = json.dumps({"spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}})
-    theirs.kubectl("patch", "lease", LEASE, "-n", system, "--type=merge", "-p", long_ago)
+    theirs.kubectl("patch", "lease", LEASE, "-n", namespace, "--type=merge", "-p", long_ago)
     with ExistingCluster(tmp_path / "next", Settings.of(environment), print):
         pass
     _wait_for_nothing_left(theirs, before)

@@ -64,7 +64,7 @@ class ExistingCluster(Cluster):
             self._remove_earlier()
             self._refuse_if_unsuitable()
             self._ends.callback(self._remove)
-            for namespace in (self.system, self.namespace):
+            for namespace in (self.namespace, self.system):
                 self.make_restricted(namespace, self._run.labels)
             holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
             heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)

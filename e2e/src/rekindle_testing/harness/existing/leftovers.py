@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class Heartbeat:
 
     def _loop(self) -> None:
         while not self._stop.wait(_RENEW_S):
-            with contextlib.suppress(KubectlError, OSError):  # the next try follows
+            # The next try follows.
+            with contextlib.suppress(KubectlError, OSError, subprocess.TimeoutExpired):
                 self._renew()
 
     def _renew(self) -> None:
@@ -88,7 +90,7 @@ class Heartbeat:
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": LEASE, "namespace": self._run.system, "labels": self._run.labels},
+            "metadata": {"name": LEASE, "namespace": self._run.namespace},
             "spec": {"holderIdentity": self._holder, "renewTime": time},
         }
         self._kubectl("apply", "-f", "-", stdin=json.dumps(lease))
@@ -115,7 +117,7 @@ def earlier_runs(kubectl: Kubectl) -> list[RunNames]:
 
 
 def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
-    found = kubectl("get", "lease", LEASE, "-n", run.system, "--ignore-not-found", "-o", "json")
+    found = kubectl("get", "lease", LEASE, "-n", run.namespace, "--ignore-not-found", "-o", "json")
     if not found:
         return
     spec = json.loads(found)["spec"]
