@@ -64,7 +64,8 @@ class Cluster:
         name, spec = load_topology(manifest)
         self.name = name
         self.manifests = ManifestStore(Store(f"file://{directory / 'store'}"), self.uid)
-        self.fleet = Fleet(compile_topology(spec, name), self.net, directory / "store", self.uid)
+        topology = compile_topology(spec, name, local=True)
+        self.fleet = Fleet(topology, self.net, directory / "store", self.uid)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def create(self, document: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import BaseModel
 
 from rekindle.errors import Problem
-from rekindle.names import OWN_PREFIX
+from rekindle.names import OWN_PREFIX, TASK_CONTAINER
 from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
@@ -46,7 +46,6 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
-_TASK_CONTAINER = "task"
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
@@ -172,9 +171,9 @@ def _other_containers(template: Mapping[str, object]) -> Iterator[Problem]:
         if not isinstance(container, Mapping) or container.get("image") is not None:
             continue
         name = container.get("name")
-        if isinstance(name, str) and name != _TASK_CONTAINER:
+        if isinstance(name, str) and name != TASK_CONTAINER:
             what = f"a further container, {name}, has no image"
-            hint = f"give it one, or name it {_TASK_CONTAINER}, as the container of tasks is called"
+            hint = f"give it one, or name it {TASK_CONTAINER}, as the container of tasks is called"
             yield Problem(f"spec.podTemplate.spec.containers[{at}]", "Missing", what, hint)
 
 
