@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from rekindle.errors import Problem
 from rekindle.names import OWN_PREFIX, TASK_CONTAINER
+from rekindle.topology.checks.object_names import check_object_names
 from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
@@ -56,6 +57,7 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
     found += _times(spec)
     found += _log(spec)
     found += check_urls(spec, local=local)
+    found += () if local else check_object_names(spec)
     found += _conf(spec)
     found += _template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
