@@ -33,6 +33,7 @@ from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.process_node.indexes import Reservation
 from rekindle_testing.fixtures.fleet import Fleet
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import eventually
@@ -53,7 +54,8 @@ class Cluster:
         self.api, self.directory = api, directory
         number = next(_numbers)
         self.namespace = f"coordinator-{number}"
-        self.net = f"77.{number}"
+        self._network = Reservation(None)
+        self.net = f"{self._network.index}.0"
         api.kubectl("create", "namespace", self.namespace)
         manifest = yaml.safe_load(EXAMPLE.read_text())
         manifest["spec"]["epochInterval"] = "200ms"
@@ -64,7 +66,8 @@ class Cluster:
         name, spec = load_topology(manifest)
         self.name = name
         self.manifests = ManifestStore(Store(f"file://{directory / 'store'}"), self.uid)
-        self.fleet = Fleet(compile_topology(spec, name), self.net, directory / "store", self.uid)
+        topology = compile_topology(spec, name, local=True)
+        self.fleet = Fleet(topology, self.net, directory / "store", self.uid)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def create(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +193,7 @@ class Cluster:
             process.kill()
             process.wait()
         self.api.kubectl("delete", "namespace", self.namespace, "--wait=false")
+        self._network.release()
 
 
 @pytest.fixture(scope="module")

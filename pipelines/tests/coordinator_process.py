@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,11 +21,11 @@ from rekindle.coordinator.edge.settings import Settings
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
+from rekindle_testing.embedded.process_node.indexes import Reservation
 from rekindle_testing.fixtures.fleet import Fleet
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 UID = "0000-1111"
-_nets = itertools.count(1)
 
 
 class FakeApi:
@@ -153,7 +152,8 @@ async def running(
     tasks_token: str = "of t",
     status: dict[str, Any] | None = None,
 ) -> AsyncIterator[RunningCoordinator]:
-    net = f"88.{next(_nets)}"
+    network = Reservation(None)
+    net = f"{network.index}.0"
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["epochInterval"] = "200ms"
     manifest["spec"]["checkpoint"] = {
@@ -174,7 +174,8 @@ async def running(
     port = runner.addresses[0][1]
     settings = Settings("flights", "n", UID, incarnation, f"127.{net}.251", token)
     kube = KubeApi(Access(f"http://127.{net}.250:{port}", None, Token(value="secret")))
-    with Fleet(compile_topology(spec, name), net, directory, UID, tasks_token) as fleet:
+    topology = compile_topology(spec, name, local=True)
+    with Fleet(topology, net, directory, UID, tasks_token) as fleet:
         for slot, task in fleet.tasks.items():
             pod = f"flights-{slot.key.replace('/', '-')}-{task.incarnation}"
             api.add_pod(pod, slot, task.incarnation, fleet.addresses[slot])
@@ -186,6 +187,7 @@ async def running(
             await coordinator.ended
             api.break_watches(too_old=False)
             await runner.cleanup()
+            network.release()
 
 
 async def until(condition: Callable[[], Any], within_s: float = 15.0) -> Any:

@@ -395,3 +395,39 @@ def test_an_s3_file_system_too_old_for_conditional_puts_is_refused(
     use(monkeypatch, Old())
     with pytest.raises(StoreError, match="too old to create"):
         Store("s3://bucket/path")
+
+
+class ReplacingS3(FakeS3):
+    """Ignores `If-None-Match: *`."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value)
+
+
+def test_a_store_that_ignores_the_condition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    use(monkeypatch, ReplacingS3())
+    for create in (True, True, False):
+        with pytest.raises(StoreError, match=r"it replaced _rekindle_store\.json.*If-None-Match"):
+            Store(url, create=create)
+
+
+def test_the_marker_stays_where_the_condition_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    use(monkeypatch, FakeS3())
+    store = Store(url)
+    use(monkeypatch, ReplacingS3())
+    with pytest.raises(StoreError, match="does not create objects only if they are absent"):
+        Store(url)
+    use(monkeypatch, FakeS3())
+    assert Store(url, create=False).id == store.id
+
+
+def test_a_store_that_is_missing_is_not_created_by_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    use(monkeypatch, FakeS3())
+    for _ in range(2):
+        with pytest.raises(StoreError, match="does not exist"):
+            Store(url, create=False)

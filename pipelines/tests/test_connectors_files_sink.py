@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_name
@@ -83,6 +84,22 @@ def test_a_foreign_marker_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_rekindle.json").write_text("[]")
     with pytest.raises(SinkRefused, match="was not written by Rekindle"):
         sink_at(f"file://{tmp_path}")
+
+
+def test_a_store_that_ignores_the_condition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid.uuid4().hex}/o"
+    sink_at(url, uid="first")
+    create = MemoryFileSystem.pipe_file
+
+    def replace(self: MemoryFileSystem, path: str, value: bytes, mode: str = "create") -> None:
+        create(self, path, value, mode="overwrite")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "pipe_file", replace)
+        for uid in ("first", "second"):
+            with pytest.raises(SinkRefused, match=r"query q: the sink memory://.* it replaced"):
+                sink_at(url, uid=uid)
+    sink_at(url, uid="first")
 
 
 def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:

@@ -12,10 +12,12 @@ import boto3
 import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
 from state_parts import count_state, counted
 
 from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
 from rekindle.connectors.registry import open_sink
+from rekindle.errors import StoreError
 from rekindle.objects import RemoteObjects, numbered_name, open_objects
 from rekindle.streams.epochs import EpochBatch, Kind
 from rekindle.topology.spec import SinkSpec
@@ -60,6 +62,24 @@ def test_of_many_writers_one_wins(bucket: str) -> None:
     places[0].delete("a/x")
     places[1].delete("a/x")
     assert not places[2].exists("a/x")
+
+
+def test_a_store_that_ignores_the_condition_is_refused(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"{bucket}/checkpoints")
+    call = S3FileSystem._call_s3
+
+    async def without_header(self: Any, method: str, *args: Any, **options: Any) -> Any:
+        options.pop("IfNoneMatch", None)
+        return await call(self, method, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3FileSystem, "_call_s3", without_header)
+        for url in (f"{bucket}/checkpoints", f"{bucket}/others"):
+            with pytest.raises(StoreError, match="honours If-None-Match"):
+                Store(url)
+    assert Store(f"{bucket}/checkpoints").id == store.id
 
 
 def test_names_are_searched_and_listed_by_prefix(

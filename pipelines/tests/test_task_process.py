@@ -38,6 +38,7 @@ from rekindle.protocol import (
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Segment, Topology
+from rekindle_testing.embedded.process_node.indexes import Reservation
 
 pytestmark = pytest.mark.spark
 
@@ -228,8 +229,9 @@ def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Ta
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
     document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
     (tmp_path / "topology.json").write_text(json.dumps({**document, "spec": spec}))
+    network = Reservation(None)
     made = [
-        Task(tmp_path, segment, partition, f"127.0.43.{10 * at + partition + 1}", cds_archive)
+        Task(tmp_path, segment, partition, f"127.{network.index}.{at}.{partition + 1}", cds_archive)
         for at, segment in enumerate(topology.segments)
         for partition in range(segment.partitions)
     ]
@@ -238,6 +240,7 @@ def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Ta
         if task.process is not None and task.process.poll() is None:
             task.process.kill()
             task.process.wait(10)
+    network.release()
 
 
 @pytest.mark.timeout(480)

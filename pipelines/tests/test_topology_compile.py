@@ -140,7 +140,7 @@ def test_ids_do_not_depend_on_how_a_topology_runs(change: dict[str, Any]) -> Non
 
 def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> None:
     before = compiled(manifest_spec([source()], [sql("a", "s")], [query("q", "a")]))
-    other = query("q", "a", priority=7, sink={"files": {"url": "file:///elsewhere"}})
+    other = query("q", "a", priority=7, sink={"files": {"url": "s3://bucket/elsewhere"}})
     own = sql("a", "s", resources={"requests": {"memory": "2Gi"}})
     after = compiled(manifest_spec([source()], [own], [other]))
     assert ids(before) == ids(after)

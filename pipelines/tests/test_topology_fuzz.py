@@ -28,11 +28,12 @@ WORDS = st.sampled_from(
     """.split()  # noqa: SIM905 - a table of words
 )
 TEXTS = st.lists(WORDS, max_size=14).map(" ".join)
+_SINK = "file:///var/lib/rekindle/output/alarms"
 JUNK = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-5, 5),
-    st.sampled_from(["", "x", "1h", "0s", "trips", "paid", "hourly", "file:///output/alarms", "é"]),
+    st.sampled_from(["", "x", "1h", "0s", "trips", "paid", "hourly", _SINK, "é"]),
     st.just([]),
     st.just({}),
     st.lists(st.sampled_from(["trips", "paid", "hourly", "busy", "nobody"]), max_size=3),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import InvalidTopology
+from rekindle.topology.documents import read_documents
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.units import SECOND, parse_cpu
 from rekindle_testing.fixtures.bad_manifests import good_manifest
@@ -30,6 +31,62 @@ def test_text_and_object_give_the_same_spec() -> None:
 
 def test_a_topology_is_found_among_other_documents() -> None:
     text = "kind: ConfigMap\n---\n" + json.dumps(good_manifest())
+    assert load_topology(text)[0] == "good"
+
+
+def _text(extra: str) -> str:
+    return f"""\
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {{name: twice}}
+spec:
+  checkpoint:
+    store: s3://bucket/a
+{extra}"""
+
+
+def test_a_key_that_is_written_twice_is_refused() -> None:
+    assert problems(_text("    store: s3://bucket/b\n")) == [
+        "spec.checkpoint.store: is in line 6 and again in line 7: only the last one would be read "
+        "(leave one out)"
+    ]
+
+
+def test_all_repeated_keys_are_reported_by_line() -> None:
+    text = """\
+    "store": s3://bucket/b
+  sources: [{name: a, name: b}]
+  sparkConf:
+    spark.a.b: x
+    spark.a.b: y
+    'spark.a.b': z
+kind: StreamTopology
+"""
+    assert [p.partition(": only")[0] for p in problems(_text(text))] == [
+        "spec.checkpoint.store: is in line 6 and again in line 7",
+        "spec.sources[0].name: is in line 8 twice",
+        "spec.sparkConf[spark.a.b]: is in line 10 and again in line 11",
+        "spec.sparkConf[spark.a.b]: is in line 10 and again in line 12",
+        "kind: is in line 2 and again in line 13",
+    ]
+
+
+def test_a_merged_key_may_be_written_again() -> None:
+    manifest = good_manifest()
+    text = json.dumps(manifest["spec"]["queries"][0])[1:]
+    both = "x: &x {priority: 5}\nqueries: [{<<: *x, " + text + ", *x]"
+    (document,) = read_documents(both)
+    assert document.problems == ()
+    assert document.data["queries"][0]["priority"] == 9
+
+
+def test_a_document_that_contains_itself_is_read_once() -> None:
+    (document,) = read_documents("&a {a: *a, b: [*a, 1], b: 2}")
+    assert [p.path for p in document.problems] == ["b"]
+
+
+def test_keys_of_other_documents_may_repeat() -> None:
+    text = "kind: ConfigMap\nkind: ConfigMap\n---\n" + json.dumps(good_manifest())
     assert load_topology(text)[0] == "good"
 
 

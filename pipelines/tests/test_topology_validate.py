@@ -76,6 +76,102 @@ def test_file_urls_need_a_volume_except_in_local_runs() -> None:
     assert problems_of(manifest, local=True) == []
 
 
+def test_the_hint_has_volume_and_url() -> None:
+    manifest = good_manifest()
+    del manifest["spec"]["checkpoint"]["volume"]
+    manifest["spec"]["checkpoint"]["store"] = "file:///data//ckpt/"
+    found = {p.path: p.hint for p in problems_of(manifest)}
+    assert found["spec.checkpoint.store"] == (
+        "name a shared volume (an RWX claim) in spec.checkpoint.volume and write "
+        "file:///var/lib/rekindle/data/ckpt, or use s3://..."
+    )
+    assert found["spec.queries[0].sink.files.url"] == (
+        "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///var/lib/rekindle",
+        "file:///var/lib/rekindle/",
+        "file:///var/lib/rekindle/../rekindle/a",
+        "file:////var//lib/rekindle/a b?c#d",
+        "local:///var/lib/rekindle/a",
+    ],
+)
+def test_a_place_on_the_claim_is_valid(url: str) -> None:
+    manifest = good_manifest()
+    manifest["spec"]["checkpoint"]["store"] = url
+    assert problems_of(manifest) == []
+
+
+def test_places_beside_the_claim_are_valid_in_local_runs() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["checkpoint"]["store"] = "file:///data/ckpt"
+    manifest["spec"]["queries"][0]["sink"]["files"]["url"] = "file:///tmp/out"
+    assert len(problems_of(manifest)) == 2
+    assert problems_of(manifest, local=True) == []
+
+
+def _mounting(volume: dict[str, Any], at: str) -> dict[str, Any]:
+    """The good manifest, whose tasks mount another volume."""
+    manifest = good_manifest()
+    task = {"name": "task", "volumeMounts": [{"name": "other", "mountPath": at}]}
+    pod = {"volumes": [{"name": "other", **volume}], "containers": [task]}
+    manifest["spec"]["podTemplate"] = {"spec": pod}
+    return manifest
+
+
+_NFS = {"nfs": {"server": "nfs", "path": "/"}}
+
+
+def test_a_sink_may_be_on_another_volume_of_the_tasks() -> None:
+    manifest = _mounting(_NFS, "/data/")
+    manifest["spec"]["queries"][0]["sink"]["files"]["url"] = "file:///data/out"
+    assert problems_of(manifest) == []
+    manifest["spec"]["podTemplate"]["spec"]["containers"][0]["name"] = "sidecar"
+    assert "NoVolume" in {p.reason for p in problems_of(manifest)}
+
+
+def test_a_checkpoint_store_is_on_no_volume_of_the_tasks_alone() -> None:
+    manifest = _mounting(_NFS, "/data")
+    manifest["spec"]["checkpoint"]["store"] = "file:///data/checkpoints"
+    assert [(p.path, p.reason) for p in problems_of(manifest)] == [
+        ("spec.checkpoint.store", "NoVolume")
+    ]
+
+
+def test_a_disk_of_the_pod_hides_the_claim() -> None:
+    manifest = _mounting({"emptyDir": {}}, "/var/lib/rekindle/output")
+    assert [(p.path, p.reason) for p in problems_of(manifest)] == [
+        (f"spec.queries[{at}].sink.files.url", "NoVolume") for at in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"volumes": "x", "containers": [None, "x", {"name": "task", "volumeMounts": [5]}]},
+        {"volumes": [5, {}], "containers": [{"name": "task", "volumeMounts": [{"name": []}]}]},
+        {"containers": [{"name": "task", "volumeMounts": [{"mountPath": at} for at in ("", 5)]}]},
+        {"containers": {"name": "task"}},
+    ],
+)
+def test_a_pod_template_of_any_shape_mounts_nothing(pod: dict[str, Any]) -> None:
+    manifest = good_manifest()
+    manifest["spec"]["podTemplate"] = {"spec": pod}
+    assert "NoVolume" not in {p.reason for p in problems_of(manifest)}
+    manifest["spec"]["checkpoint"]["store"] = "file:///data"
+    assert "NoVolume" in {p.reason for p in problems_of(manifest)}
+
+
+def test_files_of_a_source_may_be_in_the_image() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["sources"][0]["files"]["url"] = "file:///opt/input/trips.csv"
+    assert problems_of(manifest) == []
+
+
 def _placed(store: str, files: str, sink: str) -> TopologySpec:
     source_spec = source()
     source_spec["files"]["url"] = files

@@ -29,7 +29,7 @@ def window(name: str, *inputs: str, **more: Any) -> dict[str, Any]:
 
 
 def query(name: str, node: str, **more: Any) -> dict[str, Any]:
-    sink = {"files": {"url": f"file:///output/{name}"}}
+    sink = {"files": {"url": f"file:///var/lib/rekindle/output/{name}"}}
     return {"name": name, "from": node, "sink": sink} | more
 
 
@@ -39,7 +39,11 @@ def manifest_spec(
     queries: list[dict[str, Any]],
     **more: Any,
 ) -> dict[str, Any]:
-    checkpoint = {"interval": "10s", "store": "file:///checkpoints", "volume": "shared"}
+    checkpoint = {
+        "interval": "10s",
+        "store": "file:///var/lib/rekindle/checkpoints",
+        "volume": "shared",
+    }
     parts = {"sources": sources, "operators": operators, "queries": queries}
     return {"checkpoint": checkpoint} | parts | more
 

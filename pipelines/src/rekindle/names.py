@@ -1,4 +1,5 @@
-"""Names that Rekindle has in the Kubernetes API: of its resource, labels, annotations and objects.
+"""Names that Rekindle has in the Kubernetes API: of its resource, labels, annotations, objects, and
+what is in its pods.
 
 They are stored in clusters, and users select by them. Pure; standard library only.
 
@@ -52,6 +53,8 @@ ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report t
 ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: tells processes apart
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
+TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
+VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
 COORDINATOR_SLOT = "coordinator"
 MAX_NAME = 63  # a pod's name is its host name

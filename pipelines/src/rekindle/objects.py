@@ -28,6 +28,8 @@ from typing import Any, Protocol, TypeVar
 
 import fsspec
 
+from rekindle.errors import RekindleError
+
 T = TypeVar("T")
 
 TEMP_SUFFIX = ".tmp"
@@ -44,6 +46,10 @@ CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfs
 
 class StoreRootMissing(OSError):
     """The root of an opened store or sink is gone or was replaced."""
+
+
+class ConditionIgnored(RekindleError):
+    """An object store replaces objects that exist although it is asked not to."""
 
 
 _PERMANENT = (
@@ -97,7 +103,8 @@ class Objects(Protocol):
 
     def open_root(self, marker: str, data: bytes | None) -> bytes:
         """The content of the root's marker, an object of this name. If there is none, the root is
-        created with `data` as its marker; without `data` that raises StoreRootMissing."""
+        created with `data` as its marker; without `data` that raises StoreRootMissing. Raises
+        ConditionIgnored if the store does not create conditionally."""
         ...
 
     def put(self, name: str, data: bytes) -> bool:
@@ -347,9 +354,22 @@ class RemoteObjects:
         self._filters = "prefix" in inspect.signature(find).parameters
 
     def open_root(self, marker: str, data: bytes | None) -> bytes:
-        if data is not None:
-            self._create(marker, data)
-        return _read_marker(self, marker)
+        """Creates the marker once more: only a store that ignores the condition does it. What it
+        replaces it by is the same."""
+        self._fs.invalidate_cache()
+        try:
+            found = self.get(marker)
+        except FileNotFoundError:
+            if data is not None:
+                self._create(marker, data)
+            found = _read_marker(self, marker)
+        if self._create(marker, found):
+            raise ConditionIgnored(
+                f"{self.url} does not create objects only if they are absent: it replaced "
+                f"{marker}, so that results could be lost or written twice; use a store, or a "
+                "release of it, that honours If-None-Match: *"
+            )
+        return found
 
     def put(self, name: str, data: bytes) -> bool:
         return self._create(name, data)

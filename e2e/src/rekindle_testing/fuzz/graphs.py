@@ -41,7 +41,7 @@ def spec(draw: random.Random) -> dict[str, Any]:
             rows.append(operator["name"])
     queries = [_query(f"q{n}", name, draw) for n, name in enumerate(unread)]
     made: dict[str, Any] = {
-        "checkpoint": {"store": "file:///checkpoints", "volume": "shared"},
+        "checkpoint": {"store": "file:///var/lib/rekindle/checkpoints", "volume": "shared"},
         "sources": sources,
         "queries": queries,
     }
@@ -85,7 +85,7 @@ def _operator(name: str, inputs: list[str], draw: random.Random) -> dict[str, An
 
 
 def _query(name: str, stream: str, draw: random.Random) -> dict[str, Any]:
-    sink = {"url": f"file:///output/{name}"}
+    sink = {"url": f"file:///var/lib/rekindle/output/{name}"}
     if draw.random() < 0.3:
         sink["format"] = "json"
     return {"name": name, "from": stream, "priority": draw.randrange(100), "sink": {"files": sink}}

@@ -83,7 +83,8 @@ URLS: Final = (
         "http://a/b",
         "FILE:///a",
     ),
-    *("file:///checkpoints", "file:///checkpoints/", "file:///output/alarms", "file:///../..//a"),
+    *("file:///var/lib/rekindle/checkpoints", "file:///var/lib/rekindle/checkpoints/"),
+    *("file:///var/lib/rekindle/output/alarms", "file:///var/lib/rekindle/a", "file:///../..//a"),
     *(
         "s3://user:password@host/a",
         "file:///a?b#c",

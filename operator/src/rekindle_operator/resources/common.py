@@ -18,7 +18,6 @@ Manifest = dict[str, Any]
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
 TOKEN_KEY = "token"
-VOLUME_MOUNT = "/var/lib/rekindle"  # checkpoint.volume; stores with file:// URLs are below it
 DATA_MOUNT = "/var/lib/rekindle-task"
 
 # By default, pods are evicted from a lost node after 300 s, which would disturb a recovery.
@@ -111,7 +110,7 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
     if not claim:
         return [], []
     volume = {"name": "store", "persistentVolumeClaim": {"claimName": claim}}
-    return [volume], [{"name": "store", "mountPath": VOLUME_MOUNT}]
+    return [volume], [{"name": "store", "mountPath": names.VOLUME_MOUNT}]
 
 
 def token_variable(topology: TopologyView) -> Manifest:

@@ -35,7 +35,7 @@ from rekindle_operator.resources.merge import merge
 from rekindle_operator.resources.shape import shape_of
 from rekindle_operator.settings import PodDefaults
 
-CONTAINER = "task"
+CONTAINER = names.TASK_CONTAINER
 GRACE_S = 60
 _RECORD_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

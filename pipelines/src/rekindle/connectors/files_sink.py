@@ -28,6 +28,7 @@ from rekindle.connectors.json_writer import UnencodableValue, encode_lines
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import (
+    ConditionIgnored,
     LocalObjects,
     Objects,
     Retry,
@@ -233,6 +234,8 @@ def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
         marker = retry.run(
             lambda: objects.open_root(MARKER, to_json({"topologyUid": topology_uid}))
         )
+    except ConditionIgnored as e:
+        raise SinkRefused(f"query {query}: the sink {e}") from e
     except (OSError, ValueError, ImportError) as e:
         reason = getattr(e, "strerror", None) or e  # without the number of the error
         raise SinkRefused(

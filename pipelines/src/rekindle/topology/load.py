@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
+from rekindle.topology.documents import Document, read_documents
 from rekindle.topology.kinds.base import Spec
 from rekindle.topology.partial import field_at, field_path, model_in, problems_of_valid_fields
 from rekindle.topology.problems import nearest
@@ -58,21 +59,28 @@ def load_spec(data: Any) -> TopologySpec:
 def _parse_resource(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     data: Any = source
     if isinstance(source, str | bytes):
-        try:
-            documents = [d for d in yaml.safe_load_all(source) if d is not None]
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: a 13th month, say
-            what = " ".join(str(error).split())
-            hint = "write it in UTF-8" if isinstance(error, yaml.reader.ReaderError) else ""
-            raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
-        topologies = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
-        if len(topologies) > 1:
-            what = f"has {len(topologies)} topologies, of which one alone would be read"
-            hint = "write each into a file of its own"
-            raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
-        data = (topologies or documents or [None])[0]
+        document = _topology_in(source)
+        if document.problems:
+            raise InvalidTopology(list(document.problems))
+        data = document.data
     if not isinstance(data, Mapping):
         raise InvalidTopology([Problem("", "NotAManifest", "is not a Kubernetes object")])
     return data
+
+
+def _topology_in(source: str | bytes) -> Document:
+    try:
+        documents = read_documents(source)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a 13th month, say
+        what = " ".join(str(error).split())
+        hint = "write it in UTF-8" if isinstance(error, yaml.reader.ReaderError) else ""
+        raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
+    topologies = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == KIND]
+    if len(topologies) > 1:
+        what = f"has {len(topologies)} topologies, of which one alone would be read"
+        hint = "write each into a file of its own"
+        raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
+    return (topologies or documents or [Document(None, ())])[0]
 
 
 def _envelope(resource: Mapping[str, Any]) -> Iterator[Problem]:

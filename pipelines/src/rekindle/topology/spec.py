@@ -77,8 +77,8 @@ class CheckpointSpec(Spec):
     others."""
     volume: str | None = None
     """Name of a [PersistentVolumeClaim](operations.md#a-claim) (ReadWriteMany) that all tasks and
-    the coordinator mount at `/var/lib/rekindle`, for `file://` URLs below that; required for those
-    of checkpoints and sinks in a cluster. Cannot be changed."""
+    the coordinator mount at `/var/lib/rekindle`. In a cluster, `file://` URLs of checkpoints and
+    sinks have to be below that. Cannot be changed."""
 
 
 class RecoverySpec(Spec):

@@ -1,4 +1,4 @@
-"""Which 127.INDEX.0.0/16 a node gets, on a machine where several runs may share loopback."""
+"""Which 127.INDEX.0.0/16 a node or a test gets, on a machine where several runs share loopback."""
 
 from __future__ import annotations
 

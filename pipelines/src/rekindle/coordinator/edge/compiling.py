@@ -60,7 +60,8 @@ def _main() -> None:
 
     def compiled(name: str, spec: Any) -> Topology | str:
         try:
-            return compile_topology(load_spec(spec), name)
+            # Whether file:// stores are shared was checked when the topology was accepted.
+            return compile_topology(load_spec(spec), name, local=True)
         except InvalidTopology as error:
             return str(error)
 

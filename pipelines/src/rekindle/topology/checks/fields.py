@@ -1,21 +1,21 @@
-"""Checks of single fields and of related fields: times, URLs, sizes, names, counts."""
+"""Checks of single fields and of related fields: times, sizes, names, counts."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import fsspec
 from pydantic import BaseModel
 
 from rekindle.errors import Problem
-from rekindle.names import OWN_PREFIX
-from rekindle.objects import CONDITIONAL
+from rekindle.names import OWN_PREFIX, TASK_CONTAINER
+from rekindle.topology.checks.object_names import check_object_names
 from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
+from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.graph import nodes_with_paths
-from rekindle.topology.problems import did_you_mean, nearest
+from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,
     SourceSpec,
@@ -33,9 +33,6 @@ MAX_PARTITIONS = 64
 MAX_REPLICAS = 8
 MIN_LOG_BUDGET = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
-_ON_DISK = ("file", "local")
-_CREATE_IF_ABSENT = frozenset(_ON_DISK) | CONDITIONAL
-_COMMON = ("file", "s3", "gs", "abfs", "https")
 _RESERVED_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
@@ -50,7 +47,6 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
-_TASK_CONTAINER = "task"
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
@@ -60,7 +56,8 @@ def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]
     found += _counts(spec)
     found += _times(spec)
     found += _log(spec)
-    found += _output_urls(spec, local=local)
+    found += check_urls(spec, local=local)
+    found += () if local else check_object_names(spec)
     found += _conf(spec)
     found += _template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
@@ -139,58 +136,6 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
         yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
 
 
-def _output_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
-    urls = [("spec.checkpoint.store", spec.checkpoint.store)]
-    for at, query in enumerate(spec.queries):
-        for kind, sink in query.sink.kinds.items():
-            if sink is not None and sink.output_url is not None:
-                urls.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
-    taken: dict[str, str] = {}
-    for path, url in urls:
-        lacks = "cannot create an object only if it is absent"
-        yield from _url(url, path, _CREATE_IF_ABSENT, lacks, local=local)
-        key = url.rstrip("/")
-        if key in taken:
-            what = f"{url} is used by {taken[key]} too"
-            yield Problem(path, "SharedPlace", what, "give each its own directory")
-        taken.setdefault(key, path)
-        on_disk = url.partition("://")[0] in _ON_DISK
-        if on_disk and spec.checkpoint.volume is None and not local:
-            what = f"{url} is on a node's disk, and is lost with the node"
-            hint = "name a shared volume (an RWX claim) in spec.checkpoint.volume, or use s3://..."
-            yield Problem(path, "NoVolume", what, hint)
-    # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
-    known, lacks = (
-        _CREATE_IF_ABSENT.union(fsspec.available_protocols()),
-        "is not a scheme that can be read",
-    )
-    for at, source in enumerate(spec.sources):
-        for kind, given in source.kinds.items():
-            if given is not None and given.input_url is not None:
-                where = f"spec.sources[{at}].{kind}.url"
-                yield from _url(given.input_url, where, known, lacks, local=local)
-
-
-def _url(
-    url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
-) -> Iterator[Problem]:
-    """Schemes are case-sensitive, as in fsspec. Whether a driver is installed is not checked: that
-    depends on the image of the tasks."""
-    scheme, _, rest = url.partition("://")
-    if not (scheme and rest) or (scheme in _ON_DISK) != rest.startswith("/"):
-        hint = "write it like file:///path or s3://bucket/path"
-        yield Problem(path, "InvalidUrl", f"{url!r} is not a URL", hint)
-        return
-    possible = sorted(s for s in schemes if local or s != "memory")
-    if scheme in possible:
-        return
-    if scheme in schemes:
-        lacks = "is the memory of one process, which other tasks do not see"
-    common = [s for s in _COMMON if s in possible]
-    hint = did_you_mean(scheme, possible) or f"use for instance {', '.join(common)}"
-    yield Problem(path, "InvalidUrl", f"{scheme}:// {lacks}", hint)
-
-
 def _conf(spec: TopologySpec) -> Iterator[Problem]:
     for key, why in _RESERVED_CONF.items():
         if key in spec.spark_conf:
@@ -228,9 +173,9 @@ def _other_containers(template: Mapping[str, object]) -> Iterator[Problem]:
         if not isinstance(container, Mapping) or container.get("image") is not None:
             continue
         name = container.get("name")
-        if isinstance(name, str) and name != _TASK_CONTAINER:
+        if isinstance(name, str) and name != TASK_CONTAINER:
             what = f"a further container, {name}, has no image"
-            hint = f"give it one, or name it {_TASK_CONTAINER}, as the container of tasks is called"
+            hint = f"give it one, or name it {TASK_CONTAINER}, as the container of tasks is called"
             yield Problem(f"spec.podTemplate.spec.containers[{at}]", "Missing", what, hint)
 
 

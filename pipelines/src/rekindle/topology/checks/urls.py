@@ -1,0 +1,145 @@
+"""Checks of URLs: schemes, and that each output has a place of its own that outlives its pod.
+
+In a cluster, a `file://` URL of an output has to be on a volume. Tasks and coordinator mount the
+claim `checkpoint.volume`; of the disks in `podTemplate` the coordinator mounts none, so the
+checkpoint store cannot be there. Sources are not checked: their files may be part of the image.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum, auto
+from typing import Any
+
+import fsspec
+
+from rekindle.errors import Problem
+from rekindle.names import TASK_CONTAINER, VOLUME_MOUNT
+from rekindle.objects import CONDITIONAL
+from rekindle.topology.problems import did_you_mean
+from rekindle.topology.spec import TopologySpec
+
+_ON_DISK = ("file", "local")
+_CREATE_IF_ABSENT = frozenset(_ON_DISK) | CONDITIONAL
+_COMMON = ("file", "s3", "gs", "abfs", "https")
+_STORE = "spec.checkpoint.store"
+_OF_ONE_POD = frozenset(
+    {"emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "image"}
+)
+"""Kinds of volumes that end with their pod, or cannot be written."""
+
+
+class _Disk(Enum):
+    """What is mounted at a path of a task's container."""
+
+    CLAIM = auto()
+    OTHER_VOLUME = auto()
+    OF_THE_POD = auto()
+
+
+def check_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
+    urls = [(_STORE, spec.checkpoint.store)]
+    for at, query in enumerate(spec.queries):
+        for kind, sink in query.sink.kinds.items():
+            if sink is not None and sink.output_url is not None:
+                urls.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
+    mounts = _mounts(spec)
+    taken: dict[str, str] = {}
+    for path, url in urls:
+        lacks = "cannot create an object only if it is absent"
+        yield from _url(url, path, _CREATE_IF_ABSENT, lacks, local=local)
+        key = url.rstrip("/")
+        if key in taken:
+            what = f"{url} is used by {taken[key]} too"
+            yield Problem(path, "SharedPlace", what, "give each its own directory")
+        taken.setdefault(key, path)
+        if not local:
+            yield from _on_a_volume(url, path, spec.checkpoint.volume, mounts)
+    # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
+    known, lacks = (
+        _CREATE_IF_ABSENT.union(fsspec.available_protocols()),
+        "is not a scheme that can be read",
+    )
+    for at, source in enumerate(spec.sources):
+        for kind, given in source.kinds.items():
+            if given is not None and given.input_url is not None:
+                where = f"spec.sources[{at}].{kind}.url"
+                yield from _url(given.input_url, where, known, lacks, local=local)
+
+
+def _on_a_volume(
+    url: str, path: str, claim: str | None, mounts: Mapping[str, _Disk]
+) -> Iterator[Problem]:
+    scheme, _, place = url.partition("://")
+    if scheme not in _ON_DISK or not place.startswith("/"):
+        return
+    place = _normalized(place)
+    disk = _disk_at(place, mounts)
+    if disk is _Disk.CLAIM or (disk is _Disk.OTHER_VOLUME and path != _STORE):
+        return
+    moved = f"write file://{posixpath.join(VOLUME_MOUNT, place.lstrip('/'))}"
+    if not claim:
+        what = f"{url} is on a node's disk, and is lost with the node"
+        also = "" if _is_below(place, VOLUME_MOUNT) else f" and {moved}"
+        named = f"name a shared volume (an RWX claim) in spec.checkpoint.volume{also}"
+        hint = f"{named}, or use s3://..."
+    else:
+        what = f"{url} is not on the claim {claim}, which pods mount at {VOLUME_MOUNT}"
+        hint = f"{moved}: other paths are the pod's own disk, and are lost with it"
+    yield Problem(path, "NoVolume", what, hint)
+
+
+def _mounts(spec: TopologySpec) -> dict[str, _Disk]:
+    """What a task's container mounts that can hold outputs or hides it, by path."""
+    mounts = {VOLUME_MOUNT: _Disk.CLAIM} if spec.checkpoint.volume else {}
+    pod = spec.pod_template.get("spec")
+    volumes = {str(v.get("name")): v for v in _mappings(pod, "volumes")}
+    for container in _mappings(pod, "containers"):
+        if container.get("name") != TASK_CONTAINER:
+            continue
+        for mount in _mappings(container, "volumeMounts"):
+            at, volume = mount.get("mountPath"), volumes.get(str(mount.get("name")), {})
+            if isinstance(at, str) and at.startswith("/"):
+                kept = _OF_ONE_POD.isdisjoint(volume)
+                mounts[_normalized(at)] = _Disk.OTHER_VOLUME if kept else _Disk.OF_THE_POD
+    return mounts
+
+
+def _mappings(parent: object, field: str) -> list[Mapping[str, Any]]:
+    """The objects of a list in `podTemplate`, of which the API server checks the rest."""
+    items = parent.get(field) if isinstance(parent, Mapping) else None
+    return [i for i in items if isinstance(i, Mapping)] if isinstance(items, list) else []
+
+
+def _disk_at(place: str, mounts: Mapping[str, _Disk]) -> _Disk:
+    around = [path for path in mounts if _is_below(place, path)]
+    return mounts[max(around, key=len)] if around else _Disk.OF_THE_POD
+
+
+def _is_below(place: str, directory: str) -> bool:
+    return posixpath.commonpath([place, directory]) == directory
+
+
+def _normalized(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def _url(
+    url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
+) -> Iterator[Problem]:
+    """Schemes are case-sensitive, as in fsspec. Whether a driver is installed is not checked: that
+    depends on the image of the tasks."""
+    scheme, _, rest = url.partition("://")
+    if not (scheme and rest) or (scheme in _ON_DISK) != rest.startswith("/"):
+        hint = "write it like file:///path or s3://bucket/path"
+        yield Problem(path, "InvalidUrl", f"{url!r} is not a URL", hint)
+        return
+    possible = sorted(s for s in schemes if local or s != "memory")
+    if scheme in possible:
+        return
+    if scheme in schemes:
+        lacks = "is the memory of one process, which other tasks do not see"
+    common = [s for s in _COMMON if s in possible]
+    hint = did_you_mean(scheme, possible) or f"use for instance {', '.join(common)}"
+    yield Problem(path, "InvalidUrl", f"{scheme}:// {lacks}", hint)
