@@ -159,7 +159,7 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
 def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rekindle.task.saver.KEPT", 3)
+    monkeypatch.setattr("rekindle.task.core.saver.KEPT", 3)
 
     def saved() -> list[int]:
         return [d.epoch for d in world.saver.done()]

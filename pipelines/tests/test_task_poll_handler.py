@@ -21,9 +21,9 @@ from rekindle.protocol import (
 )
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
+from rekindle.task.core.phases import TaskEvent
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
-from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler, PollRefused
 from rekindle.task.status import TaskStatus
 
@@ -155,7 +155,7 @@ def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> 
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
     for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
-        status.phases.step(event)
+        status.step(event)
     assert ask(control, "/readyz")[0] == 200
 
 

@@ -33,13 +33,13 @@ from rekindle.streams.flight import StreamServer
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
+from rekindle.task.core.phases import TaskEvent
 from rekindle.task.discard import mark
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
-from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
@@ -127,7 +127,7 @@ class TaskRuntime:
     def _start(self, poll: PollRequest) -> None:
         assert poll.restore is not None
         self.status.restored_from = poll.restore.epoch
-        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
         started = self._startup.start(poll.restore, self._route)
         state, log = started.state, started.log
         components = TaskComponents(
@@ -140,7 +140,7 @@ class TaskRuntime:
         self.status.dropped = started.chain.dropped
         self.status.components = components
         self._flight.serve_log(log, started.inputs.head)
-        self.status.phases.step(TaskEvent.STARTED)
+        self.status.step(TaskEvent.STARTED)
         self._tick()
         call_size_file = CallSizeFile(self._config.data)
         loop = EpochLoop(
@@ -250,7 +250,7 @@ class TaskRuntime:
     def _shut_down(self) -> None:
         """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
         failed, components = self._failed, self.status.components
-        self.status.phases.step(TaskEvent.STOP_REQUESTED)
+        self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
         if self._loop_thread is not None:

@@ -8,6 +8,7 @@ Design: docs/design/task.md#passive.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,8 @@ from rekindle.engine.model import DroppedRows
 from rekindle.protocol import Contradiction, PollResponse, TaskPhase, TaskProblem, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.log import OutputLog
+from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.task.inputs import Inputs
-from rekindle.task.phases import PhaseMachine, TaskEvent
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 
@@ -53,7 +54,8 @@ class TaskStatus:
         interval_us: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.phases = PhaseMachine()
+        self._phases = PhaseMachine()
+        self._phase_lock = threading.Lock()
         self.restored_from: int | None = None
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
@@ -80,11 +82,16 @@ class TaskStatus:
         else:
             self._problems[subject] = problem
 
+    def step(self, event: TaskEvent) -> None:
+        """Change the phase. Raises InvalidTransition."""
+        with self._phase_lock:
+            self._phases.step(event)
+
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
         # Before the phase changes, so that a failed task always has a problem.
         self._failure = self._failure or problem
-        self.phases.step(TaskEvent.FAILED)
+        self.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:
         """One call of the chain, whose last epoch is `epoch`, took `seconds` including the log."""
@@ -124,15 +131,15 @@ class TaskStatus:
         head = self.components.inputs.head()
         behind = head - self.engine_epoch
         if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN:
-            self.phases.step(TaskEvent.CAUGHT_UP)
+            self.step(TaskEvent.CAUGHT_UP)
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER:
-            self.phases.step(TaskEvent.FELL_BEHIND)
+            self.step(TaskEvent.FELL_BEHIND)
 
     # -- read ------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> TaskPhase:
-        return self.phases.phase
+        return self._phases.phase
 
     def lag_s(self) -> float:
         """Age of the oldest epoch whose time has passed and that is not in the log."""
