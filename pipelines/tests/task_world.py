@@ -15,6 +15,7 @@ from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.core.phases import TaskEvent
+from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import continue_log
 from rekindle.task.inputs import SourceInputs
@@ -22,7 +23,6 @@ from rekindle.task.loop import EpochLoop
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskComponents, TaskStatus
 from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -14,9 +14,9 @@ from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.log import OutputLog
+from rekindle.task.core.status import KEPT_DIGESTS
 from rekindle.task.discard import discard_marked, mark
 from rekindle.task.state import TaskState
-from rekindle.task.status import KEPT_DIGESTS
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
 

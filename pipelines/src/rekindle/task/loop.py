@@ -47,10 +47,10 @@ from rekindle.task.core.loop import (
     SetProblem,
     TakeEpochs,
 )
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.inputs import Inputs
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
 """Arrow releases unused memory after calls larger than this; for small ones it would take too

@@ -25,12 +25,12 @@ from rekindle.streams.flight import StreamClient
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskStatus
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
