@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simulated_task import SimulatedTask
-
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator
@@ -40,6 +38,7 @@ from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 
 class World:
