@@ -14,7 +14,7 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
 from rekindle.errors import Diverged
 from rekindle.protocol import RestorePoint
-from rekindle.task.inputs import released_epoch
+from rekindle.task.core.inputs import released_epoch
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
