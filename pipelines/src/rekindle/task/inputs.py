@@ -19,7 +19,8 @@ from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.flight import StreamClient
-from rekindle.streams.reader import CALL_BYTES, PartitionReader, Subscription
+from rekindle.streams.reader import CALL_BYTES, PartitionReader
+from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
 from rekindle.topology.model import Input, Segment
