@@ -24,8 +24,8 @@ from rekindle.task.core.loop import (
     EngineDied,
     EngineFailed,
     EngineRestarted,
-    EpochAppended,
     EpochComputed,
+    EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
     GiveUp,
@@ -121,7 +121,7 @@ class Outside:
     def append(self, output: EpochOutput) -> None:
         assert output.epoch == len(self.log)
         self.log.append(f"d{output.epoch}")
-        self.step(EpochAppended(self.log[-1]))
+        self.step(EpochsAppended(self.log[-1:]))
 
     def append_one_and_fail(self) -> None:
         if isinstance(self.call, AppendEpochs) and len(self.call.outputs) > 1:

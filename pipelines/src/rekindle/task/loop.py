@@ -33,8 +33,8 @@ from rekindle.task.core.loop import (
     EngineDied,
     EngineFailed,
     EngineRestarted,
-    EpochAppended,
     EpochComputed,
+    EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
     GiveUp,
@@ -201,13 +201,13 @@ class EpochLoop:
             if file is not None:
                 file.end(succeeded)
 
-    def _append(self, outputs: Sequence[EpochOutput]) -> EpochAppended:
+    def _append(self, outputs: Sequence[EpochOutput]) -> EpochsAppended:
         """Append all outputs; the event of the last one."""
         for output in outputs[:-1]:
             self._step(self._append_epoch(output))
         return self._append_epoch(outputs[-1])
 
-    def _append_epoch(self, output: EpochOutput) -> EpochAppended:
+    def _append_epoch(self, output: EpochOutput) -> EpochsAppended:
         batch = self._compared
         if batch is None or batch.epoch != output.epoch:
             check_columns(output.epoch, output.rows)
@@ -224,7 +224,7 @@ class EpochLoop:
             self._compared = batch
         self._log.append(batch)
         self._compared = None
-        return EpochAppended(batch.digest)
+        return EpochsAppended((batch.digest,))
 
     def _compare(self, batch: EpochBatch) -> None:
         message = self._earlier.check(batch) if self._earlier is not None else None

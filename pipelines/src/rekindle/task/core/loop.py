@@ -50,10 +50,10 @@ class EpochsProcessed:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochAppended:
-    """The first of the outputs to append is in the log."""
+class EpochsAppended:
+    """The first of the outputs to append are in the log, one for each digest."""
 
-    digest: str
+    digests: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class GiveUp:
 LoopEvent = (
     EpochsTaken
     | EpochsProcessed
-    | EpochAppended
+    | EpochsAppended
     | AttemptFailed
     | EngineFailed
     | EngineDied
@@ -176,7 +176,7 @@ VALID: Mapping[LoopPhase, frozenset[type]] = {
     LoopPhase.PROCESSING: frozenset(
         {EpochsProcessed, AttemptFailed, EngineFailed, EngineDied, Woken}
     ),
-    LoopPhase.APPENDING: frozenset({EpochAppended, AttemptFailed, Woken}),
+    LoopPhase.APPENDING: frozenset({EpochsAppended, AttemptFailed, Woken}),
     LoopPhase.RESTARTING: frozenset({EngineRestarted, AttemptFailed, Woken}),
 }
 """The events that can happen in a phase; another one is a bug in the shell."""
@@ -227,8 +227,8 @@ class LoopCore:
                 return self._epochs_taken(epochs, now)
             case EpochsProcessed(outputs, operators):
                 return self._epochs_processed(outputs, operators)
-            case EpochAppended(digest):
-                return self._epoch_appended(digest, now)
+            case EpochsAppended(digests):
+                return self._epochs_appended(digests, now)
             case AttemptFailed(message):
                 return self._attempt_failed(message, now)
             case EngineFailed(error):
@@ -298,11 +298,13 @@ class LoopCore:
 
     # -- appending -------------------------------------------------------------------------------
 
-    def _epoch_appended(self, digest: str, now: float) -> list[LoopEffect]:
-        output = self._outputs.popleft()
-        self.chained = chain_digest(self.chained, output.epoch, output.watermark, digest)
+    def _epochs_appended(self, digests: Sequence[str], now: float) -> list[LoopEffect]:
+        effects = self._recovered("log")
+        for digest in digests:
+            output = self._outputs.popleft()
+            self.chained = chain_digest(self.chained, output.epoch, output.watermark, digest)
+            effects.append(EpochComputed(output.epoch, digest, self.chained))
         self._failures = 0
-        effects = [EpochComputed(output.epoch, digest, self.chained), *self._recovered("log")]
         return effects if self._outputs else [*effects, *self._call_completed(now)]
 
     def _call_completed(self, now: float) -> list[LoopEffect]:

@@ -22,7 +22,7 @@ from rekindle.task.core.loop import (
     EngineDied,
     EngineFailed,
     EngineRestarted,
-    EpochAppended,
+    EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
     LoopCall,
@@ -94,6 +94,13 @@ class LogTruncated:
 
 
 @dataclass(frozen=True, slots=True)
+class CallFinallyFailed:
+    """A call failed for a reason that stays: the task cannot continue."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class OfSink:
     """An event of the sink of an assignment."""
 
@@ -106,10 +113,11 @@ TaskCoreEvent = (
     | TaskRestored
     | HeadAdvanced
     | LogTruncated
+    | CallFinallyFailed
     | OfSink
     | EpochsTaken
     | EpochsProcessed
-    | EpochAppended
+    | EpochsAppended
     | AttemptFailed
     | EngineFailed
     | EngineDied

@@ -10,7 +10,6 @@ Design: docs/design/task.md#passive, docs/design/task.md#failures.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -190,11 +189,15 @@ class SupervisorCore:
         self._desired: PollRequest | None = None
         self._floor = NO_EPOCH  # through which the log was truncated
         self._failed = False
-        self._report_until = math.inf
+        self._report_until: float | None = None
 
     @property
     def ended(self) -> bool:
         return self.stage is Stage.ENDED
+
+    @property
+    def wake_at(self) -> float | None:
+        return self._report_until if self.stage is Stage.REPORTING else None
 
     @property
     def saves(self) -> bool:
@@ -224,7 +227,7 @@ class SupervisorCore:
             case StopRequested():
                 return self._end()
             case Woken():
-                return self._end() if now >= self._report_until else []
+                return self._end() if self.wake_at is not None and now >= self.wake_at else []
         assert_never(event)
 
     def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:

@@ -25,6 +25,7 @@ from rekindle.protocol import (
     SinkProgress,
     TaskPhase,
     TaskProblem,
+    TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.events import Woken
@@ -42,6 +43,7 @@ from rekindle.task.core.loop import (
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
+    CallFinallyFailed,
     CallSink,
     HeadAdvanced,
     LogTruncated,
@@ -183,19 +185,18 @@ class TaskCore:
         )
 
     @property
+    def ref(self) -> TaskRef:
+        return self._settings.ref
+
+    @property
     def wake_at(self) -> float | None:
-        cores = [self.saver.wake_at]
+        cores = [self.supervisor.wake_at, self.saver.wake_at]
         if self.parts is not None:
             cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
         return min((at for at in cores if at is not None), default=None)
 
     def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
         self._now = now
-        effects = self._handle(event)
-        self.status.update_phase()
-        return effects
-
-    def _handle(self, event: TaskCoreEvent) -> list[TaskEffect]:
         match event:
             case PollReceived(poll):
                 return self._poll_received(poll)
@@ -203,10 +204,13 @@ class TaskCore:
                 return self._restored(event)
             case HeadAdvanced(head):
                 self.inputs.newest = head
+                self.status.update_phase()
                 return []
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
+            case CallFinallyFailed(error):
+                return self._give_up(error)
             case OfSink(assigned, sink_event):
                 return self._of_sink(assigned, sink_event)
             case EntrySaved() | SaveFailed() | SaveAbandoned():
@@ -286,6 +290,7 @@ class TaskCore:
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
         self.status.step(TaskEvent.STARTED)
+        self.status.update_phase()
         return [*self._supervise(Started()), *self._truncate()]
 
     def _truncate(self) -> list[TaskEffect]:
@@ -310,6 +315,7 @@ class TaskCore:
                     self.status.computed(epoch, digest, chained)
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
+                    self.status.update_phase()
                     effects += self._log_grew()
                 case CheckpointReached(state):
                     if self.supervisor.saves:
@@ -323,7 +329,7 @@ class TaskCore:
         return [e for core in self._sink_cores() for e in self._step_sink(core, event)]
 
     def _give_up(self, error: Exception) -> list[TaskEffect]:
-        epoch = self._started().loop.state.epoch + 1
+        epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
         segment = self._settings.ref.segment
         self.status.fail(TaskProblem(message=str(error), operator=segment, epoch=epoch))
         return self._supervise(TaskFailed(isinstance(error, NotDeterministic)))
