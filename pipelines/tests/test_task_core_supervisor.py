@@ -184,8 +184,6 @@ def test_what_a_poll_changes_is_applied_in_order() -> None:
 def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
     process = play(["restore", "start"])
     assert process.step(SinksProgressed([12, 30])) == [TruncateLog(12)]
-    assert process.step(SinksProgressed([12, 30])) == []
-    assert process.step(SinksProgressed([11])) == []
     assert process.step(SinksProgressed([])) == [TruncateLog(20)]
 
 

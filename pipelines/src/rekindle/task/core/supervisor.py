@@ -17,7 +17,6 @@ from typing import assert_never
 
 from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstream
-from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.events import Woken
 
 REPORT_FAILURE_S = 5.0
@@ -187,7 +186,6 @@ class SupervisorCore:
         self.stage = Stage.WAITING
         self._boot_id = boot_id
         self._desired: PollRequest | None = None
-        self._floor = NO_EPOCH  # through which the log was truncated
         self._failed = False
         self._report_until: float | None = None
 
@@ -255,15 +253,12 @@ class SupervisorCore:
         ]
 
     def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:
-        """No sink may lose an epoch that it has not written."""
+        """No sink may lose an epoch that it has not written. The same floor is applied again: the
+        log may have grown below it."""
         desired = self._desired
         if self.stage is not Stage.RUNNING or desired is None or desired.floor is None:
             return []
-        floor = min([desired.floor, *durable])
-        if floor <= self._floor:
-            return []
-        self._floor = floor
-        return [TruncateLog(floor)]
+        return [TruncateLog(min([desired.floor, *durable]))]
 
     def _task_failed(self, for_good: bool, now: float) -> list[SupervisorEffect]:
         if self._failed:

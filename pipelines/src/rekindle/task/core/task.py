@@ -277,7 +277,10 @@ class TaskCore:
             case EndProcess():
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
-            case RouteInputs() | TruncateLog() | DiscardLog():
+            case TruncateLog(floor):
+                log = self._started().log
+                return [effect] if log.base <= min(floor, log.last) else []
+            case RouteInputs() | DiscardLog():
                 return [effect]
         assert_never(effect)
 
