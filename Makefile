@@ -1,9 +1,9 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 # One process more than cores, since some tests wait.
-UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet"
+UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet and not foreign"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
-PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet"
+PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet and not foreign"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,12 +29,16 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 	$(PY) -m pytest $(PROGRAMS)
 	$(PY) -m pytest -m cluster
 
-failures: tools   ## of these, whole topologies under kill -9, freezes and lost nodes alone: NODES=kubelet
-	$(PY) -m pytest -m "failures and $(if $(filter kubelet,$(NODES)),kubelet,not kubelet)"
+# Another cluster is used only if it is asked for: its tests are not even collected without NODES.
+FOREIGN := $(filter existing kind,$(NODES))
+FAILURES := $(if $(FOREIGN),foreign,$(if $(filter kubelet,$(NODES)),kubelet,not kubelet and not foreign))
+
+failures: $(if $(FOREIGN),setup,tools) ## whole topologies under kill -9, freezes and lost nodes: NODES=kubelet, existing, kind
+	$(PY) -m pytest -m "failures and ($(FAILURES))"
 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
-	$(PY) -m pytest -m "kubelet and not long"
+	$(PY) -m pytest -m "kubelet and not long and not smoke" --durations=30
 
 smoke: tools      ## the images, and one loss on real kubelets; says why where this machine cannot
 	$(PY) -m pytest -m smoke

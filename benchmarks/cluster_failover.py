@@ -26,8 +26,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rekindle_testing.harness.cluster import MOUNT, NAMESPACE, EmbeddedCluster
+from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.installed import MOUNT, Cluster
 from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -178,7 +179,7 @@ def _lose_most(run: Run) -> tuple[float, float]:
     return unknown_at - began, replaced_at - began
 
 
-def _operators_ready(cluster: EmbeddedCluster) -> bool:
+def _operators_ready(cluster: Cluster) -> bool:
     """On nodes that live."""
     ready = [
         p
@@ -257,7 +258,7 @@ def _crowd(run: Run) -> None:
     if 2 in _tasks_by_node(run).values():
         return
     follower = run.task_pods("follower")[0]
-    kubectl = run.cluster.control_plane.kubectl
+    kubectl = run.cluster.kubectl
     kubectl("cordon", follower.spec.node_name)
     run.cluster.core.delete_namespaced_pod(follower.metadata.name, NAMESPACE)
     wait_for("two tasks on a node", lambda: 2 in _tasks_by_node(run).values(), 60)

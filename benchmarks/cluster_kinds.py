@@ -110,7 +110,7 @@ def _start_s(run: Run) -> float:
     restored, by the task's own log. The start is known to the second, and rounded down."""
     pod = run.task_pods("follower")[-1]
     began: datetime = pod.status.container_statuses[0].state.running.started_at
-    text = run.cluster.control_plane.kubectl("logs", "--timestamps", pod.metadata.name)
+    text = run.cluster.kubectl("logs", "--timestamps", pod.metadata.name)
     line = next(line for line in text.splitlines() if "started after epoch" in line)
     return (_time(line.split()[0]) - began).total_seconds()
 

@@ -41,7 +41,7 @@ def main() -> None:
         with Run(cluster, flights.manifest("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
             incarnations = run.incarnations()
-            samples = [_sample(run, epoch) for epoch in range(EVERY, epochs, EVERY)]
+            samples = [_sample(cluster, run, epoch) for epoch in range(EVERY, epochs, EVERY)]
             assert run.incarnations() == incarnations, "a task was restarted"
             reference = Reference(run.document, cluster.shared, directory / "oracle")
             reference.execute()
@@ -59,14 +59,14 @@ def main() -> None:
     report("cluster_soak", rows)
 
 
-def _sample(run: Run, epoch: int) -> Usage:
+def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
         lambda: min(run.observer.stable_epochs().values()) >= epoch,
         timeout_s=5 * EVERY,
         every_s=0.5,
     )
-    found = usage(run.cluster, run.name)
+    found = usage(cluster, run.name)
     print(epoch, asdict(found), flush=True)
     return found
 

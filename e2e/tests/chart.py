@@ -13,6 +13,8 @@ from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.paths import ROOT
 
 CHART = ROOT / "charts/rekindle"
+# Without a cluster, helm assumes a version that depends on how helm was built.
+KUBERNETES = ("--kube-version", "1.30.0")
 
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -65,7 +67,8 @@ def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.Co
 
 @cache
 def rendered(values: str, release: str = "rekindle", namespace: str = "system") -> str:
-    done = helm("template", release, "--namespace", namespace, values=VALUE_SETS[values])
+    place = ("--namespace", namespace)
+    done = helm("template", release, *place, *KUBERNETES, values=VALUE_SETS[values])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ import pytest
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.harness.installed import Unsupported
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -24,6 +25,14 @@ def pytest_runtest_makereport(
     report = yield
     item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except Unsupported as error:  # by this kind of cluster
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -1,25 +1,38 @@
-"""The kinds of nodes that failure tests run on; real kubelets where the machine can have them."""
+"""The kinds of clusters that failure tests run on; real kubelets where the machine can have them,
+and clusters that are not embedded where the user asks for them by NODES."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.existing.cluster import ExistingCluster
+from rekindle_testing.harness.existing.settings import Settings as ExistingSettings
+from rekindle_testing.harness.installed import Cluster
+from rekindle_testing.harness.kind.cluster import KindCluster
+from rekindle_testing.harness.kind.settings import Settings as KindSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
+
+_FOREIGN = ("existing", "kind")
 
 
 def _kinds(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """A cluster that is not embedded is there only if the user asks for it."""
+    asked = os.environ.get("NODES", "")
     kinds = [
         pytest.param("process", marks=pytest.mark.cluster),
         pytest.param("kubelet", marks=[pytest.mark.kubelet, *of_kubelets]),
+        *(pytest.param(kind, marks=pytest.mark.foreign) for kind in _FOREIGN if kind == asked),
     ]
     return pytest.mark.parametrize("kind_name", kinds, scope="module")
 
@@ -29,8 +42,17 @@ every_kind_long = _kinds(pytest.mark.long)
 """Not in `make e2e`, but in `make failures NODES=kubelet`."""
 
 
-def make_kind(name: str) -> NodeKind:
-    return ProcessNodes() if name == "process" else kubelet_nodes()
+def make_cluster(
+    kind_name: str, directory: Path, *, nodes: int, settings: Settings | None = None
+) -> Cluster:
+    """`nodes` and `settings`: of a cluster that is made. An existing one has its own."""
+    match kind_name:
+        case "existing":
+            return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
+        case "kind":
+            return KindCluster(directory, KindSettings.of(os.environ), nodes=nodes, report=print)
+    kind = ProcessNodes() if kind_name == "process" else kubelet_nodes()
+    return EmbeddedCluster(directory, nodes=nodes, kind=kind, settings=settings, report=print)
 
 
 def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
@@ -46,10 +68,16 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
 def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
     """With Rekindle, the claim `rekindle` and the input of the flights example."""
     with EmbeddedCluster(directory, kind=kind, report=print, **options) as cluster:
-        flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
-        cluster.install()
+        prepare_flights(cluster)
         yield cluster
+
+
+def prepare_flights(cluster: Cluster) -> None:
+    """Rekindle, the claim `rekindle` and the input of the flights example."""
+    flights.prepare_input(cluster.shared / "input")
+    cluster.make_volume("rekindle")
+    cluster.upload("input")
+    cluster.install()
 
 
 def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:

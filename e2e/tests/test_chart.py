@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chart import CHART, VALUE_SETS, VALUES, helm, objects
+from chart import CHART, KUBERNETES, VALUE_SETS, VALUES, helm, objects
 
 from rekindle_operator.pod_policy import Feature, parse_policy
 from rekindle_operator.settings import read_settings
@@ -69,6 +69,13 @@ def test_selectors_match_their_pods(values: str) -> None:
         if selector is not None:
             wanted = selector.get("matchLabels", selector)
             assert sum(wanted.items() <= each.items() for each in labels) == 1, identity(o)
+
+
+@pytest.mark.process
+def test_large_numbers_are_rendered_as_integers() -> None:
+    """Helm reads them as floats, and writes 1000000 as 1e+06."""
+    values = [o["value"] for o in objects("default") if o["kind"] == "PriorityClass"]
+    assert sorted(values) == [0, 1_000_000]
 
 
 @pytest.mark.process
@@ -154,13 +161,69 @@ def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str
         ({"podPolicy": {"allow": ["HostRoot"]}}, "allow"),
         ({"namespaceLimits": {"maxShare": {"a": 2}}}, "maxShare"),
         ({"image": {"repo": "x"}}, "repo"),
+        ({"resources": {"memory": "1Gi"}}, "memory"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], message: str) -> None:
-    done = helm("template", "rekindle", values=values)
+    done = helm("template", "rekindle", *KUBERNETES, values=values)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"image": {"repository": "registry.example/rekindle/operator:0.1.0"}},
+            'image.repository is "registry.example/rekindle/operator:0.1.0": write it like',
+        ),
+        ({"image": {"repository": "..."}}, 'image.repository is "...": write it like'),
+        (
+            {"pipelines": {"image": {"repository": f"a/b@sha256:{'0' * 64}"}}},
+            "in pipelines.image.tag",
+        ),
+        ({"pipelines": {"image": {"tag": "sha256:0"}}}, 'pipelines.image.tag is "sha256:0": write'),
+        (
+            {"leaderElection": {"leaseSeconds": 1}},
+            "renewDeadlineSeconds (1.6), and that less than leaseSeconds (1)",
+        ),
+        (
+            {"podDisruptionBudget": {"minAvailable": 3}},
+            "podDisruptionBudget.minAvailable (3) must be less than replicas (3)",
+        ),
+        ({"podDisruptionBudget": {"minAvailable": "100%"}}, "minAvailable (100%) must be less"),
+    ],
+)
+def test_values_that_could_not_work_are_refused(values: dict[str, Any], message: str) -> None:
+    done = helm("template", "rekindle", *KUBERNETES, values=values)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("repository", "tag"),
+    [
+        ("localhost:5000/operator", ""),
+        ("123.dkr.ecr.eu-west-1.amazonaws.com/team_a/rekindle__operator", "v0.1.0-rc.1_2"),
+        ("operator", f"0.1.0@sha256:{'0a' * 32}"),
+    ],
+)
+def test_images_of_any_registry_and_digests_are_accepted(repository: str, tag: str) -> None:
+    image = {"repository": repository, "tag": tag}
+    done = helm("template", "rekindle", *KUBERNETES, values={"image": image})
+    assert done.returncode == 0, done.stderr
+    assert f'image: "{repository}:{tag or "0.1.0"}"' in done.stdout
+
+
+@pytest.mark.process
+def test_an_older_kubernetes_is_refused() -> None:
+    done = helm("template", "rekindle", "--kube-version", "1.29.9")
+    assert done.returncode != 0
+    assert "chart requires kubeVersion: >=1.30" in done.stderr
+    assert helm("template", "rekindle", "--kube-version", "1.31.2-gke.1").returncode == 0
 
 
 @pytest.mark.process
@@ -195,6 +258,11 @@ def test_the_chart_has_the_crd_of_the_repository() -> None:
     assert names
     for name in names:
         assert (CHART / "crds" / name).read_bytes() == (ROOT / "crds" / name).read_bytes()
+
+
+def test_the_chart_is_complete_without_the_rest_of_the_repository() -> None:
+    """Helm warns of symbolic links, and some programs that deploy from git skip them."""
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
 
 
 @pytest.mark.parametrize("image", ["operator", "pipelines"])

@@ -84,7 +84,7 @@ def test_the_documented_upgrade_replaces_the_crd(
         plane.kubectl("apply", "--server-side", "-f", str(newer.parent))
     for _ in range(2):  # the next upgrade finds kubectl as the owner
         plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(newer.parent))
-        helm("upgrade", "rekindle", str(CHART), "--namespace", "one", "--reuse-values")
+        helm("upgrade", "rekindle", str(CHART), "--namespace", "one", "--reset-then-reuse-values")
         columns = plane.kubectl(
             *("get", "crd", crd["metadata"]["name"]),
             *("-o", "jsonpath={.spec.versions[0].additionalPrinterColumns[0].name}"),

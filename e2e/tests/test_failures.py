@@ -1,4 +1,4 @@
-"""Failures on the embedded cluster: real control plane, real Spark, real kills.
+"""Failures on clusters of every kind: real control plane, real Spark, real kills.
 
 After every failure comes the same question: did the sinks get, row by row, what a run without
 failures would have written? All tests of a kind of nodes share one cluster, those of a class one
@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, every_kind_long, flights_cluster, make_kind
+from node_kinds import every_kind, every_kind_long, make_cluster, prepare_flights
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster
+from rekindle_testing.harness.installed import MOUNT, Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -37,14 +37,14 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    kind, directory = make_kind(kind_name), tmp_path_factory.mktemp("failures")
-    with flights_cluster(directory, kind, nodes=5) as cluster:
+def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with make_cluster(kind_name, tmp_path_factory.mktemp("failures"), nodes=5) as cluster:
+        prepare_flights(cluster)
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """For all topologies here: they differ only in names and folders, and in one query."""
     document = flights.manifest("reference", speedup=SPEEDUP)
     _add_query_and_raise_priority(document["spec"])
@@ -54,7 +54,7 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="class")
-def shared_run(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Run]:
+def shared_run(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Run]:
     """One topology for the tests of a class, which follow each other on it."""
     with Run(cluster, flights.manifest(request.cls.topology, speedup=SPEEDUP)) as run:
         run.wait_live()
@@ -132,7 +132,7 @@ def _end_of_torn(run: Run, segment: str, name: str) -> str | None:
     if name not in {p.metadata.name for p in run.task_pods(segment)}:
         return "gone"
     try:
-        text = run.cluster.control_plane.kubectl("logs", name)
+        text = run.cluster.kubectl("logs", name)
     except KubectlError:  # between two containers
         return None
     return "cut" if "output log truncated" in text else None
@@ -141,21 +141,20 @@ def _end_of_torn(run: Run, segment: str, name: str) -> str | None:
 def _remove_store(run: Run, seconds: float) -> None:
     """Writes to the checkpoint store fail for so long, at least until the status reports it. The
     directory is renamed, since root ignores permissions."""
-    store = run.cluster.shared / run.name / "checkpoints"
-    removed = store.with_name("checkpoints-removed")
+    store, removed = f"{run.name}/checkpoints", f"{run.name}/checkpoints-removed"
 
     def is_reported() -> bool:
         text = json.dumps(run.observer.status["dataPlane"])
         return re.search(r"checkpoint store: (?!clean-up)|cannot be saved: ", text) is not None
 
     assert not is_reported()
-    store.rename(removed)
+    run.cluster.move(store, removed)
     until = run.observer.now() + seconds
     try:
         wait_for("the failed write in the status", is_reported, 30)
         wait_for(f"{seconds} s without a store", lambda: run.observer.now() > until, seconds + 5)
     finally:
-        removed.rename(store)
+        run.cluster.move(removed, store)
 
 
 @every_kind
@@ -168,6 +167,21 @@ class TestNodes:
         run.observer.mark("lost", victim)
         run.wait_advanced()
         run.cluster.add_node()
+        run.wait_redundant()
+        run.verify(reference)
+
+    def test_a_deleted_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
+        run.delete_pod(run.task_pods("flown")[0])
+        run.wait_advanced()
+        run.wait_redundant()
+        run.verify(reference)
+
+    def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
+        node = run.task_pods("routes")[0].spec.node_name
+        run.cluster.nodes[node].drain()
+        run.observer.mark("lost", f"{node} is drained")
+        run.wait_advanced()
+        run.cluster.uncordon(node)
         run.wait_redundant()
         run.verify(reference)
 
@@ -253,7 +267,7 @@ class TestEdits:
 
 @every_kind_long
 def test_problems_that_tasks_find_name_their_field(
-    cluster: EmbeddedCluster,
+    cluster: Cluster,
 ) -> None:
     """Input that does not fit its schema, and SQL that the compiler takes and Spark refuses."""
     document = _misfit()
@@ -287,9 +301,10 @@ def _misfit() -> dict[str, Any]:
     return {**kind, "metadata": {"name": "misfit"}, "spec": spec}
 
 
-def _write_rows(cluster: EmbeddedCluster, *columns: str) -> None:
+def _write_rows(cluster: Cluster, *columns: str) -> None:
     row = json.dumps(dict.fromkeys(columns, 1))
     (cluster.shared / "misfit.json").write_text(f"{row}\n" * 3000)
+    cluster.upload("misfit.json")
 
 
 def _add_query_and_raise_priority(spec: dict[str, Any]) -> None:

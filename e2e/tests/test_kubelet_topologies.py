@@ -18,10 +18,10 @@ from node_kinds import flights_cluster, kubelet_nodes
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM, EmbeddedCluster
+from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM, EmbeddedCluster, pod_processes
 from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run, pod_processes
+from rekindle_testing.harness.run import Run
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import DeadlineError, wait_for
 
@@ -122,7 +122,7 @@ def test_a_drained_node_loses_no_rows(run: Run, reference: Reference) -> None:
     run.observer.mark("lost", f"{node} is drained")
     run.cluster.nodes[node].drain(timeout_s=120)
     run.wait_advanced(timeout_s=120)
-    run.cluster.control_plane.kubectl("uncordon", node)
+    run.cluster.kubectl("uncordon", node)
     run.wait_redundant()
     run.verify(reference)
 
@@ -180,14 +180,14 @@ def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
     run.wait_advanced(epochs=5)
     assert run.incarnations() == before
-    assert "NEWER" in run.cluster.control_plane.kubectl("get", "topo", run.name)
+    assert "NEWER" in run.cluster.kubectl("get", "topo", run.name)
     run.verify(reference)
 
 
 def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run: Run) -> None:
     cluster.delete_topology(shared_run.name)
     cluster.uninstall()
-    kubectl = cluster.control_plane.kubectl
+    kubectl = cluster.kubectl
     kinds = ",".join(
         (
             *("pods", "deployments", "daemonsets", "services", "secrets", "configmaps", "leases"),
@@ -234,12 +234,13 @@ def _operator_images(run: Run) -> set[str]:
 def _exec(run: Run, pod: Any, *command: str) -> None:
     """The program may be killed."""
     with contextlib.suppress(KubectlError):
-        run.cluster.control_plane.kubectl("exec", pod.metadata.name, "--", *command)
+        run.cluster.kubectl("exec", pod.metadata.name, "--", *command)
 
 
 def _jvms(run: Run, pod: Any) -> set[int]:
     """Ids of the JVMs in a pod."""
-    found = pod_processes(pod.spec.node_name, pod.status.pod_ip, run.cluster, program=b"java")
+    node = run.cluster.nodes[pod.spec.node_name]
+    found = pod_processes(node, pod.status.pod_ip, program=b"java")
     return set(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +93,9 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
         until = run.observer.mark("lost", "the volume") + HANGS_S
         server.hang()
         try:
-            wait_for("the reason in the status", lambda: _mentions(run, "did not end within"), 60)
             wait_for("the sink's reason", lambda: _mentions(run, "does not respond"), 60)
+            checkpointed = functools.partial(run.observer.message, "Checkpointed")
+            wait_for("the store's reason", lambda: "does not respond" in checkpointed(), 60)
             wait_for("a while", lambda: run.observer.now() > until, HANGS_S + 5)
         finally:
             server.respond()

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, make_kind
+from node_kinds import every_kind, make_cluster
 
 from rekindle_testing.embedded.components import Settings
-from rekindle_testing.harness.cluster import OPERATOR_LEASE, SYSTEM, EmbeddedCluster
+from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [every_kind, pytest.mark.failures, pytest.mark.timeout(600)]
@@ -19,23 +19,23 @@ TARGET_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
-    kind, directory = make_kind(kind_name), tmp_path_factory.mktemp("operator")
-    with EmbeddedCluster(directory, nodes=5, kind=kind, settings=slow, report=print) as cluster:
+    directory = tmp_path_factory.mktemp("operator")
+    with make_cluster(kind_name, directory, nodes=5, settings=slow) as cluster:
         cluster.install()
         yield cluster
 
 
-def test_uninstalling_leaves_nothing_and_installing_again_works(cluster: EmbeddedCluster) -> None:
+def test_uninstalling_leaves_nothing_and_installing_again_works(cluster: Cluster) -> None:
     # Before the test that kills nodes: pods of a dead node would stay for minutes.
     cluster.leading_operator_pod()
     assert _lease(cluster).metadata.owner_references
     cluster.uninstall()
 
     def is_gone() -> bool:
-        leases = cluster.coordination.list_namespaced_lease(SYSTEM).items
+        leases = cluster.coordination.list_namespaced_lease(cluster.system).items
         return not cluster.operator_pods() and not leases
 
     wait_for("the operator's pods and its Lease to be deleted", is_gone, 90, 0.25)
@@ -43,7 +43,7 @@ def test_uninstalling_leaves_nothing_and_installing_again_works(cluster: Embedde
     cluster.leading_operator_pod()
 
 
-def test_the_operator_restarts_when_all_its_replicas_die(cluster: EmbeddedCluster) -> None:
+def test_the_operator_restarts_when_all_its_replicas_die(cluster: Cluster) -> None:
     cluster.leading_operator_pod()
     before = {p.metadata.uid: p.spec.node_name for p in cluster.operator_pods()}
     victims = sorted(set(before.values()))
@@ -73,5 +73,5 @@ def test_the_operator_restarts_when_all_its_replicas_die(cluster: EmbeddedCluste
     )
 
 
-def _lease(cluster: EmbeddedCluster) -> Any:
-    return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, SYSTEM)
+def _lease(cluster: Cluster) -> Any:
+    return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, cluster.system)

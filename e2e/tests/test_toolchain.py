@@ -328,6 +328,15 @@ def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
     assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == helm
 
 
+@pytest.mark.parametrize("version", ["v3.13.3+gc8b9489", "v4.0.1+g12500dd"])
+def test_another_helm_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    program(tmp_path / "helm", version)
+    monkeypatch.setattr(toolchain, "_ensure", lambda *_: {"helm": tmp_path / "pinned"})
+    assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == tmp_path / "pinned"
+
+
 def test_all_missing_programs_are_built_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

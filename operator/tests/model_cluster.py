@@ -203,7 +203,7 @@ class ModelCluster(ModelState):
                 if not (p.terminating or p.ended)
                 if p.name not in self.stuck
             ]
-            fence = self.coordinator(name).incarnation
+            fence = int(self.leases[names.coordinator_name(name)].holder)
             report = {"fence": fence, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
             if self.lags_s:
                 lags = self.lags_s.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from model_cluster import ModelCluster
 from rekindle_operator import catalog
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_testing.waiting import eventually
 
 _TOPOLOGIES = 1100
+_LARGE = {"podTemplate": {"metadata": {"annotations": {"text": "x" * catalog._LARGE}}}}
 
 
 @pytest.fixture
@@ -71,3 +75,111 @@ def test_each_pass_begins_with_the_cache(cluster: ModelCluster) -> None:
 
 def test_a_spec_is_still_compiled_before_any_pass() -> None:
     assert isinstance(catalog.compile_spec("flights", flights_spec()), catalog.Compiled)
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Large specs take until the event is set."""
+    released, compile_one = threading.Event(), catalog._compile
+
+    def compile_slowly(name: str, text: str) -> catalog.SpecResult:
+        if len(text) >= catalog._LARGE and "quick" not in text:
+            assert released.wait(60)
+        if "broken" in text:
+            raise ValueError("broken")
+        return compile_one(name, text)
+
+    monkeypatch.setattr(catalog, "_compile", compile_slowly)
+    monkeypatch.setattr(catalog, "_CACHE", catalog._Cache())
+    monkeypatch.setattr(catalog, "_WAIT_S", 0.01)
+    yield released
+    released.set()
+
+
+def is_compiled(name: str, spec: dict[str, Any]) -> bool:
+    catalog.start_pass()
+    try:
+        catalog.compile_spec(name, spec)
+    except catalog.StillCompiling:
+        return False
+    return True
+
+
+def test_large_specs_are_compiled_beside_the_passes(release: threading.Event) -> None:
+    large = {**flights_spec(), **_LARGE}
+    assert not is_compiled("large", large)
+    assert is_compiled("small", flights_spec())
+    release.set()
+    eventually(lambda: is_compiled("large", large))
+    assert is_compiled("large", {**large, "image": "mine:1"}), "the image plays no part"
+
+
+def test_a_huge_spec_delays_no_large_one(release: threading.Event) -> None:
+    huge = {"podTemplate": {"metadata": {"annotations": {"huge": "x" * catalog._HUGE}}}}
+    for number in range(3):
+        assert not is_compiled(f"huge {number}", huge)
+    eventually(lambda: is_compiled("large", {**_LARGE, "quick": 1}))
+
+
+def test_an_error_of_a_large_spec_is_raised_where_it_is_needed(release: threading.Event) -> None:
+    release.set()
+    with pytest.raises(ValueError, match="broken"):
+        eventually(lambda: is_compiled("large", {**_LARGE, "broken": 1}))
+    eventually(lambda: is_compiled("other", {**flights_spec(), **_LARGE}))
+
+
+def settle_until(cluster: ModelCluster, condition: Callable[[], bool]) -> None:
+    def holds() -> bool:
+        cluster.settle()
+        return condition()
+
+    eventually(holds)
+
+
+def is_accepted(cluster: ModelCluster) -> bool:
+    return bool(cluster.condition("Valid")["reason"] == "Accepted")
+
+
+def test_a_large_spec_delays_no_other_topology(
+    running: ModelCluster, release: threading.Event
+) -> None:
+    running.add_node("d")
+    running.add_topology("large", {**flights_spec(), **_LARGE})
+    running.lose_node("a")
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert running.condition("Valid", "large")["reason"] == "Checking"
+    assert not running.tasks("large")
+    release.set()
+    settle_until(running, lambda: bool(running.tasks("large")))
+
+
+def test_an_edit_that_makes_a_spec_large_stops_no_recovery(
+    running: ModelCluster, release: threading.Event
+) -> None:
+    running.add_node("d")
+    running.edit("flights", **_LARGE)
+    running.settle()
+    running.lose_node("a")
+    running.settle()
+    assert running.query_states() == dict.fromkeys(running.query_states(), "Live")
+    assert running.condition("Valid")["reason"] == "Checking"
+    release.set()
+    settle_until(running, lambda: is_accepted(running))
+
+
+def test_a_topology_of_which_nothing_is_compiled_yet_is_unknown(
+    running: ModelCluster, release: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release.set()
+    running.edit("flights", **_LARGE)
+    settle_until(running, lambda: is_accepted(running))
+    release.clear()
+    monkeypatch.setattr(catalog, "_CACHE", catalog._Cache())  # the operator was restarted
+    pods = set(running.raw_pods)
+    running.settle()
+    assert running.condition("Ready")["reason"] == "Compiling"
+    assert running.status()["phase"] == "Unknown"
+    assert set(running.raw_pods) == pods
+    release.set()
+    settle_until(running, lambda: running.status()["phase"] == "Running")

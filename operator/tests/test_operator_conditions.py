@@ -128,6 +128,26 @@ def test_a_store_that_cannot_be_used_is_explained(
     assert found["message"].endswith(says)
 
 
+SLOW = "saving the checkpoint of epoch 50 has not ended after 51 s: the storage does not respond"
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [(SLOW, f"flown/0/0: {SLOW}"), ("a sink is slow", "the last one is of epoch 40")],
+)
+def test_what_keeps_a_task_from_saving_is_explained(
+    running: ModelCluster, problem: str, says: str
+) -> None:
+    view = running.topologies["flights"]
+    report = {**view.data_plane, "headEpoch": 101, "checkpoint": {"epoch": 40}}
+    report["tasks"] = [{**task, "problem": problem} for task in report["tasks"]]
+    changed = replace(view, status={**view.status, "dataPlane": report})
+    running.topologies["flights"] = changed
+    found = _written(running)["Checkpointed"]
+    assert (found["status"], found["reason"]) == ("False", "Overdue")
+    assert found["message"].endswith(says)
+
+
 def _written(cluster: ModelCluster) -> dict[str, Any]:
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     (written,) = (a for a in actions if isinstance(a, WriteStatus))

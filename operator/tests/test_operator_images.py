@@ -6,11 +6,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle_operator.cluster.convert import topology_view
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile.actions import CreatePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
 
@@ -110,6 +113,36 @@ def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> N
     assert incarnations == {2}, "each was replaced once"
 
 
+@pytest.mark.parametrize("change", ["digest", "sidecar"])
+def test_an_image_that_admission_changes_is_not_outdated(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Webhooks replace tags by digests and registries by mirrors, and put sidecars first."""
+    create = ModelCluster.create_pod
+
+    def admit(cluster: ModelCluster, manifest: dict[str, Any]) -> None:
+        containers = manifest["spec"]["containers"]
+        if change == "digest":
+            containers[0]["image"] += "@sha256:0123"
+        else:
+            containers.insert(0, {"name": "proxy", "image": "proxy:1"})
+        create(cluster, manifest)
+
+    monkeypatch.setattr(ModelCluster, "create_pod", admit)
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    request_rollout(cluster)
+    cluster.settle()
+    assert cluster.coordinator().incarnation == 1
+    cluster.edit("flights", image=NEW)
+    settle_pod_by_pod(cluster)
+    assert cluster.coordinator().incarnation == 2
+    assert {p.incarnation for p in cluster.tasks().values()} == {2}
+
+
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
     request_rollout(running)
@@ -130,6 +163,109 @@ def test_a_roll_takes_no_task_before_the_new_coordinator_reports(running: ModelC
     running.reports_lost = False
     settle_pod_by_pod(running)
     assert set(images(running, "task").values()) == {NEW}
+
+
+def leave_unstarted(monkeypatch: pytest.MonkeyPatch, cluster: ModelCluster) -> set[str]:
+    """Coordinators of these images get a node and do not start."""
+    held: set[str] = set()
+    bind = cluster._bind
+
+    def bind_only(raw: dict[str, Any], pod: PodView) -> bool:
+        leases = dict(cluster.leases)
+        bound = bind(raw, pod)
+        if bound and pod.role == names.ROLE_COORDINATOR and pod.image in held:
+            cluster.leases = leases
+            waiting = {"reason": "ImagePullBackOff", "message": "not found"}
+            status = {"name": "coordinator", "state": {"waiting": waiting}}
+            raw["status"] = {"phase": "Pending", "containerStatuses": [status]}
+        return bound
+
+    monkeypatch.setattr(cluster, "_bind", bind_only)
+    return held
+
+
+def pass_seconds(cluster: ModelCluster, seconds: int) -> None:
+    for _ in range(seconds):
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+        cluster.kubelets_and_scheduler()
+        cluster.pass_time(1.0)
+
+
+def test_the_old_coordinator_works_until_the_new_one_has_started(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = leave_unstarted(monkeypatch, running)
+    held.add(NEW)
+    before = set(running.tasks())
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    pass_seconds(running, 200)
+    assert running.coordinator().incarnation > 2, "others were tried on other nodes"
+    assert len(images(running, "coordinator")) == 2
+    assert "flights-coordinator-1" in images(running, "coordinator")
+    assert running.status()["phase"] == "Running"
+    assert set(running.tasks()) == before
+    running.edit("flights", image=OLD)
+    pass_seconds(running, 10)
+    assert set(images(running, "coordinator").values()) == {OLD}
+    assert len(images(running, "coordinator")) == 1
+
+
+@pytest.mark.parametrize("lack", ["capacity", "quota"])
+def test_a_new_coordinator_gets_the_place_of_the_old_one(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    bind, create = running._bind, running._admit
+
+    def is_alone() -> bool:
+        return len(images(running, "coordinator")) < 2
+
+    def bind_alone(raw: dict[str, Any], pod: PodView) -> bool:
+        return (pod.role != names.ROLE_COORDINATOR or is_alone()) and bind(raw, pod)
+
+    def admit_alone(action: CreatePod) -> None:
+        full = action.is_coordinator and bool(images(running, "coordinator"))
+        running.quota = len(running.raw_pods) if full else None
+        create(action)
+        running.quota = None
+
+    if lack == "capacity":
+        monkeypatch.setattr(running, "_bind", bind_alone)
+    else:
+        monkeypatch.setattr(running, "_admit", admit_alone)
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    pass_seconds(running, 20)
+    assert set(images(running, "coordinator").values()) == {NEW}
+
+
+def test_an_incarnation_that_was_only_reserved_stops_no_roll(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    running.refused_in.add("default")  # a quota
+    pass_seconds(running, 2)
+    assert {"slot": "coordinator", "incarnation": 2} in running.status()["slots"]
+    running.edit("flights", image=OLD)
+    pass_seconds(running, 1)
+    running.refused_in.clear()
+    assert running.coordinator().incarnation == 1
+    running.edit("flights", podTemplate={"metadata": {"annotations": {"a": "b"}}})
+    settle_pod_by_pod(running)
+    assert {p.incarnation for p in running.tasks().values()} == {2}
+
+
+def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = leave_unstarted(monkeypatch, running)
+    held.add(NEW)
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    pass_seconds(running, 3)
+    old = running.raw_pods["flights-coordinator-1"]
+    running.lose_node(old["spec"]["nodeName"])
+    pass_seconds(running, 10)
+    assert "flights-coordinator-1" not in running.raw_pods
 
 
 def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:

@@ -19,6 +19,11 @@ from rekindle_testing.waiting import eventually
 TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
 
 
+def owner_references(lease: dict[str, Any] | None) -> list[dict[str, Any]]:
+    assert lease is not None
+    return list(lease["metadata"].get("ownerReferences") or ())
+
+
 class LeaseServer:
     """An API with one Lease, free at first. `unavailable`: it does not respond."""
 
@@ -28,6 +33,7 @@ class LeaseServer:
         self.lease["metadata"]["uid"] = "uid"
         self.unavailable = False
         self.deployment: dict[str, Any] | None = None
+        self.enforces_owners = False  # OwnerReferencesPermissionEnforcement, no right to delete
         self._version = 0
 
     def request(
@@ -46,6 +52,8 @@ class LeaseServer:
                 current = self.lease and self.lease["metadata"]["resourceVersion"]
                 if current != body["metadata"].get("resourceVersion"):
                     return None
+                if self.enforces_owners and owner_references(body) != owner_references(self.lease):
+                    raise ApiException(status=403, reason="cannot set an ownerRef")
         self._version += 1
         uid = f"uid-{self._version}" if self.lease is None else self.lease["metadata"]["uid"]
         meta = {**body["metadata"], "resourceVersion": str(self._version), "uid": uid}
@@ -189,8 +197,72 @@ def test_the_lease_belongs_to_the_deployment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _owners(server: LeaseServer) -> list[tuple[str, str]]:
-    assert server.lease is not None
-    return [(o["kind"], o["uid"]) for o in server.lease["metadata"].get("ownerReferences", ())]
+    return [(o["kind"], o["uid"]) for o in owner_references(server.lease)]
+
+
+@pytest.mark.parametrize(
+    ("timing", "timeout_s"),
+    [(ElectionTiming(), 1.0), (ElectionTiming(lease_s=15, act_s=10, renew_s=2, retry_s=2), 4.0)],
+)
+def test_calls_of_longer_timings_may_take_longer(timing: ElectionTiming, timeout_s: float) -> None:
+    """Otherwise no replica could lead where each call takes more than a second."""
+    timeouts_s: list[tuple[float, float]] = []
+
+    class SlowApi:
+        def param_serialize(self, *_: Any, **__: Any) -> tuple[()]:
+            return ()
+
+        def call_api(self, _request_timeout: tuple[float, float]) -> None:
+            timeouts_s.append(_request_timeout)
+            raise ApiException(status=503, reason="unavailable")
+
+    Leader(SlowApi(), Election(timing=timing), lambda: None).step()  # type: ignore[arg-type]
+    assert timeouts_s == [(timeout_s, timeout_s)]
+
+
+def test_without_the_right_to_set_an_owner_a_replica_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    server.enforces_owners = True  # the Lease is of a version that set none
+    leader = make_leader(server, "a", monkeypatch)
+    leader.find_owner()
+    pass_until(lambda: leader.leading, leader)
+    assert _owners(server) == []
+
+
+def test_a_replica_that_does_not_know_the_owner_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    first, second = (make_leader(server, name, monkeypatch) for name in "ab")
+    first.find_owner()
+    lead(first)
+    first.release()
+    server.enforces_owners = True
+    lead(second)
+    assert _owners(server) == [("Deployment", "d-1")]
+
+
+def test_the_owner_is_read_again_when_the_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Deployment that is replaced while its pods stay (`--cascade=orphan`) has another uid; the
+    garbage collector deletes what belongs to the old one."""
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    leader = make_leader(server, "a", monkeypatch)
+    leader.find_owner()
+    lead(leader)
+    server.deployment["metadata"]["uid"] = "d-2"
+
+    def step() -> None:
+        CLOCK.now += 0.1
+        if server.lease is not None and ("Deployment", "d-1") in _owners(server):
+            server.lease = None
+        leader.find_owner()
+        leader.step()
+
+    for _ in range(40):
+        step()
+    assert leader.leading
+    assert _owners(server) == [("Deployment", "d-2")]
 
 
 def test_a_missing_right_to_read_the_deployment_stops_no_election(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 from prometheus_client import REGISTRY
@@ -11,8 +14,12 @@ from prometheus_client import REGISTRY
 from rekindle.names import GATE
 from rekindle_operator.cluster.model import Taint
 from rekindle_operator.metrics import observe, observe_ages
+from rekindle_operator.reconcile import recovery_status
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.recovery_status import MAX_LOST_NODES
+
+CRDS = Path(__file__).parents[2] / "crds"
 
 
 def test_without_nodes_every_task_waits_behind_its_gate(cluster: ModelCluster) -> None:
@@ -120,6 +127,28 @@ def test_a_pod_refused_for_long_takes_one_incarnation(
     running.settle()
     assert "flights-storms-0-0-2" in running.tasks()
     assert running.status()["phase"] == "Running"
+
+
+def test_a_recovery_that_stays_open_lists_no_more_lost_nodes_than_a_status_may(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no status could be written, and no incarnation reserved, any more."""
+    monkeypatch.setattr(recovery_status, "MAX_LOST_NODES", 3)
+    running.stuck.update(f"flights-routes-0-0-{i}" for i in range(1, 30))
+    for number in range(6):
+        lost = sorted(n for n in running.nodes if n not in running.dead)[0]
+        running.lose_node(lost)
+        running.add_node(f"x{number}")
+        running.settle()
+        del running.nodes[lost]
+    (entry, *_) = running.status()["recovery"]["history"]
+    assert "finishedAt" not in entry
+    assert entry["lostNodes"] == ["a", "b", "c"]
+    crd = yaml.safe_load(next(CRDS.glob("*.yaml")).read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    recovery = schema["properties"]["status"]["properties"]["recovery"]["properties"]
+    assert recovery["lostNodes"]["maxItems"] >= MAX_LOST_NODES
+    assert recovery["history"]["items"]["properties"]["lostNodes"]["maxItems"] >= MAX_LOST_NODES
 
 
 def test_a_refused_pod_does_not_keep_others_from_their_nodes(cluster: ModelCluster) -> None:

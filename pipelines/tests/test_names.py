@@ -32,6 +32,7 @@ STORED = {
     "ANNOTATION_TEMPLATE": "rekindle.dev/template",
     "ANNOTATION_SHAPE": "rekindle.dev/shape",
     "ANNOTATION_ROLL": "rekindle.dev/roll",
+    "ANNOTATION_IMAGE": "rekindle.dev/image",
     "ANNOTATION_REPORT": "rekindle.dev/report",
     "ANNOTATION_HOLDER_PROCESS": "rekindle.dev/holder-process",
     "TOPOLOGY_KEY": "topology.json",

@@ -176,6 +176,15 @@ def test_other_documents_are_refused(text: str | bytes, said: str) -> None:
     assert any(p.startswith(said) for p in problems(text))
 
 
+def test_a_file_has_one_topology_beside_other_objects() -> None:
+    claim = "kind: PersistentVolumeClaim\nmetadata: {name: shared}\n"
+    good = json.dumps(good_manifest())
+    assert load_topology(f"{claim}---\n{good}\n---\n{claim}") == load_topology(good)
+    assert problems(f"{good}\n---\n{claim}---\n{good}") == [
+        "has 2 topologies, of which one alone would be read (write each into a file of its own)"
+    ]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_files_bytes_are_read_as_yaml_says(encoding: str) -> None:
     manifest = good_manifest()

@@ -35,8 +35,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- /* `value`: the name of the value with the image. */ -}}
 {{- define "rekindle.image" -}}
-{{- printf "%s:%s" .image.repository (.image.tag | default .version) -}}
+{{- $component := "[a-z0-9]+([._-]+[a-z0-9]+)*" -}}
+{{- $host := "([A-Za-z0-9.-]+|\\[[0-9A-Fa-f:]+\\])(:[0-9]+)?/" -}}
+{{- if not (regexMatch (printf "^(%s)?%s(/%s)*$" $host $component $component) .image.repository) -}}
+{{- fail (printf "%s.repository is %q: write it like registry.example/rekindle/operator, without a tag or digest, which belong in %s.tag" .value .image.repository .value) -}}
+{{- end -}}
+{{- $tag := .image.tag | default .version -}}
+{{- if not (regexMatch "^[A-Za-z0-9_][A-Za-z0-9_.-]*(@sha256:[0-9a-f]{64})?$" $tag) -}}
+{{- fail (printf "%s.tag is %q: write it like 0.1.0 or 0.1.0@sha256:..., with 64 hexadecimal digits" .value $tag) -}}
+{{- end -}}
+{{- printf "%s:%s" .image.repository $tag -}}
+{{- end -}}
+
+{{- /* What the operator would refuse at its start: refused by helm. */ -}}
+{{- define "rekindle.checkValues" -}}
+{{- with .Values.leaderElection -}}
+{{- if not (and (lt (float64 .renewSeconds) (float64 .renewDeadlineSeconds)) (lt (float64 .renewDeadlineSeconds) (float64 .leaseSeconds))) -}}
+{{- fail (printf "leaderElection: renewSeconds (%v) must be less than renewDeadlineSeconds (%v), and that less than leaseSeconds (%v)" .renewSeconds .renewDeadlineSeconds .leaseSeconds) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rekindle.watchdogSelector" -}}
@@ -106,10 +125,10 @@ it needs neither `escalate` nor `bind`. */ -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create]
-- apiGroups: [coordination.k8s.io]
+- apiGroups: [coordination.k8s.io] # delete: OwnerReferencesPermissionEnforcement asks for it to set an owner
   resources: [leases]
   resourceNames: [{{ include "rekindle.fullname" . }}-operator]
-  verbs: [get, patch, update]
+  verbs: [get, patch, update, delete]
 - apiGroups: [apps] # its own, which the Lease belongs to
   resources: [deployments]
   resourceNames: [{{ include "rekindle.fullname" . }}]

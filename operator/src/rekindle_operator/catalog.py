@@ -4,17 +4,22 @@ The JSON of the spec is the cache's key, so the same spec of another generation 
 pass compiles the specs of all topologies, so the cache grows with them: with a fixed limit below
 their number each pass would compile them all.
 
+A large spec takes seconds, up to minutes (hundreds of kilobytes of SQL), and its author may edit it
+as often as he likes. So large ones are compiled by threads while passes go on without them: no
+topology waits for another one's validation. The largest have a thread of their own.
+
 Design: docs/design/compilation.md#validation.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.errors import InvalidTopology, Problem
+from rekindle.errors import InvalidTopology, Problem, RekindleError
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
@@ -34,16 +39,45 @@ class Rejected:
 
 SpecResult = Compiled | Rejected
 
+
+class StillCompiling(RekindleError):
+    """A large spec is being compiled; a later pass has the result."""
+
+
 _Key = tuple[str, str]
 _KEPT = 1024  # results, or twice as many as a pass uses
+_LARGE = 8192  # characters of JSON; smaller ones take milliseconds, a second at the very most
+_HUGE = 65536  # characters: more than a few seconds
+_WAIT_S = 0.2  # for a large one that takes no longer than most
+
+
+class _Job:
+    """Compiles one spec in a thread."""
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.result: SpecResult | Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="compile", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self.result = _compile(*self.key)
+        except Exception as error:
+            self.result = error
 
 
 class _Cache:
     """Results by key. For the thread that reconciles."""
 
     def __init__(self) -> None:
-        self._results: dict[_Key, SpecResult] = {}
+        self._results: dict[_Key, SpecResult | Exception] = {}
         self._used: set[_Key] = set()  # in this pass
+        self._jobs: dict[bool, _Job] = {}  # whether it is huge -> the one that runs
+        self._waiting: list[_Key] = []  # large specs, in the order in which they were first seen
 
     def __len__(self) -> int:
         return len(self._results)
@@ -52,13 +86,50 @@ class _Cache:
         # A pass that uses none, since no list of topologies succeeded, says nothing about the next.
         if self._used and len(self) > max(_KEPT, 2 * len(self._used)):
             self._results = {k: r for k, r in self._results.items() if k in self._used}
+        if self._used:
+            self._waiting = [key for key in self._waiting if key in self._used]
         self._used = set()
+        self._next_jobs()
 
     def compiled(self, key: _Key) -> SpecResult:
+        """Raises StillCompiling."""
         self._used.add(key)
         if key not in self._results:
-            self._results[key] = _compile(*key)
-        return self._results[key]
+            if len(key[1]) < _LARGE:
+                self._results[key] = _compile(*key)
+            else:
+                self._compile_large(key)
+        result = self._results.get(key)
+        if result is None:
+            raise StillCompiling(f"the spec is being compiled ({len(key[1]):,} characters)")
+        if isinstance(result, Exception):
+            raise result.with_traceback(None)
+        return result
+
+    def _compile_large(self, key: _Key) -> None:
+        if key in self._waiting or any(job.key == key for job in self._jobs.values()):
+            return
+        self._waiting.append(key)
+        self._next_jobs()
+        job = self._jobs.get(_is_huge(key))
+        if job is not None and job.key == key:
+            job.wait(_WAIT_S)
+            self._next_jobs()
+
+    def _next_jobs(self) -> None:
+        """Take the results of the jobs that have ended, and start the next."""
+        for is_huge, job in list(self._jobs.items()):
+            if job.result is not None:
+                self._results[job.key] = job.result
+                del self._jobs[is_huge]
+        for key in list(self._waiting):
+            if _is_huge(key) not in self._jobs:
+                self._jobs[_is_huge(key)] = _Job(key)
+                self._waiting.remove(key)
+
+
+def _is_huge(key: _Key) -> bool:
+    return len(key[1]) >= _HUGE
 
 
 _CACHE = _Cache()
@@ -70,7 +141,10 @@ def start_pass() -> None:
 
 
 def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
-    """Parse, validate, compile. Reports all problems, not only the first."""
+    """Parse, validate, compile. Reports all problems, not only the first. Raises StillCompiling.
+    The image plays no part: records have one where a spec has the default."""
+    if isinstance(spec.get("image"), str):
+        spec = {field: value for field, value in spec.items() if field != "image"}
     return _CACHE.compiled((name, json.dumps(spec, sort_keys=True)))
 
 

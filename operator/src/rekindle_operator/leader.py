@@ -33,9 +33,11 @@ from rekindle_operator.lease import (
 from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
-_TIMEOUT_S = (1.0, 1.0)  # a frozen API server counts as unreachable
+_TIMEOUT_S = 1.0  # at least, to connect and to read: a frozen API server counts as unreachable
+_RELEASE_S = 4.0
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
+_OWNER_AGAIN_S = 1.0  # while there is no Lease
 _OWNER_TIMEOUT_S = (0.3, 0.3)  # a leader has to renew its Lease meanwhile
 
 logger = logging.getLogger(__name__)
@@ -68,13 +70,18 @@ class Leader:
         self._election = election
         self._on_api_recovered = on_api_recovered
         self._lock = threading.Lock()
-        self._candidate = Candidate(election.identity, uuid.uuid4().hex, election.timing)
+        timing = election.timing
+        self._candidate = Candidate(election.identity, uuid.uuid4().hex, timing)
+        # Two renewals have time before a leader stops to act: longer timings are for slow servers.
+        self._timeout_s = max(_TIMEOUT_S, (timing.act_s - timing.renew_s) / 2)
         self._unreachable_since: float | None = None
         self._released = False
         self._thread: threading.Thread | None = None
         self._acquired = 0.0
         self._owner: dict[str, Any] | None = None
         self._read_owner_at = float("-inf")
+        self._may_own = True
+        self._found_owners: list[dict[str, Any]] = []  # of the Lease
         self._leading_event = threading.Event()
         self._pass_term: int | None = None
 
@@ -122,7 +129,7 @@ class Leader:
         self._leading_event.clear()
         LEADER.set(0)
         if self._thread is not None:
-            self._thread.join(2 * sum(_TIMEOUT_S))  # a renewal may be in progress
+            self._thread.join(_RELEASE_S)  # a renewal may be in progress
         # A new Lease by which no replica has led must not be released: an earlier leader may still
         # act.
         if self._candidate.seen is None or not self._candidate.has_led:
@@ -148,10 +155,13 @@ class Leader:
     def find_owner(self) -> None:
         """Read the operator's own Deployment, of which the Lease is a dependent: otherwise it would
         stay after `helm uninstall`. Every replica reads it at its start, since one that takes the
-        Lease during an uninstallation would not find it any more."""
+        Lease during an uninstallation would not find it any more. It is read again while there is
+        no Lease: with the uid of a Deployment that was replaced while its pods stayed
+        (`--cascade=orphan`), the garbage collector would delete each new Lease."""
         now = self._clock()
         name = self._election.deployment
-        if not name or self._owner is not None or now < self._read_owner_at:
+        is_known = self._owner is not None and not self._candidate.absent
+        if not name or is_known or now < self._read_owner_at:
             return
         self._read_owner_at = now + _OWNER_RETRY_S
         try:
@@ -162,7 +172,9 @@ class Leader:
                 "the Lease is not deleted with the Deployment %s: %s", name, _reason(error)
             )
             return
-        self._owner = None if found is None else owner_reference(found)
+        if found is not None:
+            self._owner = owner_reference(found)
+            self._read_owner_at = now + _OWNER_AGAIN_S
 
     def step(self) -> None:
         """Make one call to the API server and update the state."""
@@ -190,10 +202,15 @@ class Leader:
             span = Span(began, self._clock())
             if raw is None:
                 return before.after_conflict()
+            self._note_owners(raw)
             return before.after_write(read_lease(raw), span)
         raw = self._request("GET", lease_path(self._election.namespace, self._election.name))
         span = Span(began, self._clock())
+        self._note_owners(raw)
         return before.after_read(None if raw is None else read_lease(raw), span)
+
+    def _note_owners(self, raw: dict[str, Any] | None) -> None:
+        self._found_owners = (raw or {}).get("metadata", {}).get("ownerReferences") or []
 
     def _note_response(self) -> None:
         since, self._unreachable_since = self._unreachable_since, None
@@ -226,22 +243,35 @@ class Leader:
 
     def _put(self, record: Any) -> dict[str, Any] | None:
         path = lease_path(self._election.namespace, self._election.name)
-        return self._request("PUT", path, self._body(record))
+        body = self._body(record)
+        try:
+            return self._request("PUT", path, body)
+        except ApiException as error:
+            owners = body["metadata"].get("ownerReferences", [])
+            if error.status == 403 and owners != self._found_owners:
+                # OwnerReferencesPermissionEnforcement: only who may delete it may change owners.
+                logger.warning("the owner of the Lease stays as it is: %s", _reason(error))
+                self._may_own = False
+            raise
 
     def _body(self, record: Any) -> dict[str, Any]:
+        """The owners stay as they are unless this replica knows a better one and may set it."""
         now = time.time()
         acquired = self._acquired or now
         namespace, name = self._election.namespace, self._election.name
-        return lease_body(namespace, name, record, now, min(acquired, now), self._owner)
+        may_set = self._owner is not None and (self._may_own or not record.version)
+        owners = [self._owner] if self._owner is not None and may_set else self._found_owners
+        return lease_body(namespace, name, record, now, min(acquired, now), owners)
 
     def _request(
         self,
         method: str,
         path: str,
         body: Any = None,
-        timeout_s: tuple[float, float] = _TIMEOUT_S,
+        timeout_s: tuple[float, float] | None = None,
     ) -> dict[str, Any] | None:
         """None for the statuses 404 and 409. `timeout_s`: to connect, to read."""
+        timeout_s = timeout_s or (self._timeout_s, self._timeout_s)
         request = self._api.param_serialize(
             method,
             path,

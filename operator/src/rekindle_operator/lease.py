@@ -4,7 +4,7 @@ Standard library only: the watchdog uses it too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,11 +37,11 @@ def lease_body(
     record: LeaseRecord,
     now: float,
     acquired: float,
-    owner: Mapping[str, Any] | None = None,
+    owners: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Body to create the Lease (no version), or to replace it if its version is still the same.
-    `now`, `acquired`: seconds since 1970, for people; no decision depends on them. `owner`: the
-    owner reference to the object with which the Lease is deleted."""
+    `now`, `acquired`: seconds since 1970, for people; no decision depends on them. `owners`:
+    references to the objects with which the Lease is deleted."""
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -49,8 +49,8 @@ def lease_body(
     }
     if record.version:
         metadata["resourceVersion"] = record.version
-    if owner is not None:
-        metadata["ownerReferences"] = [dict(owner)]
+    if references := [dict(owner) for owner in owners]:
+        metadata["ownerReferences"] = references
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

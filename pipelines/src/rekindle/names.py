@@ -44,6 +44,7 @@ ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was 
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`
+ANNOTATION_IMAGE = f"{GROUP}/image"  # that a coordinator's pod was created with
 # Of a topology
 ANNOTATION_ROLL = f"{GROUP}/roll"  # replace running pods that are outdated
 # Of Leases

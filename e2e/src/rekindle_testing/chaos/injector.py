@@ -32,8 +32,7 @@ from rekindle_testing.chaos.plan import (
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import NodeInApi
-from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.run import pod_processes
+from rekindle_testing.harness.cluster import EmbeddedCluster, pod_processes
 
 _DELETE_ATTEMPTS = 60
 
@@ -143,7 +142,7 @@ class Injector:
         name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
         if node not in self._cluster.nodes:
             return f"{name}: its node {node} was killed before"
-        found = pod_processes(node, pod["status"].get("podIP", "none"), self._cluster)
+        found = pod_processes(self._cluster.nodes[node], pod["status"].get("podIP", "none"))
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

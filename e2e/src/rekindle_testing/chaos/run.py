@@ -24,7 +24,8 @@ from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StaleLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import Supervisor
-from rekindle_testing.harness.cluster import MOUNT, EmbeddedCluster
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference

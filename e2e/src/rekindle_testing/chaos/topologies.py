@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.harness.cluster import MOUNT
+from rekindle_testing.harness.installed import MOUNT
 
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)

@@ -72,6 +72,7 @@ PAUSE = Binary(
     module=NODE_MODULE,
 )
 
+_HELM_MINOR = 14  # the first with --reset-then-reuse-values
 # Kubernetes supports a difference of one minor version between kubectl and the API
 # server; for the commands of the tests two are enough.
 _KUBECTL_SKEW = 2
@@ -110,7 +111,7 @@ def ensure_control_plane(
 
 
 def ensure_helm(report: Report = no_report, environment: Mapping[str, str] | None = None) -> Path:
-    """The helm on PATH if it is a version 3, else the pinned one."""
+    """The helm on PATH if it is a version 3.14 or later, else the pinned one."""
     environment = os.environ if environment is None else environment
     return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
 
@@ -165,11 +166,12 @@ def _check_skew(api_server: Path, missing: list[str]) -> None:
 
 
 def _suitable_helm(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The helm on PATH if it is a version 3."""
+    """The helm on PATH if it is a version 3 that has --reset-then-reuse-values."""
     program = shutil.which("helm", path=environment.get("PATH", ""))
-    if program is None or not _output_of(program, "version", "--short").startswith("v3."):
+    if program is None:
         return {}
-    return {"helm": Path(program)}
+    found = re.match(r"v3\.(\d+)\.", _output_of(program, "version", "--short"))
+    return {"helm": Path(program)} if found and int(found[1]) >= _HELM_MINOR else {}
 
 
 def _suitable_kubectl(environment: Mapping[str, str]) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rekindle_testing.embedded.processes import Supervisor
-from rekindle_testing.harness.cluster import MOUNT
+from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "flights"

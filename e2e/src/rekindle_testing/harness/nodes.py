@@ -22,6 +22,7 @@ from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.embedded.process_node.host import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.archive import ensure_cds_archive
+from rekindle_testing.harness.installed import ClusterNode
 from rekindle_testing.images.archives import ensure_archives
 
 Report = Callable[[str], None]
@@ -37,10 +38,9 @@ class NodeShape:
     memory: str = "4Gi"
 
 
-class Node(Protocol):
-    """One machine: what `ProcessNode` and `KubeletNode` have in common."""
+class Node(ClusterNode, Protocol):
+    """A machine of the embedded cluster: what `ProcessNode` and `KubeletNode` have in common."""
 
-    name: str
     zone: str
 
     @property
@@ -51,19 +51,11 @@ class Node(Protocol):
     def volumes(self) -> Path:
         """Directory with all volumes of all its pods."""
 
-    def volume(self, pod_uid: str, name: str) -> Path:
-        """Directory of a pod's emptyDir."""
-
     def start(self) -> None: ...
     def wait_ready(self, timeout_s: float = ...) -> None: ...
     def stop(self) -> None: ...
     def kill(self, *, keep_address: bool = False) -> None: ...
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
-    def partition(self) -> None: ...
-    def heal(self) -> None: ...
     def delete_node_object(self) -> None: ...
-    def drain(self, timeout_s: float = ...) -> None: ...
     def restart_agent(self) -> None: ...
 
 

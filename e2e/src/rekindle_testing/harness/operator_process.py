@@ -28,7 +28,9 @@ def install_crds(plane: ControlPlane) -> None:
 
 def operator_kubeconfig(plane: ControlPlane) -> Path:
     """Installs the chart's permissions and priority classes; the operator's kubeconfig."""
-    command = [str(ensure_helm()), "template", "rekindle", str(ROOT / "charts/rekindle")]
+    chart = str(ROOT / "charts/rekindle")
+    # Without a cluster, helm assumes a version that depends on how helm was built.
+    command = [str(ensure_helm()), "template", "rekindle", chart, "--kube-version", "1.30.0"]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     wanted = [d for d in yaml.safe_load_all(rendered) if d and d["kind"] in _KINDS]
     for document in wanted:

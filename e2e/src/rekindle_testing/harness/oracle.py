@@ -15,7 +15,7 @@ from rekindle.topology.load import load_topology
 from rekindle.topology.spec import SourceSpec
 from rekindle_testing.embedded.processes import Supervisor
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import MOUNT
+from rekindle_testing.harness.installed import MOUNT
 
 
 class Reference:

@@ -1,10 +1,8 @@
-"""One topology on an embedded cluster, from `kubectl apply` to the comparisons of its sinks."""
+"""One topology on a cluster, from `kubectl apply` to the comparisons of its sinks."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -13,7 +11,7 @@ from typing import Any
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle.topology.load import load_topology
-from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.installed import Cluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.waiting import wait_for
@@ -22,7 +20,7 @@ from rekindle_testing.waiting import wait_for
 class Run:
     """Applies the manifest, observes it, and deletes it at the end."""
 
-    def __init__(self, cluster: EmbeddedCluster, document: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, document: dict[str, Any]) -> None:
         self.cluster = cluster
         self.document = document
         self.name: str = document["metadata"]["name"]
@@ -123,7 +121,11 @@ class Run:
 
     def kill_pod_processes(self, pod: Any) -> None:
         self.observer.mark("lost", f"processes of {pod.metadata.name}")
-        kill_processes(pod.spec.node_name, pod.status.pod_ip, self.cluster)
+        self.cluster.kill_processes(pod)
+
+    def delete_pod(self, pod: Any) -> None:
+        self.observer.mark("lost", pod.metadata.name)
+        self.cluster.delete_pod(pod)
 
     # -- content of the sinks ------------------------------------------------------------------
 
@@ -133,6 +135,7 @@ class Run:
         self._check_lost_in_time(reference.last_epoch)
         stable = self.observer.stable_epochs()
         until = min(stable[query] for query in self.queries())
+        self.cluster.download(f"{self.name}/output")
         return reference.check(self.document, until, since)
 
     def _check_lost_in_time(self, last: int) -> None:
@@ -144,6 +147,7 @@ class Run:
 
     def written(self, query: str) -> list[int]:
         """The epochs with rows in a query's sink, ascending."""
+        self.cluster.download(f"{self.name}/output/{query}")
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
 
@@ -151,6 +155,7 @@ class Run:
         """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
         one file to the next, as if every epoch had rows. Without a gap it is an epoch."""
         _, spec = load_topology(self.document)
+        self.cluster.download(f"{self.name}/output/{sink}")
         folder = self.cluster.shared / self.name / "output" / sink
         files = [(f.stat().st_mtime, found) for f in folder.rglob("*") if (found := _parse(f))]
         newest = max(time for time, _ in files)
@@ -166,7 +171,7 @@ class Run:
     def keep_evidence(self) -> None:
         """Objects, Events and the ends of logs, into a file whose name is printed."""
         evidence = self.cluster.directory / f"evidence-{self.name}.txt"
-        kubectl = self.cluster.control_plane.kubectl
+        kubectl = self.cluster.kubectl
         parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
         for pod in self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}"):
             try:
@@ -193,38 +198,3 @@ def _summary(status: dict[str, Any]) -> list[str]:
         details = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in (name, "slot"))
         lines.append(f"{kind} {row.get(name)}: {details}")
     return lines
-
-
-def kill_processes(node: str, address: str, cluster: EmbeddedCluster) -> None:
-    """SIGKILL every process of the node whose environment names this pod address."""
-    found = pod_processes(node, address, cluster)
-    assert found, f"no process of pod address {address} on {node}"
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-
-
-def pod_processes(
-    node: str, address: str, cluster: EmbeddedCluster, program: bytes = b"rekindle"
-) -> list[int]:
-    """The processes on the node whose environment names this pod address, and whose command
-    names the program."""
-    needle = f"={address}\0".encode()
-    return [
-        pid
-        for pid in cluster.nodes[node].pids
-        if needle in _environment(pid) and program in _command(pid)
-    ]
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
-    except OSError:
-        return b""
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

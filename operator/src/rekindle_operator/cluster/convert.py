@@ -109,7 +109,7 @@ def pod_view(raw: Json) -> PodView:
         role=labels.get(names.LABEL_ROLE),
         ip=str(status.get("podIP") or ""),
         release=labels.get(names.LABEL_OPERATOR, ""),
-        image=_image(spec),
+        image=annotations.get(names.ANNOTATION_IMAGE) or _image(spec),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),

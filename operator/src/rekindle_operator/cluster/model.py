@@ -90,7 +90,7 @@ class PodView:
     role: str | None = None
     ip: str = ""
     release: str = ""  # of the operator that it is a replica of
-    image: str = ""  # of its first container
+    image: str = ""  # that it was created with; admission may have changed it since
     slot: Slot | None = None
     segment_name: str = ""
     incarnation: int = 0

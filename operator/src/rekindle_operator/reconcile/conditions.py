@@ -56,7 +56,7 @@ def conditions_of(
         _redundant(context, states),
         _consistent(context),
         _recovering(recovery),
-        _checkpointed(context),
+        _checkpointed(context, states),
         degraded(problem),
         _ready(valid, available),
     ]
@@ -107,7 +107,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
             message += f" [generation {context.running.generation} keeps running]"
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
     if not context.is_validated:
-        message = f"generation {generation}: waiting for dry-run validation of its pods"
+        message = f"generation {generation}: waiting for validation of the spec and its pods"
         return Condition("Valid", "Unknown", "Checking", message)
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:
@@ -205,7 +205,7 @@ def _recovering(recovery: RecoveryStatus) -> Condition:
     return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
 
 
-def _checkpointed(context: ReconcileContext) -> Condition:
+def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
     """By epochs, not by the clock: sources that have ended, or pause, make no epochs to save."""
     newest, head = context.report.checkpoint.epoch, context.report.head_epoch
     store = _store_problem(context.report.problems)
@@ -222,7 +222,8 @@ def _checkpointed(context: ReconcileContext) -> Condition:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"
     message = f"more than {_OVERDUE} checkpoints are missing: {last}"
-    message += f"; {store}" if store else ""
+    reason = store or _saving_problem(context, states)
+    message += f"; {reason}" if reason else ""
     return Condition("Checkpointed", "False", "Overdue", message)
 
 
@@ -231,3 +232,12 @@ def _store_problem(problems: Iterable[str]) -> str:
     prefix = "checkpoint store: "
     found = (p for p in problems if p.startswith(prefix) and not p.startswith(f"{prefix}clean-up"))
     return next(found, "")
+
+
+def _saving_problem(context: ReconcileContext, states: Sequence[SlotState]) -> str:
+    """Why tasks do not save their checkpoints: the first one that says so."""
+    for state in states:
+        task = state.pod and context.report.task(state.slot.key, state.pod.incarnation)
+        if task and "checkpoint of epoch" in task.problem:
+            return f"{state.name}: {task.problem}"
+    return ""

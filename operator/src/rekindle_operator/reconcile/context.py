@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rekindle import names
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
-from rekindle_operator.catalog import Compiled, Rejected, compile_spec
+from rekindle_operator.catalog import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
 from rekindle_operator.dataplane import DataPlane
@@ -150,7 +150,11 @@ def _accept(
     """Compile it, check it against the administrator's policy, check its pods by a dry run in the
     API server; then record it."""
     defaults = inputs.settings.pods
-    match compile_spec(view.name, view.spec):
+    try:
+        compiled = compile_spec(view.name, view.spec)
+    except StillCompiling:
+        return _Acceptance(running, is_validated=False)
+    match compiled:
         case Rejected(problems):
             return _Acceptance(running, problems)
         case Compiled(topology):
@@ -198,7 +202,7 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
 
 def _newest_running(view: TopologyView, records: Records) -> Running | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
-    stay unchanged. With an older record they would be deleted."""
+    stay unchanged. With an older record they would be deleted. Raises StillCompiling."""
     if not records.accepted:
         return None
     accepted = as_of_generation(view, records.accepted[-1])

@@ -33,6 +33,7 @@ from rekindle_operator.resources.coordinator import (
 )
 
 _GRACE_S = 1  # it is stateless and fenced
+_OTHER_IMAGE = "it runs another image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
         view = context.running.view
         ensure = (EnsureLease(view.namespace, coordinator_lease(view)),)
     why = _why_replaced(context, newest, lease)
-    remove = _removals(context, pods, newest, why)
+    remove = _removals(context, pods, newest, lease, why)
     if not why:
         return CoordinatorReplacement(prepare=ensure, remove=remove)
     replacement = _next_coordinator(context, newest, why)
@@ -103,10 +104,17 @@ def _next_coordinator(
 
 
 def _removals(
-    context: ReconcileContext, pods: Sequence[PodView], newest: PodView | None, why: str
+    context: ReconcileContext,
+    pods: Sequence[PodView],
+    newest: PodView | None,
+    lease: LeaseView | None,
+    why: str,
 ) -> tuple[DeletePod, ...]:
-    """All of them if the newest is replaced, else those before it."""
+    """All of them if the newest is replaced, else those before it. In a roll, the one that works
+    stays until the next one has taken its Lease: it may take minutes to pull the new image, or
+    there may be no such image."""
     losses = context.inputs.losses
+    kept = _working_meanwhile(context, pods, newest, lease, why)
     return tuple(
         DeletePod(
             pod.namespace,
@@ -117,8 +125,34 @@ def _removals(
             why or "a newer incarnation exists",
         )
         for pod in pods
-        if not pod.terminating and (why or pod is not newest)
+        if not pod.terminating and pod is not kept and (why or pod is not newest)
     )
+
+
+def _working_meanwhile(
+    context: ReconcileContext,
+    pods: Sequence[PodView],
+    newest: PodView | None,
+    lease: LeaseView | None,
+    why: str,
+) -> PodView | None:
+    """The pod that holds the Lease and is replaced for its image alone. None if its successor may
+    need what it uses of a node or a quota."""
+    inputs = context.inputs
+    holder = next(
+        (p for p in pods if lease is not None and lease.holder == str(p.incarnation)), None
+    )
+    if holder is None or newest is None or lease is None:
+        return None
+    if _pod_lost(context, holder) or _is_silent(context, holder, lease):
+        return None
+    if holder is newest:
+        ref = SlotRef(context.view.uid, names.COORDINATOR_SLOT, coordinator_incarnation(context))
+        refused = inputs.snapshot.refusals.get(ref)
+        is_refused = refused is not None and refused.attempts > 0
+        return holder if why == _OTHER_IMAGE and not is_refused else None
+    is_old = inputs.now - newest.created_at >= inputs.timing.unbound_s
+    return None if newest.node is None and is_old else holder
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:
@@ -138,7 +172,7 @@ def _why_replaced(
         or _never_accepted(context, newest)
         or _is_silent(context, newest, lease)
         or _is_unscheduled(context, newest)
-        or ("it runs another image" if coordinator_rolls(context, newest) else "")
+        or (_OTHER_IMAGE if coordinator_rolls(context, newest) else "")
     )
 
 

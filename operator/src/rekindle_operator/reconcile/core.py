@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_SLOT
-from rekindle_operator.catalog import start_pass
+from rekindle_operator.catalog import StillCompiling, start_pass
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.reconcile.actions import (
     Action,
@@ -284,6 +284,8 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 def _report_failure(
     view: TopologyView, error: Exception, observed: ObservedTopology | None, now: float
 ) -> TopologyActions:
+    if isinstance(error, StillCompiling):
+        return report_undecided(view, OperatorProblem("Compiling", str(error)), now)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
     accepting = observed.accepting if observed is not None else ()
     generations = observed.context.generations if observed is not None else None

@@ -28,6 +28,9 @@ from rekindle_operator.topology_status import (
 )
 
 HISTORY = 10
+MAX_LOST_NODES = 500
+"""Of one recovery, for the API server refuses a status with more than 1,000. A recovery stays open
+while a query cannot run, and each machine that is lost meanwhile has another name."""
 
 
 def update_recovery(
@@ -58,7 +61,7 @@ def _updated(
     return replace(
         entry,
         mode=_mode(spec, entry.mode, _lost_partitions(states, now), now),
-        lost_nodes=tuple(sorted({*entry.lost_nodes, *_lost_nodes(states, context.inputs.losses)})),
+        lost_nodes=_first_lost(entry, _lost_nodes(states, context.inputs.losses)),
         queries=_queries(entry.queries, health, elapsed_s),
     )
 
@@ -92,6 +95,11 @@ def _mode(spec: RecoverySpec, before: str, lost_at: Mapping[str, float], now: fl
     if before == "Progressive" or is_burst(lost_at, now, window_s, spec.burst_threshold):
         return "Progressive"
     return "Direct"
+
+
+def _first_lost(entry: RecoveryEntry, lost: set[str]) -> tuple[str, ...]:
+    fresh = sorted(lost.difference(entry.lost_nodes))
+    return tuple(sorted([*entry.lost_nodes, *fresh][:MAX_LOST_NODES]))
 
 
 def _lost_nodes(states: Sequence[SlotState], losses: LossAssessment) -> set[str]:

@@ -1,10 +1,11 @@
 """Rolling replacement of running pods that an edit has outdated, where it is requested. Pure.
 
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
-annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, then one task
-after another, each only while the new coordinator reports every replica as live: without a
-coordinator nobody gives the sinks of a task to its partner. A replaced task continues from its
-partner's state, or from the newest checkpoint and the logs of its inputs.
+annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
+the new one has started, then one task after another, each only while the new coordinator reports
+every replica as live: without a coordinator nobody gives the sinks of a task to its partner. A
+replaced task continues from its partner's state, or from the newest checkpoint and the logs of its
+inputs.
 """
 
 from __future__ import annotations
@@ -12,11 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.context import (
-    ReconcileContext,
-    coordinator_incarnation,
-    coordinator_pods,
-)
+from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
@@ -51,11 +48,12 @@ def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
 
 def _coordinator_is_new(context: ReconcileContext) -> bool:
     """It has the generation's image, and has reported."""
-    incarnation = coordinator_incarnation(context)
-    newest = next((p for p in coordinator_pods(context) if p.incarnation == incarnation), None)
-    if newest is None or coordinator_rolls(context, newest):
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    if newest is None or newest.terminating or newest.ended:
         return False
-    return context.report.fence == incarnation
+    if context.inputs.losses.is_on_lost_node(newest) or coordinator_rolls(context, newest):
+        return False
+    return context.report.fence == newest.incarnation
 
 
 def _is_live(context: ReconcileContext, state: SlotState) -> bool:

@@ -66,6 +66,7 @@ def coordinator_pod(
     own = {
         names.ANNOTATION_TEMPLATE: digest,
         names.ANNOTATION_SHAPE: coordinator_shape(topology, defaults),
+        names.ANNOTATION_IMAGE: container["image"],
     }
     meta["annotations"] = {**prometheus_annotations(CONTROL_PORT), **annotations, **own}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}

@@ -64,8 +64,12 @@ def _parse_resource(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any
             what = " ".join(str(error).split())
             hint = "write it in UTF-8" if isinstance(error, yaml.reader.ReaderError) else ""
             raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
-        data = next((d for d in documents if isinstance(d, dict) and d.get("kind") == KIND), None)
-        data = data if data is not None else (documents or [None])[0]
+        topologies = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
+        if len(topologies) > 1:
+            what = f"has {len(topologies)} topologies, of which one alone would be read"
+            hint = "write each into a file of its own"
+            raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
+        data = (topologies or documents or [None])[0]
     if not isinstance(data, Mapping):
         raise InvalidTopology([Problem("", "NotAManifest", "is not a Kubernetes object")])
     return data
@@ -127,6 +131,12 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
         case "string_type" if isinstance(error["input"], list):
             one = ", ".join(map(_as_written, error["input"]))
             return f"{shown} is not a string", f'write one string: "{one}"'
+        case "string_type" if isinstance(error["input"], Mapping):
+            # As the API of pods has it: {name: s3-rekindle}, {claimName: data}.
+            values = list(error["input"].values())
+            only = len(values) == 1 and isinstance(values[0], str)
+            hint = f"write {_as_written(values[0])}" if only else "write one string"
+            return f"{shown} is not a string", hint
         case "string_type":
             return f"{shown} is not a string", "write it in quotes"
         case kind if kind.startswith("int_"):
@@ -135,6 +145,8 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{shown} is not a number", "write it without quotes, like 2.5"
         case kind if kind.startswith("bool_"):
             return f"{shown} is not true or false", "write true or false, without quotes"
+        case "dict_type" if error["loc"][-2:-1] == ("imagePullSecrets",):
+            return f"{shown} is not an object", f"write {{name: {shown}}}"
         case kind if kind.startswith(("model_", "dict_", "mapping_")):
             return f"{shown} has no fields", "write its fields below it, each as name: value"
         case _:

@@ -71,12 +71,14 @@ class CheckpointSpec(Spec):
     retain: int = Field(3, ge=1)
     """Number of checkpoints that are kept."""
     secret_ref: str | None = None
-    """Name of a Secret whose keys become environment variables of the tasks. The name ends with
-    `-rekindle`, unless [the administrator](operations.md#what-topologies-may-ask-of-their-pods)
-    allows others."""
+    """Name of a Secret whose keys become environment variables of the tasks and the coordinator,
+    such as [credentials of a store](operations.md#an-object-store). The name ends with `-rekindle`,
+    unless [the administrator](operations.md#what-topologies-may-ask-of-their-pods) allows
+    others."""
     volume: str | None = None
-    """Name of a PersistentVolumeClaim (ReadWriteMany) that all tasks mount, for `file://` URLs of
-    checkpoints and sinks; required for these in a cluster. Cannot be changed."""
+    """Name of a [PersistentVolumeClaim](operations.md#a-claim) (ReadWriteMany) that all tasks and
+    the coordinator mount at `/var/lib/rekindle`, for `file://` URLs below that; required for those
+    of checkpoints and sinks in a cluster. Cannot be changed."""
 
 
 class RecoverySpec(Spec):
@@ -277,11 +279,12 @@ class TopologySpec(Spec):
     suspend: bool = False
     """Stop all tasks and keep their state."""
     image: str | None = None
-    """Image of the tasks; without it the chart's `pipelines.image`."""
+    """Image of the tasks and the coordinator; without it the chart's `pipelines.image`."""
     image_pull_secrets: tuple[dict[str, str], ...] = ()
-    """Secrets for pulling the image."""
+    """Secrets of the topology's namespace for pulling the image: `[{name: registry}]`."""
     service_account_name: str | None = None
-    """Service account of the tasks."""
+    """Service account of the tasks. Not every one
+    [is allowed](operations.md#what-topologies-may-ask-of-their-pods)."""
     spark_conf: dict[str, str] = Field(default_factory=dict)
     """Spark configuration of each task. What results depend on (time zone, ANSI mode, case) cannot
     be set."""

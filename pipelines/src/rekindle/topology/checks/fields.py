@@ -50,6 +50,7 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
+_TASK_CONTAINER = "task"
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
@@ -216,6 +217,21 @@ def _template(template: Mapping[str, object]) -> Iterator[Problem]:
                 hint = nearest(str(field), known)
                 yield Problem(where, "UnknownField", f"unknown field {field}", hint)
     yield from _reserved_names(template)
+    yield from _other_containers(template)
+
+
+def _other_containers(template: Mapping[str, object]) -> Iterator[Problem]:
+    """Containers are merged by name. One of another name is a further container, which needs an
+    image; without one, it was meant for the container of the task."""
+    containers = _at(template, ("spec", "containers"))
+    for at, container in enumerate(containers if isinstance(containers, list) else ()):
+        if not isinstance(container, Mapping) or container.get("image") is not None:
+            continue
+        name = container.get("name")
+        if isinstance(name, str) and name != _TASK_CONTAINER:
+            what = f"a further container, {name}, has no image"
+            hint = f"give it one, or name it {_TASK_CONTAINER}, as the container of tasks is called"
+            yield Problem(f"spec.podTemplate.spec.containers[{at}]", "Missing", what, hint)
 
 
 def _reserved_names(template: Mapping[str, object]) -> Iterator[Problem]:

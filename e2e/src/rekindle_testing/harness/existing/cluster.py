@@ -1,0 +1,253 @@
+"""Rekindle on a cluster that a KUBECONFIG names, in namespaces of its own.
+
+It uses the API alone: kubectl, helm, pods. It refuses a cluster that it would disturb, and removes
+all that it has made; what a run leaves that was killed, the next one removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rekindle_testing.harness.existing import leftovers
+from rekindle_testing.harness.existing.leftovers import CRD, Heartbeat, RunNames, items
+from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
+from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.existing.transfer import Volume
+from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
+from rekindle_testing.harness.outside import ClusterPrograms, Refused, find_kubectl, run
+from rekindle_testing.waiting import wait_for
+
+_OPERATOR = "app.kubernetes.io/name=rekindle-operator"
+_LEAST_NODES = 2
+_VOLUME_S = 300  # provisioning, and the first pull of an image
+
+
+class ExistingCluster(Cluster):
+    """From `start` (or `with`) to `stop`."""
+
+    nodes: dict[str, ExistingNode]
+
+    def __init__(
+        self, directory: Path, settings: Settings, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.directory = directory
+        self.shared = directory / "copy-of-volume"
+        self.nodes = {}
+        self._settings = settings
+        self._report = report
+        self._run = RunNames(secrets.token_hex(3))
+        self.namespace, self.system = self._run.namespace, self._run.system
+        self._volume: Volume | None = None
+        self._ends = contextlib.ExitStack()
+        self._programs = ClusterPrograms(self.kubeconfig)
+
+    # -- lifecycle ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.shared.mkdir(parents=True, exist_ok=True)
+        # Another KUBECONFIG or context, later, changes nothing: one context in a file of our own.
+        self._ends.callback(self.kubeconfig.unlink, missing_ok=True)
+        try:
+            self._write_kubeconfig()
+            self._connect()
+            self._remove_earlier()
+            self._refuse_if_unsuitable()
+            self._ends.callback(self._remove)
+            for namespace in (self.system, self.namespace):
+                self.make_restricted(namespace, self._run.labels)
+            holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
+            heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)
+            heartbeat.start()
+            self._ends.callback(heartbeat.stop)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Remove all that was made; after an error the rest is still removed."""
+        self._ends.close()
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.directory / "kubeconfig"
+
+    def _write_kubeconfig(self) -> None:
+        given = {**os.environ, "KUBECONFIG": self._settings.kubeconfig}
+        view = ("config", "view", "--raw", "--minify", "--flatten")
+        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(run((find_kubectl(), *view), given))
+        self.kubectl("config", "set-context", "--current", f"--namespace={self.namespace}")
+        context = self.kubectl("config", "current-context").strip()
+        server = self.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
+        self._report(f"existing cluster {context} at {server}, namespace {self.namespace}")
+
+    def _remove_earlier(self) -> None:
+        for earlier in leftovers.earlier_runs(self.kubectl):
+            leftovers.refuse_if_alive(self.kubectl, earlier, _now)
+            self._report(f"removing what an earlier run left: {earlier.id}")
+            leftovers.remove(self.kubectl, self._programs.helm, earlier, self._report)
+
+    def _remove(self) -> None:
+        if self._volume is not None:
+            # A volume that was not provisioned for the claim is not deleted with it.
+            try:
+                self._delete_topologies()
+                self._volume.clear()
+            except Exception as error:  # all else is still removed
+                self._report(f"files may be left on the volume: {error}")
+        leftovers.remove(self.kubectl, self._programs.helm, self._run, self._report)
+
+    def _delete_topologies(self) -> None:
+        self.kubectl("delete", CRD, "--all", "-n", self.namespace, timeout_s=120)
+        wait_for("the pods of topologies to be deleted", lambda: not self.pods(), 120, 0.5)
+
+    # -- whether it may be used ---------------------------------------------------------------
+
+    def _refuse_if_unsuitable(self) -> None:
+        for role in items(self.kubectl, "clusterroles", "-l", _OPERATOR):
+            if any("rekindle.dev" in rule.get("apiGroups", ()) for rule in role.get("rules") or ()):
+                owner = (
+                    role["metadata"].get("annotations", {}).get("meta.helm.sh/release-namespace")
+                )
+                raise Refused(
+                    f"the Rekindle in namespace {owner} watches all namespaces, and a second "
+                    "operator for a topology is not allowed: use another cluster"
+                )
+        self._refuse_other_crd()
+        for node in items(self.kubectl, "nodes"):
+            if _takes_pods(node):
+                name = node["metadata"]["name"]
+                self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core)
+        if len(self.nodes) < _LEAST_NODES:
+            raise Refused(f"{len(self.nodes)} nodes take pods; replicas need {_LEAST_NODES}")
+        if not self.kubectl(
+            *("get", "storageclass", self._settings.storage_class),
+            *("--ignore-not-found", "-o", "name"),
+        ):
+            raise Refused(f"there is no StorageClass {self._settings.storage_class}")
+
+    def _refuse_other_crd(self) -> None:
+        found = self.kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "json")
+        if not found:
+            return
+        would_be = self.kubectl(
+            *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json"),
+            *("-f", str(CHART / "crds")),
+        )
+        if json.loads(would_be)["spec"]["versions"] != json.loads(found)["spec"]["versions"]:
+            raise Refused(f"the cluster has a {CRD} of another release of Rekindle")
+
+    # -- Rekindle -----------------------------------------------------------------------------
+
+    @property
+    def images(self) -> tuple[str, str]:
+        return self._settings.operator_image, self._settings.pipelines_image
+
+    def install(self, timeout_s: float = 300) -> None:
+        """With time to pull images. The CRD, if there is none, gets the label of the run."""
+        if not self.kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
+            (file,) = (CHART / "crds").glob("*.yaml")
+            crd = yaml.safe_load(file.read_text())
+            crd["metadata"].setdefault("labels", {}).update(self._run.labels)
+            self.kubectl("create", "-f", "-", stdin=json.dumps(crd))
+            self.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+        super().install(timeout_s)
+
+    def _install_options(self) -> list[str]:
+        return ["--skip-crds", "--set", f"watchNamespace={self.namespace}"]
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        super().apply(*(with_fs_group(m, self._settings.fs_group) for m in manifests))
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+        return self._programs.kubectl(*arguments, stdin=stdin, timeout_s=timeout_s)
+
+    # -- the volume ---------------------------------------------------------------------------
+
+    def make_volume(self, name: str) -> None:
+        """A claim of the StorageClass, which must be empty."""
+        claim: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": self._settings.storage_class,
+                "resources": {"requests": {"storage": "10Gi"}},
+            },
+        }
+        self.apply(claim)
+        volume = Volume(
+            self.core,
+            self.namespace,
+            name,
+            self._settings.pipelines_image,
+            lambda pod: self.kubectl("logs", pod, timeout_s=120),
+            fs_group=self._settings.fs_group,
+            timeout_s=_VOLUME_S,
+        )
+        # Also what binds the claim, if its class waits for a first pod.
+        if entries := volume.entries():
+            raise Refused(f"the volume of claim {name} is not empty: {', '.join(entries[:5])}")
+        self._volume = volume
+
+    def upload(self, path: str) -> None:
+        self._files.write(self.shared, path)
+
+    def download(self, path: str) -> None:
+        self._files.read(path, self.shared)
+
+    def move(self, path: str, to: str) -> None:
+        self._files.move(path, to)
+
+    @property
+    def _files(self) -> Volume:
+        assert self._volume is not None, "make_volume was called"
+        return self._volume
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def uncordon(self, node: str) -> None:
+        self.nodes[node].uncordon()
+
+    def add_node(self) -> str:
+        raise Unsupported(f"no node can be added: {NO_MACHINES}")
+
+    def kill_nodes(self, names: list[str]) -> None:
+        raise Unsupported(f"nodes cannot be killed: {NO_MACHINES}")
+
+    def kill_processes(self, pod: Any) -> None:
+        raise Unsupported(f"processes of a pod cannot be killed: {NO_MACHINES}")
+
+
+def with_fs_group(manifest: dict[str, Any], group: int | None) -> dict[str, Any]:
+    """A topology whose pods have this group, unless it has one."""
+    if group is None or manifest["kind"] != "StreamTopology":
+        return manifest
+    copy: dict[str, Any] = json.loads(json.dumps(manifest))
+    pod = copy["spec"].setdefault("podTemplate", {}).setdefault("spec", {})
+    pod.setdefault("securityContext", {}).setdefault("fsGroup", group)
+    return copy
+
+
+def _takes_pods(node: dict[str, Any]) -> bool:
+    spec, conditions = node["spec"], node["status"].get("conditions", ())
+    taints = [t for t in spec.get("taints", ()) if t["effect"] in ("NoSchedule", "NoExecute")]
+    ready = any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
+    return ready and not taints and not spec.get("unschedulable", False)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
