@@ -27,7 +27,13 @@ from rekindle.task.core.messages import (
     TaskSettings,
 )
 from rekindle.task.core.sink import OpenSink, SinkOpened
-from rekindle.task.core.supervisor import REPORT_FAILURE_S, EndProcess, StartTask, StopRequested
+from rekindle.task.core.supervisor import (
+    REPORT_FAILURE_S,
+    EndProcess,
+    RouteInputs,
+    StartTask,
+    StopRequested,
+)
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle.topology.spec import SinkSpec
@@ -67,7 +73,7 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     assert isinstance(response, Respond)
     assert response.response.phase == "Waiting"
     effects = made.step(PollReceived(poll()), 0.0)
-    assert effects[1:] == [StartTask(RestorePoint(epoch=-1))]
+    assert effects[1:] == [StartTask(RestorePoint(epoch=-1)), RouteInputs(())]
     state = TaskState(-1, 0, State())
     take = made.step(TaskRestored(state, 0, -1), 0.0)[-1]
     assert isinstance(take, TakeEpochs)
@@ -125,10 +131,10 @@ def failure(response: PollResponse) -> tuple[str, str]:
 def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
     made = started()
     rows = Digest("d")
-    epoch = EpochInput(0, 0, 0, (rows,))  # type: ignore[arg-type]
+    epoch = EpochInput(0, 0, 0, (rows,))
     (process,) = made.step(EpochsTaken([epoch]), 0.0)
     assert isinstance(process, ProcessEpochs)
-    output = EpochOutput(0, 0, rows)  # type: ignore[arg-type]
+    output = EpochOutput(0, 0, rows)
     assert made.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
     assert made.response().stable_epoch == -1
 

@@ -14,7 +14,7 @@ from rekindle.engine.model import EpochOutput, State
 from rekindle.engine.retry import MAX_CRASHES, CallSizes
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import Woken
+from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     VALID,
     AppendEpochs,
@@ -36,7 +36,6 @@ from rekindle.task.core.loop import (
     LoopPhase,
     ProcessEpochs,
     RestartEngine,
-    SetProblem,
     TakeEpochs,
 )
 from rekindle.task.state import TaskState
@@ -110,7 +109,7 @@ class Outside:
                 self.taken = max(self.taken, last)
                 self.step(EpochsTaken(epochs))
             case ProcessEpochs(_, epochs):
-                outputs = tuple(EpochOutput(e.epoch, e.watermark, ROWS) for e in epochs)  # type: ignore[arg-type]
+                outputs = tuple(EpochOutput(e.epoch, e.watermark, ROWS) for e in epochs)
                 self.step(EpochsProcessed(outputs, State()))
             case AppendEpochs(outputs):
                 for output in outputs:
@@ -145,7 +144,7 @@ class Outside:
 
 
 def made(epoch: int) -> EpochInput:
-    return EpochInput(epoch, 10 * epoch, 10 * epoch + 10, (ROWS,))  # type: ignore[arg-type]
+    return EpochInput(epoch, 10 * epoch, 10 * epoch + 10, (ROWS,))
 
 
 MOVES = st.lists(
@@ -264,5 +263,5 @@ def test_other_epochs_than_asked_for_are_a_bug() -> None:
     outside.wake()
     outside.succeed()
     outside.call = None
-    outside.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))  # type: ignore[arg-type]
+    outside.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
     assert "returned epochs [1] for [0, 1]" in str(outside.error)

@@ -37,7 +37,7 @@ from rekindle.task.core.supervisor import (
 )
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
-NEEDS_COMPONENTS = RouteInputs | SetSinks | NoteCommitted | TruncateLog | RunLoop
+NEEDS_COMPONENTS = SetSinks | NoteCommitted | TruncateLog | RunLoop
 
 
 def poll(**changes: object) -> PollRequest:
@@ -170,9 +170,9 @@ def test_every_stage_can_end() -> None:
 
 def test_what_a_poll_changes_is_applied_in_order() -> None:
     process = play(["restore"])
-    assert process.effects == [StartTask(RestorePoint(epoch=9))]
+    assert process.effects == [StartTask(RestorePoint(epoch=9)), RouteInputs(())]
     process.start()
-    assert process.effects[1:] == [
+    assert process.effects[2:] == [
         RouteInputs(()),
         SetSinks(None, ()),
         KeepDigests(()),

@@ -24,7 +24,7 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
-from rekindle.task.core.events import Woken
+from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AttemptFailed,
@@ -44,7 +44,6 @@ from rekindle.task.core.loop import (
     LoopEvent,
     ProcessEpochs,
     RestartEngine,
-    SetProblem,
     TakeEpochs,
 )
 from rekindle.task.core.status import TaskStatus

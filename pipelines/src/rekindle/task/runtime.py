@@ -24,7 +24,6 @@ from rekindle.protocol import (
     CONTROL_PORT,
     FLIGHT_PORT,
     PollRequest,
-    RestorePoint,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
@@ -69,7 +68,7 @@ from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
-from rekindle.task.startup import StartInterrupted, Startup, call_sizes
+from rekindle.task.startup import Prepared, Startup, call_sizes
 from rekindle.task.store import TaskStore
 
 TICK_S = 0.05
@@ -128,9 +127,7 @@ class TaskRuntime:
             config.bind, FLIGHT_PORT, config.identity, config.ref.incarnation
         )
         self._engine = EngineStarter(config)
-        self._startup = Startup(
-            config, self._store, self._engine, self.status, self._start_interrupted
-        )
+        self._startup = Startup(config, self._store, self._engine, self.status)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -169,6 +166,8 @@ class TaskRuntime:
             return FailureReported()
         if (desired := self._new_poll()) is not None:
             return PollAccepted(desired)
+        if self._core.stage is Stage.STARTING:
+            return self._go_on_starting()
         if self._running is None or failed_before:
             return Woken()
         self.status.update_phase()
@@ -189,17 +188,17 @@ class TaskRuntime:
         if chain.done() and (error := chain.exception()) is not None:
             raise error
 
-    def _start_interrupted(self, wait_s: float) -> bool:
-        """Whether a start that takes long has to end."""
-        return self._core.must_recompute(self.polls.desired) or self._stopping.wait(wait_s)
-
     # -- effects ---------------------------------------------------------------------------------
 
     def _apply(self, effect: SupervisorEffect) -> None:
         running = self._running
         match effect:
             case StartTask(restore):
-                self._start(restore)
+                self.status.restored_from = restore.epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self._startup.begin(restore)
+            case RouteInputs(upstreams) if running is None:
+                self._startup.route(upstreams)
             case DiscardLog():
                 _log.warning(
                     "replicas disagree: the task restarts and computes again from the committed "
@@ -236,19 +235,13 @@ class TaskRuntime:
             case RunLoop():
                 running.loop_thread.start()
 
-    def _start(self, restore: RestorePoint) -> None:
-        try:
-            self._running = self._started(restore)
-        except StartInterrupted:
-            return
-        if (desired := self._new_poll()) is not None:
-            self._step(PollAccepted(desired))
-        self._step(Started())
+    def _go_on_starting(self) -> Started | Woken:
+        if (prepared := self._startup.go_on()) is None:
+            return Woken()
+        self._running = self._with_components(prepared)
+        return Started()
 
-    def _started(self, restore: RestorePoint) -> Running:
-        self.status.restored_from = restore.epoch
-        self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        started = self._startup.start(restore, self._route)
+    def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
         sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
         saver = CheckpointSaver(self._store)
@@ -275,12 +268,6 @@ class TaskRuntime:
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
         return Running(log, started.inputs, sinks, saver, loop, thread)
-
-    def _route(self, inputs: Inputs) -> None:
-        """The newest routes, while the engine starts and inputs are read ahead."""
-        desired = self.polls.desired
-        if desired is not None:
-            inputs.route(desired.upstreams)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config

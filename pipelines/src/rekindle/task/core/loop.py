@@ -27,7 +27,7 @@ from rekindle.errors import RekindleError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import Woken
+from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.state import TaskState
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
@@ -106,14 +106,6 @@ class AppendEpochs:
 @dataclass(frozen=True, slots=True)
 class RestartEngine:
     job_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetProblem:
-    """Report the problem of a part of the task; None: it has recovered."""
-
-    subject: str
-    problem: TaskProblem | None
 
 
 @dataclass(frozen=True, slots=True)

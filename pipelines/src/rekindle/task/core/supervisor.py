@@ -235,7 +235,9 @@ class SupervisorCore:
         match self.stage:
             case Stage.WAITING if poll.restore is not None:
                 self._enter(Stage.STARTING)
-                return [StartTask(poll.restore)]
+                return [StartTask(poll.restore), RouteInputs(poll.upstreams)]
+            case Stage.STARTING:
+                return [RouteInputs(poll.upstreams)]  # inputs are read ahead
             case Stage.RUNNING:
                 return self._follow()
         return []

@@ -28,7 +28,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.events import Woken
+from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     CallCompleted,
@@ -39,7 +39,6 @@ from rekindle.task.core.loop import (
     LoopEffect,
     ProcessEpochs,
     RestartEngine,
-    SetProblem,
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
