@@ -27,11 +27,17 @@ from rekindle.task.core.messages import (
     TaskSettings,
 )
 from rekindle.task.core.sink import OpenSink, SinkOpened
+from rekindle.task.core.start import (
+    AwaitEngine,
+    CompleteStart,
+    OpenInputs,
+    RestoreState,
+    StepSucceeded,
+)
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
     RouteInputs,
-    StartTask,
     StopRequested,
 )
 from rekindle.task.core.task import TaskCore
@@ -73,7 +79,12 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     assert isinstance(response, Respond)
     assert response.response.phase == "Waiting"
     effects = made.step(PollReceived(poll()), 0.0)
-    assert effects[1:] == [StartTask(RestorePoint(epoch=-1)), RouteInputs(())]
+    assert effects[1:] == [RestoreState(RestorePoint(epoch=-1)), RouteInputs(())]
+    assert [type(made.step(StepSucceeded(), 0.0)[0]) for _ in range(3)] == [
+        OpenInputs,
+        AwaitEngine,
+        CompleteStart,
+    ]
     state = TaskState(-1, 0, State())
     take = made.step(TaskRestored(state, 0, -1), 0.0)[-1]
     assert isinstance(take, TakeEpochs)

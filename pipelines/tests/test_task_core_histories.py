@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import EpochOutput
-from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment
+from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
 from rekindle.task.core.loop import (
     AppendEpochs,
     AttemptFailed,
@@ -24,6 +24,7 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import CallSink, OfSink, TaskCoreEvent, TaskEffect
 from rekindle.task.core.saver import SaveFailed, SaveState
 from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
+from rekindle.task.core.start import OpenInputs, RestoreState, StepFailed
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
@@ -58,6 +59,10 @@ class World(SimulatedTask):
 
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
         match effect:
+            case RestoreState() if "store" in self.failing:
+                yield StepFailed(TaskProblem(message="the store is down"))
+            case OpenInputs() if "input" in self.failing:
+                yield StepFailed(TaskProblem(message="the file cannot be read"))
             case TakeEpochs() if "input" in self.failing:
                 yield AttemptFailed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:

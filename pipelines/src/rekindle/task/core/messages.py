@@ -37,11 +37,11 @@ from rekindle.task.core.sink import (
     SinkEffect,
     SinkEvent,
 )
+from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
 from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     RouteInputs,
-    StartTask,
     StopRequested,
     TruncateLog,
 )
@@ -125,6 +125,8 @@ TaskCoreEvent = (
     | EntrySaved
     | SaveFailed
     | SaveAbandoned
+    | StepSucceeded
+    | StepFailed
     | StopRequested
     | Woken
 )
@@ -157,7 +159,8 @@ TaskEffect = (
     | CallSink
     | LoopCall
     | SaverEffect
-    | StartTask
+    | StartCall
+    | CompleteStart
     | RouteInputs
     | TruncateLog
     | DiscardLog

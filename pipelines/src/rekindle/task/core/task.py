@@ -12,17 +12,14 @@ Design: docs/decisions/0044-task-core.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from rekindle.engine.retry import CallSizes
 from rekindle.errors import NotDeterministic
 from rekindle.protocol import (
-    CheckpointDone,
     PollRequest,
     PollResponse,
     SinkAssignment,
-    SinkProgress,
     TaskPhase,
     TaskProblem,
     TaskRef,
@@ -55,6 +52,7 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
+from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.saver import (
@@ -73,6 +71,13 @@ from rekindle.task.core.sink import (
     StartWriter,
     StopWriter,
     assignment_changes,
+)
+from rekindle.task.core.start import (
+    StartCore,
+    StartEvent,
+    StartRequested,
+    StepFailed,
+    StepSucceeded,
 )
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
@@ -97,78 +102,13 @@ from rekindle.task.core.supervisor import (
     TruncateLog,
 )
 
-# -- what the status reads -----------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class LogPositions:
-    base: int
-    last: int
-    local_bytes: int = 0
-
-
-@dataclass(slots=True)
-class InputPositions:
-    newest: int = NO_EPOCH
-
-    def head(self) -> int:
-        return self.newest
-
-    def unreadable(self) -> tuple[str, ...]:
-        return ()
-
-    def problem(self) -> str | None:
-        return None
-
-
-class Sinks:
-    """The sinks of one task, by query."""
-
-    def __init__(self, restored_from: int, compare_from: int | None) -> None:
-        self.cores: dict[str, SinkCore] = {}
-        self._restored_from = restored_from
-        self._compare_from = compare_from
-
-    def start(self, assigned: SinkAssignment, through: int | None) -> SinkCore:
-        core = SinkCore(assigned, self._restored_from, self._compare_from, through)
-        self.cores[assigned.query] = core
-        return core
-
-    def progress(self) -> tuple[SinkProgress, ...]:
-        return tuple(core.progress() for core in self.cores.values())
-
-    def problem(self) -> str | None:
-        return next((c.problem for c in self.cores.values() if c.problem is not None), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The saver, as the status sees it."""
-
-    core: SaverCore
-
-    @property
-    def problem(self) -> str | None:
-        return self.core.problem
-
-    def done(self) -> tuple[CheckpointDone, ...]:
-        return self.core.saved()
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a task has once it is restored."""
-
-    log: LogPositions
-    loop: LoopCore
-    sinks: Sinks
-
 
 class TaskCore:
     """One boot of a task. `now` is Unix time in seconds."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.inputs = InputPositions()
+        self.start = StartCore()
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
@@ -189,7 +129,7 @@ class TaskCore:
 
     @property
     def wake_at(self) -> float | None:
-        cores = [self.supervisor.wake_at, self.saver.wake_at]
+        cores = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
         if self.parts is not None:
             cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
         return min((at for at in cores if at is not None), default=None)
@@ -214,6 +154,8 @@ class TaskCore:
                 return self._of_sink(assigned, sink_event)
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
+            case StepSucceeded() | StepFailed():
+                return self._start(event)
             case StopRequested():
                 return self._supervise(event)
             case Woken():
@@ -258,7 +200,7 @@ class TaskCore:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
-                return [effect]
+                return self._start(StartRequested(restore))
             case RunLoop():
                 return self._loop(self._started().loop.step(Woken(), self._now))
             case SetSinks(through, sinks):
@@ -282,6 +224,15 @@ class TaskCore:
             case RouteInputs() | DiscardLog():
                 return [effect]
         assert_never(effect)
+
+    def _start(self, event: StartEvent) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in self.start.step(event, self._now):
+            if isinstance(effect, SetProblem):
+                self.status.problem(effect.subject, effect.problem)
+            else:
+                effects.append(effect)
+        return effects
 
     def _restored(self, event: TaskRestored) -> list[TaskEffect]:
         settings, state = self._settings, event.state
@@ -368,7 +319,8 @@ class TaskCore:
     # -- time ------------------------------------------------------------------------------------
 
     def _woken(self) -> list[TaskEffect]:
-        effects = [*self._supervise(Woken()), *self.saver.step(Woken(), self._now)]
+        effects = [*self._supervise(Woken()), *self._start(Woken())]
+        effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._loop(self.parts.loop.step(Woken(), self._now))
             for core in self._sink_cores():
