@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.identity import Identity
-from rekindle.protocol import (
-    PollRequest,
-    PollResponse,
-    SinkAssignment,
-    TaskRef,
-)
+from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
@@ -27,16 +22,8 @@ from rekindle.task.core.loop import (
     EpochsTaken,
     LoopCall,
 )
-from rekindle.task.core.saver import (
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
-    SaverEffect,
-)
-from rekindle.task.core.sink import (
-    SinkEffect,
-    SinkEvent,
-)
+from rekindle.task.core.saver import EntrySaved, SaveAbandoned, SaveFailed, SaverEffect
+from rekindle.task.core.sink import SinkEffect, SinkEvent
 from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
 from rekindle.task.core.supervisor import (
     DiscardLog,

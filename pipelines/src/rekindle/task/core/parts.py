@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.protocol import (
-    CheckpointDone,
-    SinkAssignment,
-    SinkProgress,
-)
+from rekindle.protocol import CheckpointDone, SinkAssignment, SinkProgress
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.loop import (
-    LoopCore,
-)
-from rekindle.task.core.saver import (
-    SaverCore,
-)
-from rekindle.task.core.sink import (
-    SinkCore,
-)
+from rekindle.task.core.loop import LoopCore
+from rekindle.task.core.saver import SaverCore
+from rekindle.task.core.sink import SinkCore
 
 
 @dataclass(slots=True)
