@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -139,7 +140,8 @@ class TaskRuntime:
     def run(self) -> int:
         while not self._core.ended:
             try:
-                self._step(self._next_event())
+                for event in self._next_events():
+                    self._step(event)
             except Exception as error:
                 if self._core.ended:
                     raise
@@ -152,26 +154,31 @@ class TaskRuntime:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def _next_event(self) -> SupervisorEvent:
-        """What has happened, after a short wait if it is nothing new."""
+    def _next_events(self) -> Iterator[SupervisorEvent]:
+        """What has happened, after a short wait."""
         stopping = self._stopping.wait(TICK_S)
         failed_before = self._core.stage in (Stage.REPORTING, Stage.STAYING)
         if not failed_before:
             self._find_failure()
         if self._failed and not failed_before:
-            return TaskFailed(self._failed_for_good)
-        if stopping:
-            return StopRequested()
-        if self._core.stage is Stage.REPORTING and self.polls.failure_reported:
-            return FailureReported()
-        if (desired := self._new_poll()) is not None:
-            return PollAccepted(desired)
+            yield TaskFailed(self._failed_for_good)
+        elif stopping:
+            yield StopRequested()
+        elif self._core.stage is Stage.REPORTING and self.polls.failure_reported:
+            yield FailureReported()
+        else:
+            if (desired := self._new_poll()) is not None:
+                yield PollAccepted(desired)
+            yield self._progress()
+
+    def _progress(self) -> SupervisorEvent:
+        running = self._running
         if self._core.stage is Stage.STARTING:
             return self._go_on_starting()
-        if self._running is None or failed_before:
+        if self._core.stage is not Stage.RUNNING or running is None:
             return Woken()
         self.status.update_phase()
-        return SinksProgressed([s.durable for s in self._running.sinks.progress()])
+        return SinksProgressed([s.durable for s in running.sinks.progress()])
 
     def _new_poll(self) -> PollRequest | None:
         before, self._applied = self._applied, self.polls.desired
