@@ -26,6 +26,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
+    VALID,
     AppendEpochs,
     AttemptFailed,
     CallCompleted,
@@ -235,12 +236,8 @@ class EpochLoop:
 
     def _find_dead_engine(self) -> None:
         """Find an engine that died while it was idle."""
-        between_calls = self._todo is None or isinstance(self._todo, TakeEpochs | ProcessEpochs)
-        if (
-            between_calls
-            and self._engine is not None
-            and (error := self._engine.lost()) is not None
-        ):
+        idle = EngineDied in VALID[self._core.phase]
+        if idle and self._engine is not None and (error := self._engine.lost()) is not None:
             self._step(EngineDied(str(error)))
 
     def _restart(self, job_bytes: int) -> EngineRestarted:
