@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hypothesis import given
-from hypothesis import strategies as st
+from random_histories import histories
 from reader_parts import A, B, endpoints
 
 from rekindle.streams.reader_core import (
@@ -104,14 +104,13 @@ class Upstream:
         self.step(CallLost())
 
 
-MOVES = st.lists(
-    st.sampled_from(
-        (
-            *("route_both", "route_one", "suspect", "grow", "fill", "drain", "pass_time", "wake"),
-            *("respond", "respond_late", "time_out", "die"),
-        )
+MOVES = histories(
+    (
+        *("wake", "wake", "wake", "respond", "respond", "respond", "route_both", "grow"),
+        *("pass_time", "drain", "drain", "fill", "route_one", "suspect", "respond_late"),
+        *("time_out", "die"),
     ),
-    max_size=60,
+    60,
 )
 
 
@@ -132,6 +131,7 @@ def test_epochs_are_delivered_once_and_in_order(moves: list[str]) -> None:
 def test_all_is_delivered_once_replicas_respond(moves: list[str]) -> None:
     upstream = play(moves)
     upstream.drain()
+    upstream.grow()
     upstream.route_both()
     upstream.now += 60
     for _ in range(upstream.last + 5):

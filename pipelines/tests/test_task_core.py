@@ -42,9 +42,10 @@ from rekindle.task.core.supervisor import (
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.fixtures.coordinator_parts import Part
-from rekindle_testing.fixtures.simulated_task import Digest
+from rekindle_testing.fixtures.simulated_task import Digest, SimulatedTask
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
@@ -174,3 +175,13 @@ def test_polls_commit_what_is_saved_and_free_the_log() -> None:
         response = task.response()
         assert (response.checkpoints, response.log_base) == ((), 60)
         assert [s.durable for s in response.sinks] in ([], [59])
+
+
+@pytest.mark.parametrize("saver", [True, False])
+def test_a_task_saves_only_what_it_was_told_to(saver: bool) -> None:
+    task = SimulatedTask(Slot("seg", 0, 0), 1, every=4)
+    task.poll(poll(saver=saver))
+    task.start()
+    for _ in range(9):
+        task.take()
+    assert [done.epoch for done in task.response().checkpoints] == ([3, 7] if saver else [])

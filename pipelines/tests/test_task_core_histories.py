@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from random_histories import histories
 
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import EpochOutput
@@ -124,12 +124,10 @@ class World(SimulatedTask):
             sinks=(SINK,),
             saver=True,
             committed=self.committed if self.committed.object else None,
-            floor=self.committed.epoch,
+            floor=self.log_last,  # all readers have received it
             sinks_through=self.through,
         )
         assert self.poll(poll) is not None
-        if self.core.parts is not None:
-            assert self.log_base <= max(self.sink_durable(), self.committed.epoch) + 1
 
     def sink_durable(self) -> int:
         return self.written[-1] if self.written else -1
@@ -148,15 +146,19 @@ class World(SimulatedTask):
     def die(self) -> None:
         self.reboot()
 
-    def toggle(self, part: str) -> None:
-        self.failing ^= {part}
+    def damage(self, part: str) -> None:
+        self.failing.add(part)
+
+    def mend(self, part: str) -> None:
+        self.failing.discard(part)
 
 
 MOVES = (
-    *("release", "pass_time", "ask", "pause", "resume", "crash", "die"),
-    *(f"toggle {part}" for part in PARTS),
+    *("pass_time", "pass_time", "ask", "ask", "release", "release", "resume", "resume"),
+    *("pause", "crash", "die", *(f"mend {part}" for part in PARTS)),
+    *(f"damage {part}" for part in PARTS),
 )
-HISTORIES = st.lists(st.sampled_from(MOVES), max_size=60)
+HISTORIES = histories(MOVES, 80)
 
 
 def play(moves: list[str]) -> World:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_histories import histories
 
 from rekindle.engine.failure import EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
@@ -147,9 +148,12 @@ def made(epoch: int) -> EpochInput:
     return EpochInput(epoch, 10 * epoch, 10 * epoch + 10, (ROWS,))
 
 
-MOVES = st.lists(
-    st.sampled_from(("wake", "release", "succeed", "append_one_and_fail", "fail", "crash", "die")),
-    max_size=80,
+MOVES = histories(
+    (
+        *("wake", "wake", "release", "succeed", "succeed", "succeed", "succeed"),
+        *("append_one_and_fail", "fail", "crash", "die"),
+    ),
+    80,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
+from random_histories import histories
 
 from rekindle.engine.model import State
 from rekindle.protocol import CheckpointDone, RestorePoint
@@ -75,9 +75,7 @@ class Store:
         self.step(Woken())
 
 
-MOVES = st.lists(
-    st.sampled_from(("offer", "succeed", "fail", "abandon", "commit", "pass_time")), max_size=40
-)
+MOVES = histories(("pass_time", "offer", "succeed", "succeed", "commit", "fail", "abandon"), 40)
 
 
 def play(moves: list[str]) -> Store:

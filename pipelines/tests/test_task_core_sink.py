@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from random_histories import histories
 
 from rekindle.protocol import SinkAssignment
 from rekindle.task.core.events import Woken
@@ -118,14 +119,12 @@ class Outside:
         self.step(Woken())
 
 
-MOVES = st.lists(
-    st.sampled_from(
-        (
-            *("succeed", "write_one_and_fail", "fail", "abandon", "grow", "pause", "resume"),
-            *("clash", "agree", "pass_time"),
-        )
+MOVES = histories(
+    (
+        *("pass_time", "succeed", "succeed", "succeed", "grow", "grow", "resume"),
+        *("write_one_and_fail", "fail", "abandon", "pause", "clash", "agree"),
     ),
-    max_size=60,
+    60,
 )
 NEWEST = st.integers(-1, 20)
 

@@ -67,7 +67,7 @@ class Outside:
 
 
 ORDER = [RestoreState, OpenInputs, AwaitEngine, CompleteStart]
-MOVES = st.lists(st.sampled_from(("succeed", "fail", "wake")), max_size=40)
+MOVES = st.lists(st.sampled_from(("succeed", "fail", "wake")), max_size=12)
 
 
 def play(moves: list[str]) -> Outside:

@@ -115,7 +115,9 @@ def play(moves: list[str]) -> Process:
     return process
 
 
-HISTORIES = st.lists(st.sampled_from(MOVES), max_size=20)
+EARLY = st.lists(st.sampled_from(MOVES), max_size=6)
+LATE = st.lists(st.sampled_from(MOVES), max_size=12)
+HISTORIES = EARLY | LATE.map(lambda moves: ["restore", "start", *moves])
 
 
 @given(HISTORIES)
@@ -197,3 +199,12 @@ def test_a_task_whose_results_differ_each_time_stays() -> None:
 def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
     (end,) = play(["restore", "start", "stop"]).ends()
     assert (end.exit_status, end.loop_s, end.flush_s) == (0, CALL_S, FLUSH_S)
+
+
+def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
+    process = play(["restore", "start"])
+    made = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+    assert [type(effect) for effect in made] == [DiscardLog, EndProcess]
+    other = play(["restore", "start"])
+    made = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
+    assert DiscardLog() not in made
